@@ -58,10 +58,12 @@ class Applier:
             patch: the changes that handlers request.
             conclusion: the progress, the handled state, and the finalizers, which are stored only with all the changes.
         """
+        # Before the request, not after: what the stream brings while it is in progress can be newer than its response.
         asked_at = time.monotonic()
         try:
             result = await self._send(
                 record,
+                # Not `record.uid`: for an object without a uid, that is a made-up key.
                 cast(RawBody, record.body)['metadata'].get('uid'),
                 patch,
                 record.body,
@@ -80,6 +82,7 @@ class Applier:
             return Application(True)
         stored = patch
         if result.remaining_fns:
+            # The values are sent before the functions, so they are stored although the functions are refused.
             stored = Patch(dict(patch)) if result.body is not None else Patch()
             self.keep_unsaved(record, decision, Patch(fns=patch.fns), stored)
         else:
@@ -88,6 +91,8 @@ class Applier:
             self._accept(record, result.body, patch, asked_at)
             if decision is not None and record.cycle is not None:
                 self._decider.notice_patched(decision, stored, Body(result.body))
+            # The next step begins with the response. If it waited for the echo instead, each step of a cycle would take
+            # as long as the stream lags behind; and a patch that changes nothing has no echo.
             if self._decider.table.managing and not result.remaining_fns:
                 record.requeue()
         if record.requeued or not result.remaining_fns:
@@ -114,19 +119,24 @@ class Applier:
             is_settled: checks whether the object in the resulting state requires no action.
             resume: requeues the object if it does require action.
         """
+        # Not `record.body`: it is dropped when the object is at rest, and can be older than what the daemons see.
         raw: RawBody | None = record.daemons.packed.copy()
         for delay in CONFLICT_DELAYS:
             asked_at = time.monotonic()
             result = await self._send(record, record.daemons.identity.uid, patch, raw, record.daemons.logger)
+            # Not for a gone object: a response that comes after its DELETED event would bring it back to life.
             if result.body is not None and not record.daemons.gone:
                 at_rest = record.body is None
                 self._accept(record, result.body, patch, asked_at)
+                # The echo is going to be dropped as the operator's own. So, what the patch of the daemon means for the
+                # handlers must be found out here, or the change would never reach them.
                 if record.has_worker or not is_settled(record, cast(RawBody, record.body)):
                     resume(record)
                 elif at_rest:
                     record.drop_body()
             if not result.remaining_fns:
                 return
+            # The values are stored by now. Without a known state, the next attempt requests the newest one.
             patch, raw = Patch(fns=patch.fns), None
             await asyncio.sleep(delay)
         record.daemons.logger.warning(
@@ -145,6 +155,7 @@ class Applier:
             return  # RBAC permits watching, but not getting: only an event can bring the state
         except APINotFoundError:
             raw = None
+        # A new object of this name is not taken for this one: patches must never land on it. Its own event brings it.
         if raw is not None and raw['metadata'].get('uid') == known['metadata'].get('uid'):
             self._accept(record, raw, Patch(), asked_at)
         else:
@@ -217,6 +228,9 @@ def complete(record: ObjectRecord, patch: Patch, log: AnyLogger) -> None:
 
 def _merge(patch: Patch, older: Patch) -> None:
     """Add older changes to the patch. Newer values override older values and the results of older functions."""
+    # A copy, as the patch itself gets the older values, too, and the function below must set only the newer ones.
     newer = Patch(copy.deepcopy(dict(patch)))
     patch.update(copy.deepcopy(dict(combine_values(older, newer))))
+    # The older functions come first. They are applied after all values, so the newer values are set once more after
+    # them: otherwise, a function from a former step would undo what a handler has wanted since.
     patch.fns[:0] = [*older.fns, *([newer.apply_to] if older.fns and newer else [])]

@@ -68,6 +68,7 @@ class ObjectHost:
         if record.daemons is None:
             return
         if self.spawner is None:
+            # Not only stopped: when they end, nothing may be woken up for them, as nothing here would start them again.
             record.daemons.forget()
         else:
             record.daemons.move(self.spawner, redefined=redefined)
@@ -103,11 +104,13 @@ class ObjectHost:
     def restore(self, record: ObjectRecord, guard: BodyGuard, keys: Collection[HandlerId]) -> None:
         """Undo what these handlers have modified in place, so that no other handler sees it, and warn about it."""
         self.report_mutation(record, guard.explain(), keys)
+        # While the handlers ran, a newer state can have replaced theirs: it must not be undone.
         if record.body is guard.raw:
             record.restore(guard.original)
 
     def report_mutation(self, record: ObjectRecord, explanation: str, keys: Collection[HandlerId]) -> None:
         """Warn, once for each handler, that it has modified the object in place, which is undone."""
+        # Once for each handler, not for each object: the remedy is the same, and there can be thousands of objects.
         if not self._told.issuperset(keys):
             self._told.update(keys)
             log = make_logger(record, self._decider.table.resource, self._settings)

@@ -98,9 +98,11 @@ class Processor(ObjectSink):
 
     def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
         """Take the next event of an object: keep it for the worker, or drop it if it requires no action."""
+        # Timers, and events that `echoes` has held back, still come here after the hand-over.
         if self._successor is not None:
             self._successor.receive(record, event, listed_since=listed_since)
             return
+        # First of all: it can end the expectation by which the event is judged below.
         if listed_since is not None and record.expected is not None:
             record.expect(record.expected.after_list(since=listed_since))
         if record.daemons is not None:
@@ -111,12 +113,18 @@ class Processor(ObjectSink):
                 self._workers.background.deletions.announce(record.uid)
                 # Not only by the worker: it can be busy with a handler for long, or wait for its turn.
                 record.daemons.stop(DaemonStoppingReason.RESOURCE_DELETED)
+        # Without a worker, no handler runs that could hold the flag `deleting`.
         elif record.has_worker and is_deleted(event):
             self._workers.background.deletions.announce(record.uid)
+        # Not at the top: daemons that are still stopping in the pause must see the newest state, and the deletion.
         if self._workers.paused and not self._receive_in_pause(record, event):
             return
+        # Objects with a worker are not screened: the step in progress can change all that an event is compared with.
+        # The worker compares it at its turn.
         if not record.has_worker and not record.throttled and not self._screen(record, event):
             return
+        # One event, not a queue of them: a busy object is handled from its newest state, as documented, and the memory
+        # is bounded however often it changes.
         record.put_pending(event)
         if not record.throttled:
             self._workers.start(self, record, urgent=listed_since is None)
@@ -160,6 +168,7 @@ class Processor(ObjectSink):
     def dropped(self, watch: ResourceWatch) -> None:
         """Start no more steps: the watch is stopped. A running step may finish."""
         self._dropped = True
+        # Also for deleted objects that still have workers or daemons: these must not start further steps either.
         for record in watch.get_known():
             record.abandon()
             if record.daemons is not None:
@@ -202,8 +211,10 @@ class Processor(ObjectSink):
         """Return whether the event of an object at rest needs a worker. A stale event does not; see `echoes`."""
         if not self._observing and not self._managing:
             return False
+        # Handlers of raw events get all events, stale ones included. A known body means a timer or a cycle in progress.
         if self._observing or record.body is not None or record.cycle is not None or event['type'] == 'DELETED':
             return True
+        # Before `is_settled`: the essence before the operator's last patch differs, as if another client had undone it.
         if not self._managing or self._sift(record, event):
             return False
         return not self._reconciler.is_settled(record, event['object'])
@@ -260,6 +271,7 @@ class Processor(ObjectSink):
             if steps and record.pending is not None and self._workers.is_overloaded:
                 return  # the queue is next: an object that changes all the time must not keep its worker forever
             event = record.take_pending()
+            # Only steps without events are counted: an object that other clients change all the time shows no bug.
             steps = 1 if event is not None else steps + 1
             try:
                 if steps > MAX_STEPS:
@@ -268,11 +280,14 @@ class Processor(ObjectSink):
                     delay = await self._process_observed(record, event, number=steps)
                 else:
                     delay = await self._process(record, event)
+            # Not throttled as an error of this object: without
+            # credentials, no object can be handled, and the operator ends.
             except LoginError:
                 raise
             except Exception as error:
                 self._wake_later(record, self._throttling.fail(record, error), reason='failed')
                 return
+            # No return: an event that has come during the step is processed now, not after the delay.
             if delay is not None:
                 self._wake_later(record, delay)
             self._throttling.succeed(record)
@@ -280,6 +295,7 @@ class Processor(ObjectSink):
             return  # the successor continues with the record as it is
         if self._dropped:
             record.discard_work()
+        # A planned step needs the body: if it were dropped, the timer would find nothing to process.
         if record.wakeup is None and record.cycle is None and record.pending_patch is None:
             record.drop_body()
 
@@ -298,6 +314,7 @@ class Processor(ObjectSink):
         Returns:
             The delay until the next step (in seconds); ``None`` if no step is planned.
         """
+        # Before the step: what requeues the object during it (its response, a daemon that ends) is for the next one.
         requeued = record.take_requeue()
         if event is None:
             if record.body is not None and (record.outdated or self._is_foreign(record.body)):
@@ -308,11 +325,13 @@ class Processor(ObjectSink):
         body = Body(event['object'])
         patch = Patch(body=body)
         if self._observing:
+            # Before the deletion and the staleness are looked at: handlers of raw events get all events as they come.
             event = await self._reconciler.observe(record, event, body, patch)
         if event['type'] == 'DELETED':
             await self._save_before_forgetting(record)
             self._forget(record, event, body)
             return None
+        # Without change-detecting handlers or daemons, no state is kept, so there is nothing to compare the event with.
         if not self._managing and not patch and record.body is None:
             record.watch_selfpatching(None)
             return None
@@ -326,6 +345,8 @@ class Processor(ObjectSink):
             if pause:
                 return pause
         if patch or requeued or not stale:
+            # To a stale state, the patch of handlers of raw events can be applied; but a decision by it would take the
+            # operator's own last patch for undone.
             deciding = record.body is not None
             record.adopt(event['object'])
             return await self._reconciler.reconcile(record, patch, deciding=deciding)
@@ -385,6 +406,7 @@ class Processor(ObjectSink):
             self._successor._wake(record)
             return
         record.wake()
+        # Otherwise, the deletion has been handled meanwhile.
         if record.body is not None or record.pending is not None:
             record.requeue()
             self._workers.start(self, record)
@@ -394,9 +416,11 @@ class Processor(ObjectSink):
         if self._successor is not None:
             self._successor.wake(record)
             return
+        # If the API does not have the object any more, the end of a daemon must not make it look like a new one.
         if self._dropped or (record.expected is not None and record.expected.is_ending):
             return
         if record.body is None:
+            # A copy, as handlers can change it in place, and the daemons go on with theirs.
             record.accept(record.daemons.packed.copy())
         record.requeue()
         if not record.throttled:

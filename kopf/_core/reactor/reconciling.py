@@ -71,6 +71,7 @@ class Reconciler:
 
     def is_settled(self, record: ObjectRecord, raw: RawBody) -> bool:
         """Check whether the object in this state requires no action."""
+        # An unchanged object is not settled either: resuming handlers are for exactly those.
         if record.initial and self._decider.table.resuming_ids:
             return False
         holding = False
@@ -91,6 +92,7 @@ class Reconciler:
         Returns:
             The event as it was before the handlers, which can have modified its object in place.
         """
+        # Without other handlers, the object is dropped after this event: what is changed in it harms no later step.
         guard = BodyGuard(event['object']) if self._managing else None
         local = LocalObjectLogger(body=body, settings=self._settings)
         cause = WatchingCause(
@@ -111,6 +113,8 @@ class Reconciler:
                 self._reports.report({handler: error}, cause)
                 continue
             if matching and not self._watching_is_distinct:
+                # After the filters, not before: deduplicated earlier,
+                # only the filters of the first declaration would count.
                 key = filters.get_key(handler)  # a function that is declared with several filters is called once
                 matching = key not in called
                 called.add(key)
@@ -123,6 +127,7 @@ class Reconciler:
         if guard is not None and guard.is_changed:
             self._host.restore(record, guard, [handler.id for handler in self._decider.table.watching])
             event = {**event, 'object': guard.original}
+            # In place, as the patch refers to this body: its functions must be applied to what the API has.
             body._replace_with(event['object'])
         return event
 
@@ -163,6 +168,7 @@ class Reconciler:
         Returns:
             The delay until the next step (in seconds); ``None`` if an event, or a requeue, starts it.
         """
+        # This step does what the timer would begin. Handlers that are still delayed get a new timer from its result.
         record.cancel_wakeup()
         holding = False
         if deciding and self._host.spawner is not None:
@@ -170,6 +176,7 @@ class Reconciler:
             record.cancel_requeue()  # daemons that have ended just now are taken into account already
         body = Body(cast(RawBody, record.body))
         pause = self._check_selftriggering(record, body) if deciding else 0
+        # A pause delays only the update: the patches of handlers of raw events are sent below in any case.
         deciding_now = deciding and self._managing and not pause
         decision = self._decide(record, body, patch, holding=holding) if deciding_now else None
         if self._instruments.steps and decision is not None:
@@ -181,27 +188,36 @@ class Reconciler:
         else:
             complete(record, patch, make_logger(record, self._decider.table.resource, self._settings, ObjectLogger))
         if patch or conclusion:
+            # Asked only now: an edit can have made an object of the initial list urgent while its handlers ran.
             with background(not self._workers.is_urgent(record), self._workers.pressure):
                 applied, retry_delay = await self._applier.apply(record, decision, patch, conclusion)
             if not applied:
+                # The cycle is not ended: what it has not stored is concluded with the next state.
                 return retry_delay
         record.keep_patch(None)
         if decision is None and deciding:
             record.leave_cycle()
+        # A step that only adds the finalizer has begun no cycle: the response to its patch requeues the object.
         elif decision is not None and not decision.add_finalizer:
             if done:
                 pause = self._end_cycle(record, decision, patch, conclusion)
+            # A requeued object gets its delay from the next step, which sees the response. Otherwise, nothing but a
+            # timer would start the retries: no patch is sent to wake the object up.
             elif not record.requeued and record.body is not None:
                 delay = self._find_delay(record, decision) or delay
+        # The response to the patch has requeued the object, which would start the next update without its pause.
         if pause:
             record.cancel_requeue()
             return pause
+        # Usually, the response to the last patch of a cycle requires nothing.
+        # This check is cheaper than a step that finds that out, and logs it.
         if record.requeued and record.cycle is None and self.is_settled(record, cast(RawBody, record.body)):
             record.cancel_requeue()
         return delay
 
     def _check_selftriggering(self, record: ObjectRecord, body: Body) -> float:
         """Return the remaining pause before an update that the handlers have triggered themselves (in seconds)."""
+        # A cycle that has begun is not paused: its retries have delays of their own.
         if record.selftriggering is None or record.cycle is not None:
             return 0
         pause = self._selftriggers.check(record.selftriggering, body)
@@ -211,12 +227,14 @@ class Reconciler:
 
     def _end_cycle(self, record: ObjectRecord, decision: Decision, patch: Patch, conclusion: Patch) -> float:
         """End the cycle of a handled change; return the pause before the next one (in seconds)."""
+        # First, as the rest depends on whether another cycle follows: then neither the digest nor the pause is needed.
         record.end_cycle(decision.followup)
         # An update follows an edited creation. If its patch was empty, no event comes that would start it.
         if decision.is_outdated:
             record.requeue()
         if decision.reason not in (Reason.CREATE, Reason.UPDATE):
             return 0
+        # They are remembered only for objects that no handlers match: the stored state of others shows the change.
         if decision.relevant:
             record.note_missing_fields(NO_FIELDS)
         record.note_handled(self._find_handled_digest(record, decision))
@@ -257,6 +275,8 @@ class Reconciler:
                 new=new,
                 diff=diff,
                 selected=self._decider.table.label_selector is not None,
+                # Not the flag itself: few handlers name `deleting`, and
+                # each flag is one more entry to keep for the object.
                 deletion=functools.partial(self._host.get_deletion, record),
             )
 
@@ -266,6 +286,7 @@ class Reconciler:
             self._reports.report(
                 failures, make_cause(reason=Reason.NOOP, initial=False, old=None, new=None, diff=EMPTY)
             )
+        # With a failed filter, it is unknown whether the object matches, so what is known from before stays.
         if not failures and (decision is None or not decision.relevant):
             record.note_missing_fields(self._decider.find_missing_fields(body, make_cause))
         return decision
@@ -279,16 +300,22 @@ class Reconciler:
         Returns:
             Whether the cycle is done; and the delay until the next step (in seconds), if only the delay starts it.
         """
+        # Before any handlers: an object that is deleted right after its creation handlers, but before its finalizer,
+        # would vanish without its deletion handlers, and leave behind what the others have made.
         if decision.add_finalizer:
             self._add_finalizer(record, decision, patch, conclusion)
             return False, None
         self._begin_cycle(record, decision)
         outcomes = await self._run_due(record, decision, patch)
         deliver_results(outcomes, patch)
+        # After the handlers, not before: their values are newer than what could not be applied, and must win.
         complete(record, patch, decision.cause.logger)
+        # If a filter has failed, its handler can be one of those to wait for. If the cycle ended, the change would
+        # never reach that handler, even after the filter is mended.
         done = decision.cycle.state.done(decision.matching) and not decision.incomplete
         if done and _is_held_by_daemons(record, decision):
             done = False  # the progress must not be purged while the finalizer stays for the daemons
+            # In a pause, it is stored at once: the operator that takes over would call the handlers again.
             if outcomes and not patch and not self._workers.paused:
                 # Daemons usually end soon. Then one patch is enough, so the progress is not stored now.
                 return False, DAEMONS_GRACE
@@ -322,6 +349,8 @@ class Reconciler:
         if not decision.due:
             return {}
         step = Step(decision.cause, decision.cycle.state, self._rules, self._lifecycle)
+        # One guard for the step, not one for each handler: the
+        # object is serialized only once, and the warning names all.
         guard = BodyGuard(cast(RawBody, record.body))
         try:
             await step.run(decision.due)
@@ -358,6 +387,8 @@ class Reconciler:
             self._decider.conclude(decision, patch, conclusion, done=done)
             self._decider.records.flush()
         except StorageError:
+            # The handlers have finished, and are not called again:
+            # without this, the changes that they request were lost.
             self._applier.keep_unsaved(record, decision, patch, Patch())
             raise
         self._release(record, decision, conclusion, done=done)
@@ -373,6 +404,8 @@ class Reconciler:
             decision.cause.logger.debug("Removing the finalizer, as there are no handlers requiring it.")
         else:
             return
+        # A function, which becomes a JSON patch with a test of the version. A merge patch replaces the whole list, and
+        # with it the finalizers that other controllers have added meanwhile.
         conclusion.fns.append(remove_finalizer(self._decider.finalizer))
 
     def _find_delay(self, record: ObjectRecord, decision: Decision) -> float | None:
@@ -380,6 +413,7 @@ class Reconciler:
         delay = decision.cycle.state.delay(decision.matching, utcnow())
         if delay is None:
             return None
+        # Not a timer without a delay: the worker would end, and the object would lose its place to the queue.
         if delay <= 0:
             record.requeue()
             return None
@@ -395,6 +429,8 @@ class Reconciler:
         patch, conclusion = Patch(body=body), Patch()
         holding = self._host.spawner is not None and self._host.spawner.plan(record, record.body).holding
         decision = self._decide(record, body, patch, holding=holding) if self._managing else None
+        # Only the cycle whose handlers have run is stored. A newer change is
+        # found by the next operator, or after the pause, as it was found here.
         if decision is not None and decision.cycle is record.cycle:
             decision.hold_back()
             await self._handle(record, decision, patch, conclusion)

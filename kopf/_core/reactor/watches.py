@@ -137,6 +137,7 @@ class ResourceWatch:
         self._label_selectors = [] if label_selector is None else [str(label_selector)]  # those of the handlers
         self._path = resource.get_url(namespace=namespace)
         self._since: str | None = None
+        # The position in the stream; without it, all objects are listed. An empty one is valid: see `_list`.
         self._listing_since: float | None = None
         self._listed = 0
         """The number of objects in the current list so far."""
@@ -176,6 +177,7 @@ class ResourceWatch:
             while True:
                 try:
                     await self._list_and_stream()
+                # Not retried here: the vault has repeated the login already. What is left cannot be solved by waiting.
                 except LoginError:
                     raise
                 except errors.APIError as error:
@@ -184,9 +186,11 @@ class ResourceWatch:
                     await self._fail(error)
                 except Exception as error:  # an unexpected response, such as HTML from a proxy
                     logger.exception("The watch-stream for %s has failed unexpectedly.", self)
+                    # It is unknown how much of the stream was understood, so the position is not trusted.
                     self._since = None
                     await self._fail(error)
                 else:
+                    # API servers end all streams after a while, so this is no failure: neither logged nor slowed down.
                     await self._back_off(self._settings.watching.reconnect_backoff, 'ended')
         except RefusalAccepted:
             pass
@@ -199,12 +203,17 @@ class ResourceWatch:
         if error.status == 410 or error.reason in EXPIRATIONS:
             logger.debug("Restarting the watch-stream for %s: %s", self, error)
             self._since = None
+            # The first one is usual after a long silence, or a compaction of the storage. Repeated ones are a failure:
+            # a server that forgets faster than it lists would be listed all the time.
             previous, self._expired_at = self._expired_at, time.monotonic()
             if previous is None or self._expired_at - previous > EXPIRATION_PERIOD:
                 await self._back_off(self._settings.watching.reconnect_backoff, 'expired', error)
                 return
+        # The position is kept where the error says nothing about it: a list of thousands of objects is expensive.
         elif isinstance(error, errors.APIClientError) and error.status not in (401, 403, *TRANSIENT_REFUSALS):
             self._since = None  # the error can be about the resource version
+        # A server that only answers with errors can have lost the version, so a list is worth its price. Broken
+        # connections have no status, and prove nothing.
         elif error.status and self._failures >= MAX_FAILURES:
             self._since = None
         forbidden = isinstance(error, errors.APIForbiddenError)
@@ -219,6 +228,8 @@ class ResourceWatch:
     def inherit(self, predecessor: 'ResourceWatch') -> None:
         """Take over the records of a stopped watch of the same objects, e.g. in another version of the resource."""
         self.records, predecessor.records = predecessor.records, {}
+        # Exchanged, not shared: the predecessor keeps none of the
+        # objects, so it reports nothing about them when it ends.
         self._departed, predecessor._departed = predecessor._departed, self._departed
 
     async def report_deletions(self) -> None:
@@ -256,6 +267,8 @@ class ResourceWatch:
             self._begin_list()
             if self._wants_streamed_list():
                 try:
+                    # "NotOlderThan" is required by the API for such lists.
+                    # Without a version, the list is as consistent as a usual one.
                     await self._stream(self._params(sendInitialEvents='true', resourceVersionMatch='NotOlderThan'))
                     return
                 except StreamedListMissing as error:
@@ -264,10 +277,13 @@ class ResourceWatch:
                 except errors.APITimeoutError as error:  # the server can be busy: the next list can be streamed
                     logger.debug("The server does not begin to stream the list of %s; using chunks: %s", self, error)
                 except errors.APIClientError as error:
+                    # The server does not accept the parameters: Kubernetes
+                    # answers 422 if it lacks the feature, others can answer 400.
                     if error.status not in (400, 422):
                         raise
                     logger.debug("The server has no streaming lists of %s; using chunked ones.", self)
                     self._client.note_lack(self._streamed_list)
+                # Anew, as the streamed list can have brought a part of the objects.
                 self._begin_list()
             await self._list()
         elif self._silences >= SUSPICIOUS_SILENCES:
@@ -283,6 +299,7 @@ class ResourceWatch:
         return {
             'watch': 'true',
             'allowWatchBookmarks': 'true',
+            # At least 1, as the API takes whole seconds, and zero for a default of its own.
             'timeoutSeconds': None if watching.server_timeout is None else max(1, int(watching.server_timeout)),
             **self._selectors(),
             **params,
@@ -307,11 +324,15 @@ class ResourceWatch:
         limit = self._settings.watching.chunk_size or CHUNK_SIZE
         token: str | None = None
         while True:
+            # Without resourceVersion=0, by which servers answer from their caches: the list could be older than what is
+            # known, and would be taken for deletions of the newest objects.
             params = {'limit': limit, 'continue': token, **self._selectors()}
             page = await self._client.get_json(self._path, params, logger=logger)
             if not isinstance(page, dict) or not isinstance(page.get('items', 0), list | None):
                 # It must not be treated as an empty list: all objects would be reported as deleted.
                 raise errors.APIServerError(f"The answer is no list of objects: {str(page)[:200]}")
+            # API servers leave both out of the listed items of built-in resources, but not out of their events:
+            # handlers must not see a difference.
             defaults = {'apiVersion': page.get('apiVersion'), 'kind': (page.get('kind') or '').removesuffix('List')}
             for number, item in enumerate(page.get('items') or (), start=1):
                 raw = {**defaults, **item} if isinstance(item, dict) else item
@@ -326,6 +347,7 @@ class ResourceWatch:
 
     def _end_list(self, version: str | None) -> None:
         """Report the objects that are not in the list as deleted; continue from its resource version."""
+        # A needless DELETED event stops daemons and empties indices; a missing one is made up for by the next list.
         if self._unlisted and self._flawed:
             logger.warning(
                 "%d objects are not in the list of %s; but they can exist, as some items of the list are malformed.",
@@ -356,6 +378,8 @@ class ResourceWatch:
         listing = self._since is None
         self._enter(WatchState.LISTING if listing else WatchState.STREAMING)
         limit = self._settings.watching.inactivity_timeout
+        # Servers that do not know the parameters ignore them, and their
+        # stream stays open without a list. Only the silence shows that.
         hasty = listing and not (limit and limit <= LIST_SILENCE)  # until the list ends
         async with self._client.stream(self._path, params, opening=OPENING_TIMEOUT if listing else None) as batches:
             self._opened_at = time.monotonic()
@@ -384,6 +408,7 @@ class ResourceWatch:
             if self._endless_lists >= MAX_FAILURES:
                 raise StreamedListMissing(f"{self._endless_lists} streams have ended without an end of the list")
             raise StreamBroken('incomplete', "the stream has ended before the end of its initial list")
+        # Otherwise, a proxy that closes all streams at once would be asked ten times a second.
         if not count and time.monotonic() - started < SHORT_LIFE:
             raise StreamBroken('refused', "the stream has ended at once")
 
@@ -392,6 +417,7 @@ class ResourceWatch:
         try:
             event = decode(line)
             type_, raw = event['type'], event['object']
+        # The stream goes on. If it were started again from the same version, it would bring the same line again.
         except (ValueError, KeyError, TypeError):
             self._flawed = True
             logger.warning("Ignoring a malformed line in the watch-stream for %s: %r", self, line[:200])
@@ -400,10 +426,15 @@ class ResourceWatch:
             self._take_bookmark(raw)
         elif type_ == 'ERROR':
             status = raw if isinstance(raw, dict) else {'message': repr(raw)}
+            # The HTTP status of the stream is 200 in any case, so the code in the event decides. Without one, it is a
+            # failure of the server: those are retried.
             raise errors.build_status_error(status if isinstance(status.get('code'), int) else {**status, 'code': 500})
         elif type_ in ('ADDED', 'MODIFIED', 'DELETED'):
             listing = self._since is None
+            # Handlers must not see how the server lists: the type of listed objects is documented as `None`.
             self._take({'type': None if listing and type_ == 'ADDED' else type_, 'object': raw})
+            # In the initial part of a stream, objects come in any
+            # order: from their versions, it could not be continued.
             if not listing:
                 self._since = get_meta(raw).get('resourceVersion') or self._since
             return True
@@ -419,12 +450,14 @@ class ResourceWatch:
                 self._end_list(version)
                 self._enter(WatchState.STREAMING)
         elif version:
+            # Only for bookmarks, which come about once a minute; comparing each event would slow down the hot path.
             if is_older_version(version, self._since):
                 self._go_back()
             self._since = version
 
     async def _check_version(self) -> None:
         """List all objects again if the server's resource version is lower, so that the stream would stay silent."""
+        # API servers accept versions from the future, and send nothing then: the stream itself never shows it.
         page = await self._client.get_json(self._path, {'limit': 1, **self._selectors()}, logger=logger)
         self._silences = 0
         if is_older_version(get_meta(page).get('resourceVersion') or '', self._since):
@@ -454,8 +487,11 @@ class ResourceWatch:
             self._unlisted.pop(uid, None)
         else:
             if self._unlisted and self._unlisted.pop(uid, None) is None and record is None:
+                # Before the new object: sinks that know objects by their
+                # names would take the new one for deleted otherwise.
                 self._bury_predecessor(meta.get('namespace'), meta['name'])
             self._listed += event['type'] is None
+            # The same record, not a new one: a second worker would handle the object beside the one that still runs.
             if record is None and self._departed:
                 record = self._departed.get(uid)
                 self._departed.pop(uid, record)
@@ -465,13 +501,17 @@ class ResourceWatch:
         rouse()  # the sink calls filters of users, which can block the event loop
         try:
             self._sink.receive(record, event, listed_since=self._listing_since)
+        # Not raised: the watch would break, list all objects again, and come across the same object.
         except Exception:
             logger.exception("Ignoring an event of %r in the watch-stream for %s, as it makes no sense.", record, self)
+        # After the sink, which starts the worker for this event.
         if event['type'] == 'DELETED' and record.in_use:
             self._departed[uid] = record
 
     def _bury_predecessor(self, namespace: str | None, name: str) -> None:
         """Report the former object of this name as deleted, as the list has brought a new one."""
+        # Made only when a list brings the first new object, and dropped with the list. An index of all names for all
+        # time would cost memory for each object at rest.
         if self._predecessors is None:
             self._predecessors = {f'{record.namespace}/{record.name}': record for record in self._unlisted.values()}
         predecessor = self._predecessors.get(f'{namespace}/{name}')
@@ -505,6 +545,8 @@ class ResourceWatch:
         if healthy_since is not None and time.monotonic() - healthy_since > HEALTHY_AFTER:
             self._backoff = MIN_BACKOFF
         self._healthy_since = None
+        # Both are random, so that the watches of a recovered server do not return
+        # at once; but never before the time that the server has requested.
         delay = max(at_least * random.uniform(1.0, 1.2), self._backoff * random.uniform(0.8, 1.2))
         self._backoff = min(MAX_BACKOFF, self._backoff * 2)
         self._failures += 1
@@ -512,10 +554,12 @@ class ResourceWatch:
             self._conclude_list()
         self.failure = str(error) or repr(error)
         if isinstance(error, errors.APIForbiddenError):
+            # A restart by a failed liveness probe would not grant the rights.
             self.failing_since = None
         elif self.failing_since is None or self._is_alive():
             self.failing_since = time.monotonic()
         self._opened_at = None
+        # The sink is asked only before the first complete list: what was watched once is retried for ever.
         if not self._complete and isinstance(error, errors.APIClientError) and error.status not in TRANSIENT_REFUSALS:
             if self._sink.refused(self, error):
                 self.refused = True

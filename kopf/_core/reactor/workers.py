@@ -81,6 +81,8 @@ class WorkerPool:
         self._instruments = instruments
         self._indexing_gate = indexing_gate
         indexing_gate.listeners.append(self._queue_held)
+        # Not in a task group: it would cancel all workers at the first failure, and at the end of the operator,
+        # although the threads of sync handlers cannot be cancelled, and `close` gives time to the others.
         self._tasks: dict[asyncio.Task[None], ObjectRecord] = {}
         self._starting = 0  # the number of workers that run synchronously just now, until their first real await
         self._not_urgent: set[ObjectRecord] = set()  # running or queued, but not urgent
@@ -129,11 +131,14 @@ class WorkerPool:
                 otherwise, it begins in the next iteration of the event loop.
         """
         if record.has_worker:
+            # A live change of a queued object of the initial list: it must not wait behind thousands of others.
             if urgent and record in self._not_urgent:
                 self._not_urgent.discard(record)
                 self._queue.hurry(record)
                 self._start_queued()
             return
+        # The operator is ending, and no task may begin that `close`
+        # does not wait for. The next operator lists the object.
         if self._closed:
             return
         record.assign_worker()
@@ -191,8 +196,10 @@ class WorkerPool:
         return True
 
     def _can_start(self, processor: ObjectProcessor, *, urgent: bool) -> bool:
+        # New objects do not overtake urgent ones in the queue, even if a place has just become free.
         if self._queue.is_urgent or not self._has_place():
             return False
+        # What makes no requests adds nothing to the pressure, so it need not wait for the queue of the API client.
         return urgent or not processor.requesting or (not self._queue and self._is_pressure_low())
 
     def _is_pressure_low(self) -> bool:
@@ -209,6 +216,7 @@ class WorkerPool:
             if self._tasks:
                 await asyncio.wait(self._tasks)
             else:
+                # Not `asyncio.wait()` for the tasks of the daemons: a daemon can be abandoned while its task goes on.
                 await asyncio.sleep(DRAINING_INTERVAL)
 
     def resume(self) -> None:
@@ -223,6 +231,7 @@ class WorkerPool:
             if not is_low and not self._queue.is_urgent:
                 break
             record, processor = self._queue.pop(urgent_only=not is_low)
+            # Checked once more: since the object was queued, the gate can have closed again for a new resource.
             if self._is_gate_open(processor):
                 self._start_task(processor, record)  # not eagerly: thousands at once would block the loop
             else:
@@ -275,6 +284,8 @@ class WorkerPool:
     def _start_eagerly(self, processor: ObjectProcessor, record: ObjectRecord) -> None:
         if self._instruments.queue:
             self.tell('object_taken', processor, record)
+        # The worker runs inside of this call, but is not in `_tasks`
+        # yet. What it starts meanwhile must see its place taken.
         self._starting += 1
         try:
             task = create_eager_task(processor.work(record))
@@ -294,6 +305,8 @@ class WorkerPool:
 
     def _end(self, processor: ObjectProcessor, record: ObjectRecord, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
+        # Workers handle the errors of their objects, and retry.
+        # What gets here, such as a failed login, ends the operator.
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(error)
         self._conclude(processor, record)
@@ -304,6 +317,7 @@ class WorkerPool:
             self.tell('object_done', processor, record)
         record.free_worker()
         self._not_urgent.discard(record)
+        # The others first: an object that changes all the time would get the free place again and again.
         if self._queue:
             self._start_queued()
         if record.has_work and not record.throttled:
@@ -331,6 +345,7 @@ class WorkerPool:
                 for daemon in record.daemons
                 if daemon.task is not None
             }
+            # Looked up in each round, not once: the last step of a worker can still start a daemon.
             working = daemons.union(task for task, record in self._tasks.items() if id(record) in mine)
             if not working:
                 return
@@ -351,6 +366,7 @@ class WorkerPool:
     async def close(self) -> None:
         """Wait for the workers and the daemons for a limited time; then cancel the remaining ones and log them."""
         self._closed = True
+        # The operator is ending already: an error set from now on would only be logged by asyncio as never retrieved.
         self.failure.cancel()
         await asyncio.gather(self.background.close(), self._end_all())
 
