@@ -44,6 +44,7 @@ class DefinitionsSink(EventSink):
             del self._uids[crd.name]
             self._definitions.note(crd.name, {})
         if self._listed:
+            # Not for the CRDs of the first list: they are compared at its end, all at once.
             self._orchestrator.note_definition()
 
     def listed(self, watch: ResourceWatch) -> None:

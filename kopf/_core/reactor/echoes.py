@@ -74,6 +74,8 @@ class Expectation:
             return None
         now = time.monotonic()
         expected = cls(_NEVER, made_at=now, deadline=now + timeout)
+        # By its number, every version is lower than this one. Without the doubt, an object that exists after all would
+        # be ignored for ever, not only until the deadline.
         expected._doubted = True
         return expected
 
@@ -131,10 +133,12 @@ class Expectation:
             return None
         if int(version) >= int(self._version):
             return None
+        # One less, so that the echo itself counts as new.
         return Expectation(str(int(self._version) - 1), made_at=self._made_at, deadline=self._deadline)
 
     def after_list(self, *, since: float) -> 'Expectation | None':
         """Return what is expected after a list; doubt the order of versions if it was requested after the patch."""
+        # By then, caches are assumed to have caught up: a lower version means that a backup was restored.
         if since > self._deadline:
             return None
         if since > self._made_at:

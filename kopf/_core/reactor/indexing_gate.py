@@ -112,13 +112,16 @@ class IndexingGate:
     def start(self, work: Coroutine[None, None, None], key: Hashable = None) -> None:
         """Start a task that indexes an object; the gate also waits for the task if it waits for the list of the key."""
         if self._closed:
+            # For a coroutine that is neither awaited nor closed, Python would print a warning.
             work.close()
             return
         task = asyncio.create_task(work)
+        # Kept here, as the event loop has only weak references to its tasks.
         self._tasks.add(task)
         if (awaited := self._awaited.get(key)) is None:
             task.add_done_callback(self._end)
         else:
+            # Counted, without a flag for each object: to check the flags of all objects at each end would be quadratic.
             awaited.objects += 1
             task.add_done_callback(functools.partial(self._end_counted, key, awaited))
 
@@ -140,6 +143,7 @@ class IndexingGate:
         self._initial -= awaited.initial
         self._filling.subtract(awaited.indices)
         filled = [index for index in awaited.indices if not self._filling[index]]
+        # Removed, not left at zero: `is_open` looks at the keys alone.
         for index in filled:
             del self._filling[index]
         self._notify(bool(filled) or not self._awaited or (awaited.initial and not self._initial))

@@ -100,6 +100,8 @@ class Informer(ObjectSink):
 
     def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
         state = record.indexing
+        # At once, if no function runs: deletions are not indexed. Otherwise, the event waits for the function: it must
+        # not overtake the event that is being indexed.
         if event['type'] == 'DELETED' and (state is None or not state.running):
             self._discard(record)
             self._sink.receive(record, event, listed_since=listed_since)
@@ -117,6 +119,7 @@ class Informer(ObjectSink):
 
     def refused(self, watch: ResourceWatch, error: APIError) -> bool:
         self._refusals += 1
+        # Not at the first refusal: API servers that have just started also refuse what they permit a moment later.
         if self._refusals == MAX_REFUSALS and self._counting:
             logger.error(
                 "The handlers do not wait for %s any more, as it cannot be listed. "
@@ -177,6 +180,7 @@ class Informer(ObjectSink):
             state = record.indexing
             if state is None or not state.running:
                 self._discard(record)
+            # A deletion is kept, as no list brings it again. All other states are listed by the next watch.
             elif state.event is not None and state.event['type'] != 'DELETED':
                 state.event = None
         self._stop_waiting()
@@ -215,6 +219,7 @@ class Informer(ObjectSink):
                     break
         finally:
             state.running = False
+            # Discarded once more: a function that has ended after `_remove` has stored its values meanwhile.
             if self._dropped:
                 self._discard(record)
                 if self._successor is not None and state.event is not None:
@@ -245,12 +250,14 @@ class Informer(ObjectSink):
             )
             state.cancel_timer()
             if state.event is None:
+                # Unless a newer event has come, which replaces it.
                 state.event = event
             state.timer = asyncio.get_running_loop().call_later(delay, self._retry, record, state)
             return False
         state.delays = None
         return True
 
+    # A method, as type checkers take an attribute for unchanged after an `await`, and the code below for unreachable.
     def _is_over(self) -> bool:
         return self._dropped
 
@@ -288,14 +295,19 @@ class Informer(ObjectSink):
             delay = get_retry_delay(state.excluded)
             if delay is None:
                 return
+            # A newer event ends the retries at once, as the values of this state would be replaced anyway.
             if delay or state.event is not None:
                 state.retried = event
                 state.timer = asyncio.get_running_loop().call_later(delay, self._retry, record, state)
                 return
+            # Even retries without a delay let others run: a function
+            # that does not wait for anything would block the event loop.
             await asyncio.sleep(0)
             await self._indexing.index(record, cause, state.excluded, retrying=True)
 
     def _retry(self, record: ObjectRecord, state: IndexingState) -> None:
         state.timer = None
         if not state.running:
+            # Not counted: the handlers have waited for the first
+            # attempt, and must not wait for all that follow its errors.
             self._start(record, state, counted=False)

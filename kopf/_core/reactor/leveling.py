@@ -93,7 +93,9 @@ class LevelProcessor(Processor):
             self._leveler.give_back(record)
         has_run = False
         while True:
+            # Everything else first: handlers of states are to see what the other handlers have made of a change.
             await super().work(record)
+            # Looked at again after each wait, as the objects can have been handed over meanwhile.
             if self._successor is not None or self._dropped:
                 return
             if record.has_work or record.throttled or self._workers.halted or (has_run and self._workers.is_overloaded):
@@ -134,6 +136,8 @@ class LevelProcessor(Processor):
         complete(record, patch, run.logger)
         if not patch:
             return
+        # The applier patches what the record holds; at rest, that
+        # is nothing. The state of the run is what the patch is for.
         record.accept(run.raw)
         with self._leveler.patching(run):
             with background(not self._workers.is_urgent(record), self._workers.pressure):
@@ -145,6 +149,7 @@ class LevelProcessor(Processor):
 
     def _wake(self, record: ObjectRecord) -> None:
         super()._wake(record)
+        # A trigger that came while the object was throttled has only requeued it, and there can be no body to process.
         if self._successor is None and record.requeued:
             self._workers.start(self, record)
 
@@ -229,6 +234,8 @@ class RelationSink(ObjectSink):
         self._sink.listed(watch)
 
     def refused(self, watch: ResourceWatch, error: APIError) -> bool:
+        # At the first failure, unlike the gate of indices: an early
+        # run costs one more run later, but it is never wrong.
         self._stop_waiting()
         return self._sink.refused(watch, error)
 

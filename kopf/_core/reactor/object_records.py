@@ -379,6 +379,7 @@ class ObjectRecord:
                 of the former version; the new watch lists the object anyway.
         """
         if self.throttled:
+            # The next attempt is made at once: other handlers, or those of another version, can succeed.
             self.throttle, self.throttled = None, False
             self.cancel_wakeup()
         if redefined and not self.is_vanishing:

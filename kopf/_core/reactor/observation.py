@@ -131,6 +131,8 @@ def _resolve_selectors(
     ambiguous = {
         selector: chosen
         for selector, chosen in found.items()
+        # Selectors such as `kopf.EVERYTHING` are meant for several groups. A name alone is not: to serve a wrong
+        # resource is worse than to serve none.
         if selector.is_specific and len({resource.group for resource in chosen}) > 1
     }
     served = {selector: chosen for selector, chosen in found.items() if chosen and selector not in ambiguous}
@@ -189,6 +191,8 @@ class Definitions:
         except (KeyError, TypeError):
             established, versions = not raw, {}
         if established:
+            # Only established CRDs are expected in the discovery:
+            # others are never served, and would be waited for in vain.
             self._versions[group, plural] = versions
         else:
             self._versions.pop((group, plural), None)  # not established, or malformed
@@ -210,6 +214,7 @@ class Definitions:
         missing = [
             key
             for key, versions in self._versions.items()
+            # Other groups are not discovered at all, so their CRDs would never match.
             if found.get(key, {}) != versions and (groups is None or key[0] in groups)
         ]
         for key in [key for key, versions in self._versions.items() if not versions and key not in missing]:

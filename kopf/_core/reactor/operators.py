@@ -118,6 +118,7 @@ class Operator:
         if (priority := options.get('priority')) is not None:
             settings.priority = priority
         if (name := options.get('peering_name')) is not None:
+            # Documented: an explicitly named peering is waited for, while the default one can be absent.
             settings.name, settings.mandatory = name, True
 
     def stop(self) -> None:
@@ -252,6 +253,9 @@ class Operator:
                 identity=self._options.get('identity'),
                 tasks=tasks,
             )
+            # Called in the reverse order: nothing new begins; indexing and workers
+            # end; then what they have left in memory is stored; only then the record
+            # in the peering is removed, as the peers take over the objects at once.
             stack.callback(orchestrator.close)
             stack.push_async_callback(orchestrator.coordinator.leave)
             stack.push_async_callback(orchestrator.save)
@@ -265,6 +269,7 @@ class Operator:
                 tasks.create_task(self._watch_failures(indexing_gate.failure), name='indexing')
                 if orchestrator.webhooks is not None:
                     tasks.create_task(orchestrator.webhooks.run(), name='webhooks')
+                # The probes are answered already: they tell what the start is waiting for.
                 await orchestrator.start()
                 tasks.create_task(schedules.run(), name='schedules')
                 await self._tell_readiness(serving=True)

@@ -98,6 +98,7 @@ class Orchestrator:
         self.coordinator = make_coordinator(
             tools.client, tools.context.settings, identity=identity, tasks=tasks, changed=self._adjust
         )
+        # Without peers, no guard at all, rather than one that always permits: it is called for each event.
         if (guard := self.coordinator.guard) is not None:
             tools.workers.guard(guard)
             tools.schedules.guard(guard)
@@ -153,6 +154,8 @@ class Orchestrator:
         self._namespaces = {None} if not self._patterns else set(specific)
         self._listing_namespaces = bool(self._patterns) and not self._tools.context.settings.scanning.disabled
         with explaining():
+            # Only the first discovery ends the operator if it fails:
+            # later ones are retried, as there is something to serve then.
             settled = await self._discover()
         if self._tools.context.settings.scanning.disabled:
             if len(specific) < len(set(self._patterns)):
@@ -180,6 +183,7 @@ class Orchestrator:
             resource,
             None,
             sink,
+            # The selectors of the settings choose objects to handle, not the namespaces and CRDs in which these are.
             selective=False,
             instruments=self._tools.context.instruments,
         )
@@ -206,6 +210,7 @@ class Orchestrator:
         complaints = complaints.about_groups(discovery.failed_groups, hidden)
         complaints.log(self._complaints)
         self._complaints = complaints
+        # Before `_adjust`: no watch may begin before it is known whether there are peers to ask.
         self.coordinator.rediscover(self._resources)
         unresolved = complaints.unresolved
         if self.webhooks is not None:
@@ -227,6 +232,7 @@ class Orchestrator:
     def find_failures(self) -> Iterator[str]:
         """Return messages about watches and logins that have been failing for long, for the probes."""
         limit = self._tools.context.settings.probing.failing_watch_limit
+        # Copied first: the probes are answered in another thread, and the dict can change meanwhile.
         watches = [watch for watch, _, _ in list(self._watches.values())]
         for watch in [*list(self._observers), *self.coordinator.watches, *watches]:
             if limit is not None and watch.failing_for > limit:
@@ -259,6 +265,7 @@ class Orchestrator:
             else:
                 delays = itertools.chain(SETTLING_DELAYS, itertools.repeat(SETTLING_DELAYS[-1]))
                 await asyncio.sleep(0.1)  # changes usually come together, such as CRDs of one chart
+            # Before the discovery, not after: what changes while it is in progress can be missing in its result.
             self._changed.clear()
             try:
                 if await self._discover():
@@ -322,6 +329,7 @@ class Orchestrator:
                 hundreds of namespaces, it would take too long to check all of them whenever one of them changes.
         """
         if self._ending:
+            # The peers may begin now, so the last workers must do no further steps. Nothing else is changed at the end.
             if self.coordinator.paused:
                 self._tools.workers.pause()
             return
@@ -334,6 +342,7 @@ class Orchestrator:
         for scope in leaving:
             watch, sink, task = self._watches.pop(scope)
             del self._served[scope]
+            # The streams of deleted namespaces and resources go on for a moment: they can still bring the last events.
             if not self._is_gone(*scope):
                 task.cancel()
             self._leaving[scope] = watch, sink, task, None
@@ -350,6 +359,8 @@ class Orchestrator:
                 former = scope if scope in self._leaving else predecessors.pop(get_place(*scope), None)
                 self._watches[scope] = self._start_watch(scope, table, former and self._leaving.pop(former))
                 self._served[scope] = table
+        # Only now: a watch that was started above can have taken over the objects of a leaving one, with all that runs
+        # for them. If the leaving one ended first, daemons would be stopped and workers waited for.
         for scope in leaving:
             if scope in self._leaving:
                 self._leaving[scope] = self._end_watch(scope, *self._leaving[scope][:3])
@@ -397,10 +408,14 @@ class Orchestrator:
             self._halting = self._tasks.create_task(self._halt(self._start_saving()), name='pausing')
 
     async def _halt(self, saving: asyncio.Task[None]) -> None:
+        # Not `await saving`: if the pause ends meanwhile, this task is cancelled, but what is being stored must be
+        # stored.
         await asyncio.wait({saving})
         await self._tools.workers.drain()
+        # Once more, as workers that were running in the meantime have ended.
         await asyncio.wait({self._start_saving()})
         await self._tools.schedules.drain()
+        # Last, as peers that take over wait for exactly this.
         self.coordinator.halt(True)
 
     def _start_saving(self) -> asyncio.Task[None]:
@@ -417,6 +432,7 @@ class Orchestrator:
             asyncio.create_task(sink.save(record), name=repr(record))
             for watch, sink in pairs
             for record in watch.get_known()
+            # A running worker stores its own results; storing them here, too, would be a second patch beside that.
             if record.in_memory_only and not workers.is_at_work(record)
         }
         if not tasks:
@@ -449,6 +465,8 @@ class Orchestrator:
 
     def _go_on(self) -> None:
         self.coordinator.halt(False)
+        # All objects are listed again. To list only what has changed in the pause is not enough: a peer can have died
+        # in the middle of handling an object that did not change.
         for scope, (watch, sink, task) in self._watches.items():
             task.cancel()
             watch.restart()
@@ -461,6 +479,7 @@ class Orchestrator:
         return self._tasks.create_task(self._watch(watch, former), name=f'watch of {watch}')
 
     async def _watch(self, watch: ResourceWatch, former: asyncio.Task[None] | None) -> None:
+        # The cancelled task needs a moment. Two tasks in one watch would mix two lists.
         if former is not None:
             await asyncio.wait({former})
         await watch.run()
@@ -525,10 +544,13 @@ class Orchestrator:
             label_selector=table.label_selector,
             instruments=tools.context.instruments,
         )
+        # Before the watch runs: its list must not be complete before the gate knows of it.
         if informer is not None:
             informer.expect(str(watch), initial=self._starting)
         if former is not None:
             self._take_over(watch, sink, former)
+        # A watch that begins in the pause runs nevertheless: webhooks and probes use the indices, which must not be
+        # stale.
         if self._paused:
             sink.paused(watch)
             watch.pause(True)
@@ -543,6 +565,7 @@ class Orchestrator:
         )
         if processor is not None and not table.dependents:
             return processor
+        # Imported here, as few operators have such handlers, and all others would start more slowly.
         from kopf._core.engines.levels import Levels
         from kopf._core.reactor.leveling import LevelProcessor, RelationSink
 

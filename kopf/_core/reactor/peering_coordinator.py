@@ -97,6 +97,7 @@ class PeeringCoordinator:
         """
         if not self._joined:
             return False
+        # Imported here and below, as operators without peering objects do not need the module.
         from kopf._core.engines.peering_member import read_time
 
         now = read_time()
@@ -107,6 +108,7 @@ class PeeringCoordinator:
         self._safe_until = min([*expiries, now + MIN_LIFETIME])
         overdue = [each for each in members if each.is_overdue]
         for member in overdue:
+            # Not now: the pause changes what the caller is in the middle of, such as the queue of workers.
             asyncio.get_running_loop().call_soon(member.notice_overdue)
         return bool(overdue)
 
@@ -197,6 +199,8 @@ class PeeringCoordinator:
             member,
             watch,
             [
+                # Retried even if it is refused: the rights can be granted
+                # later, and peers would work on the same objects then.
                 self._tasks.create_task(watch.persist(), name=f'observer of {watch}'),
                 self._tasks.create_task(member.run(), name=f'keep-alive in {watch}'),
             ],

@@ -243,6 +243,7 @@ class _Signals:
         timeouts = [instance.settings.process.ultimate_exiting_timeout for instance in self._operators]
         patience = max((timeout for timeout in timeouts if timeout is not None), default=None)
         if patience is not None and None not in timeouts:
+            # A thread, not a timer of the loop: what hangs can be the event loop itself.
             self._killing = threading.Timer(patience, _kill, [patience])
             self._killing.daemon = True
             self._killing.start()

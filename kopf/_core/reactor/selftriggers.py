@@ -67,10 +67,12 @@ class SelfTriggering:
     def note(self, essence: BodyEssence) -> float:
         """Count a change with the resulting essence; return the pause before the next one (in seconds)."""
         now = time.monotonic()
+        # From the end of the pause, not from its beginning: otherwise, the first long pause would end the row.
         since = now - max(self._noticed_at, self._resumes_at)
         self._count = self._count + 1 if since <= MAX_GAP else 1
         self._essence, self._noticed_at = essence, now
         excess = self._count - MAX_UPDATES
+        # The exponent is limited, as the power would overflow after a thousand changes.
         pause = 0.0 if excess < 0 else min(MAX_PAUSE, MIN_PAUSE * 2.0 ** min(excess, 16))
         self._resumes_at = now + pause
         return pause
@@ -82,6 +84,8 @@ class SelfTriggering:
     def is_edited(self, essence: BodyEssence, fields: Collection[FieldPath]) -> bool:
         """Check whether other fields than these have changed since the last change of the row."""
         return self._essence is not None and not all(
+            # In both directions: a patch can replace a whole mapping of
+            # which one key has changed, or set a key in a new mapping.
             any(item.field[: len(field)] == field or field[: len(item.field)] == item.field for field in fields)
             for item in diff(self._essence, essence)
         )
@@ -111,6 +115,7 @@ class SelfTriggers:
         Returns:
             The pause; ``None`` if another client has edited or deleted the object, which ends the row.
         """
+        # A deletion is never paused: it is no update, and the users are waiting for it.
         if body['metadata'].get('deletionTimestamp') is not None or triggering.is_over(self._decider.essences.of(body)):
             return None
         return triggering.get_pause()

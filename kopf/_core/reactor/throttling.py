@@ -61,6 +61,8 @@ class Throttle:
     def fail(self, error: Exception) -> tuple[float, bool]:
         """Count a failure; return the delay until the next attempt (in seconds), and whether the error is new."""
         self._failed_at, self.hastened, self.refused = time.monotonic(), False, None
+        # The text, not the error: its traceback would keep the frames
+        # of the step, with the object, until the next success.
         is_known, self._known = self._known == repr(error), repr(error)
         return self._delays.next(), not is_known
 
@@ -135,9 +137,11 @@ class Throttling:
         sift: Callable[[], bool],
     ) -> bool:
         """Return whether the event is a reason for another attempt. A stale event is not."""
+        # A deletion is always a reason, but only once: the events that follow it would start an attempt each.
         if is_deleted(event):
             known = record.body is not None and is_deleted({'type': None, 'object': record.body})
             return event['type'] == 'DELETED' or not known
+        # Without a refusal, a change cannot help: an API server that is down would get a request for each edit.
         if throttle.refused is None or throttle.essence is None or sift():
             return False
         try:
@@ -168,8 +172,10 @@ def is_fault_of(wanted: Patch, error: Exception) -> bool:
     if not wanted:
         return False
     if isinstance(error, APIForbiddenError):
+        # HTTP 403 comes from RBAC, but also from admission webhooks and policies; only the text tells them apart.
         return 'admission' in (error.message or '') or 'denied' in (error.message or '')
     fields = [str(cause.get('field') or '') for cause in _iter_causes(error)]
+    # Without named fields, the changes of the handlers are suspected: their handlers then run again for the new state.
     is_about_metadata = bool(fields) and all(
         field.startswith(('metadata.annotations', 'metadata.finalizers')) for field in fields
     )
@@ -201,6 +207,7 @@ def explain_refusal(error: Exception, *, is_users_fault: bool) -> str:
             "Remove some of its annotations, or store the state of handling elsewhere: "
             "settings.persistence.progress_storage, settings.persistence.diffbase_storage"
         )
+    # By the text, as the API server fails to decode such objects, and names no field and no reason then.
     elif re.search(r'ObjectMeta\.(labels|annotations) of type string', what):
         remedy = "Values of labels and annotations must be strings: use str() or json.dumps()"
     elif is_users_fault:

@@ -115,6 +115,8 @@ class WebhookRuntime:
             for task in done:
                 task.result()
         finally:
+            # Otherwise, the other replicas would still be ready to
+            # answer, but the API server would not call them any more.
             if await self._is_last():
                 for upkeep in self._kept:
                     await upkeep.clean_up()
@@ -150,6 +152,8 @@ class WebhookRuntime:
         if not callable(server) or (isinstance(server, type) and not hasattr(server, '__aiter__')):
             raise ServerMissingError(server)
         async with contextlib.AsyncExitStack() as stack:
+            # Optional: servers that have connections or files to close
+            # can be context managers, simple ones are only callable.
             if hasattr(type(server), '__aenter__'):
                 server = await stack.enter_async_context(server)
             configs = server(self._answer)
@@ -165,4 +169,5 @@ class WebhookRuntime:
                 self.listening = True
                 for upkeep in self._kept:
                     upkeep.connect(client_config)
+        # The operator ends: the API server would refuse all changes of the resources, or admit them without a check.
         raise ServerEndedError("The webhook server has ended unexpectedly.")
