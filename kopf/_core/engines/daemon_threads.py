@@ -63,6 +63,7 @@ class DaemonThreads(Executor):
     def release(self) -> None:
         """Release a place, and pass it to the next daemon that waits for one."""
         self._taken -= 1
+        # Several, if needed: those that were stopped while they waited leave the place free.
         while self._queue and self._taken < self._settings.max_threads:
             self._enter(self._queue.popleft())
 

@@ -68,6 +68,7 @@ class Daemon:
     def __init__(self, handler: SpawningHandler, owner: 'ObjectDaemons') -> None:
         self.handler = handler
         self.owner = owner
+        # Not an `asyncio.Event`: functions in threads wait for it, too; and events would not tell the reason.
         self.stopper: ReasonedFlag[DaemonStoppingReason] = ReasonedFlag(owner.spawner.background.coalesced_timers)
         self.abandoned = False
         """Whether it did not stop in time, so that the operator does not wait for it any more; it can still run."""
@@ -89,6 +90,7 @@ class Daemon:
 
     def resume(self) -> None:
         """Called when the object has changed: run the function now if it waits only for a change."""
+        # Other waiting timers look at the time of the change by themselves when they are due: see `_schedule`.
         if self.task is None and self._due == math.inf:
             self._schedule(self._now())
 
@@ -119,12 +121,14 @@ class Daemon:
     def _enter(self) -> bool:
         """Start the task of the function; return whether it is started, and so uses its thread."""
         if self.stopper.is_set():
+            # The queue of threads is not searched when a daemon stops: its turn comes, and is passed on.
             return False  # it was stopped while it was waiting for a thread
         if self.owner.spawner.background.halted:
             self._timer_handle = self.owner.spawner.background.coalesced_timers.set(
                 self._now() + HALTED_DELAY, self._wake_up
             )
             return False  # normally, the operator pauses before that timer, and stops this daemon
+        # In the operator's context: the current one is that of a worker or of another daemon, with all its variables.
         self.task = asyncio.get_running_loop().create_task(
             self._run(), context=self.owner.spawner.background.context.copy()
         )
@@ -135,6 +139,8 @@ class Daemon:
         at: float | None = None
         try:
             began, patch, seen = self._now(), Patch(body=self.owner.body), self._take_snapshot()
+            # A counter, not the time of the change: two changes can have the same time of the loop. `resume` cannot
+            # help here, as it ignores daemons that run.
             changes = self.owner.changes
             outcome: Outcome | None = None
             try:
@@ -152,6 +158,7 @@ class Daemon:
             self.owner.spawner.host.fail(error)
         except Exception:
             self.owner.logger.exception("%s has ended because of an unexpected error.", self.handler)
+        # Before the rest: `_schedule` can begin the next run at once, and a daemon with a task counts as running.
         self.task = None
         if self._has_thread:
             self.owner.spawner.background.threads.release()
@@ -186,8 +193,11 @@ class Daemon:
     ) -> float | None:
         """Apply the results and the patch of the function; return the time of the next run, or ``None``."""
         handler, owner, (text, version) = self.handler, self.owner, seen
+        # Of a cancelled function there is no result, only its patch.
         if outcome is not None:
             deliver_results({handler.id: outcome}, patch)
+            # As for other handlers: values that JSON cannot express
+            # would make the API refuse the rest of the patch, too.
             patching.discard_unstorable(patch, owner.logger)
         if text is not None and (explanation := owner.restore(text, version)) is not None:
             owner.spawner.host.report_mutation(owner.record, explanation, [handler.id])
@@ -201,6 +211,7 @@ class Daemon:
         if not outcome.final:
             self.state = state.with_outcome(outcome, utcnow())
             return now + (outcome.delay or 0)
+        # A permanent failure ends a timer, too: an interval is no retry.
         if outcome.exception is not None or not isinstance(handler, TimerHandler):
             return None
         self.state = None
@@ -225,6 +236,8 @@ class Daemon:
                 except LoginError:
                     raise
                 except Exception as error:
+                    # A refusal would be repeated for the same patch; and a
+                    # stopping daemon must not hold its object any longer.
                     if not isinstance(error, _PASSING_ERRORS) or self.stopper.is_set():
                         logger.exception("The patch of %s is lost: %r: %r", self.handler, patch, error)
                         return None
@@ -232,6 +245,7 @@ class Daemon:
                     logger.error(
                         "The patch of %s can't be applied; trying again in %s seconds: %r", self.handler, delay, error
                     )
+                # Not a mere sleep: the stop of the daemon ends it.
                 await AsyncFlagWaiter(self.stopper).wait(delay)
         finally:
             self._sending = False
@@ -268,11 +282,14 @@ class Daemon:
     def stop(self, reason: DaemonStoppingReason) -> None:
         """Signal the daemon to stop, and start the stages of that. If its function does not run, it ends at once."""
         known = self.stopper.reason
+        # Each event of a deleted object tells it again.
         if known is not None and reason in known:
             return
         self.stopper.set(reason)
         if self.task is None:
             self._finish()
+        # Stages that have begun are not started over for another reason. But an exiting operator has limits even for
+        # daemons that have none: it would never end otherwise.
         elif known is None or (reason is DaemonStoppingReason.OPERATOR_EXITING and self._get_own_limits()[1] is None):
             self._start_stopping()
 
@@ -338,8 +355,10 @@ class Daemon:
         return self.owner.spawner.settings.background.cancellation_polling if delay is None else delay
 
     def _abandon(self) -> None:
+        # Marked first: `discard` and `notify` treat it as ended, although its task goes on.
         self.abandoned = True
         self.stopper.set(DaemonStoppingReason.DAEMON_ABANDONED)
+        # This text is that of upstream kopf, by which users filter their logs. The advice is a message of its own.
         self.owner.logger.warning("%s did not exit in time. Leaving it orphaned.", self.handler)
         self.owner.logger.warning(
             "%s still runs, and the operator does not wait for it any more. %s", self.handler, self._get_remedy()
@@ -368,6 +387,7 @@ class Daemon:
             "on its own" if for_good else "on request",
         )
         self.owner.spawner.background.discard(self)
+        # Last, as it can have the object processed, for which this daemon must not exist any more.
         self.owner.remove(self, for_good=for_good)
 
     def _set_timer(self, delay: float, callback: Any) -> None:

@@ -48,6 +48,7 @@ class Store(ephemera.Store[_V], Generic[_V]):
         return len(self._values)
 
     def __iter__(self) -> Iterator[_V]:
+        # A list made by one call of C: a loop could be interrupted by the event loop's thread, which changes the dict.
         return iter(list(self._values.values()))
 
     def __contains__(self, value: object) -> bool:
@@ -203,6 +204,7 @@ class ResourceIndexing:
             state = excluded.get(id)
             if retrying and state is None:
                 continue
+            # An event does not shorten the delay that the error has requested; the retry sees the newest state anyway.
             if state is not None and not state.is_due(utcnow()):
                 continue
             failures: filters.Failures = {}
@@ -220,6 +222,8 @@ class ResourceIndexing:
             if len(cause.patch):
                 self._drop_patch(handler, cause)
             if outcome.exception is not None:
+                # Removed: the values were made from a former state. Here,
+                # the function was asked, and could not confirm them.
                 indexer.discard(obj)
                 excluded[id] = _exclude(state, outcome)
                 del outcome  # see `Outcome.without_exception`
@@ -276,5 +280,6 @@ def _pick(
         if filters.sift([handler], cause, filters.prematch, failures):
             return handler
         if failures:
+            # An earlier handler must not take the place of one whose filter has failed: that one can be meant.
             break
     return None

@@ -120,6 +120,7 @@ class ObjectLevel:
     def renew(self, raw: RawBody, *, asked_at: float | None) -> bool:
         """Take this state if it is a newer one than the known one; return whether it is."""
         version = raw['metadata'].get('resourceVersion')
+        # The same state comes up to three times: in the response to a patch, in its echo, and in a list.
         if version is not None and version == self.version:
             return False
         if version is not None and is_older_version(version, self.version):
@@ -153,6 +154,8 @@ class ObjectLevel:
         """Be woken up when the first of the plans is due."""
         due_at = min((plan.due_at for plan in self.plans if plan.due_at is not None), default=None)
         due_at = None if levels.is_closed else due_at
+        # One timer for the object, not one for each handler, and
+        # not set anew if nothing changes for the earliest of them.
         if due_at != self.timer_at:
             if self.timer is not None:
                 self.timer.cancel()
@@ -300,6 +303,7 @@ class Leveler:
             record.attach_level(level)
             for plan in level.plans:
                 plan.controller.add(plan)
+        # While a patch is on its way, it is unknown whether a state is its echo or an edit by another client.
         if level is not None and level.is_patched:
             level.put_aside(raw, asked_at)
         elif level is not None and level.renew(raw, asked_at=asked_at):
@@ -318,7 +322,10 @@ class Leveler:
     def _compare(self, plan: HandlerPlan, digest: str | None, reason: Trigger, *, is_own: bool) -> None:
         former, plan.digest = plan.digest, digest
         if digest is None:
+            # Also what is planned: a retry must not be run for an object that the handler does not select any more.
             plan.controller.planner.drop(plan)
+        # The own patch of a handler does not trigger it, or it would
+        # never end. But the first match does, by whatever cause.
         elif former == digest or (is_own and former) or not (former or digest):
             return
         else:
@@ -371,6 +378,7 @@ class Leveler:
         """Take the state that has come of the patch of a run: what the patch explains is no trigger of this handler."""
         level = run.plan.level
         if level.record.level is not level:
+            # Deleted meanwhile, or known anew: then the new one has begun with a newer state.
             return
         try:
             is_ours = not self._is_edited(Body(level.packed.copy()), Body(raw), patch)
@@ -415,6 +423,7 @@ class Leveler:
         if level is None:
             return
         former = {plan.controller: plan for plan in level.plans}
+        # The plans of the same handlers go on, with their retries and back-offs: the objects have not changed.
         plans = [former.get(controller) or HandlerPlan(level, controller) for controller in self._controllers]
         for plan in level.plans:
             if plan not in plans:
@@ -444,6 +453,7 @@ class Leveler:
         for plan in () if level is None else level.plans:
             reasons = plan.controller.planner.take(plan)
             if reasons:
+                # A copy for each run, as the function can change it in place, while others look at the same state.
                 raw = cast(RawBody, plan.level.packed.copy())
                 body = Body(raw)
                 return Run(plan, reasons, raw, Patch(body=body), ObjectLogger(body=body, settings=self._settings))
@@ -461,6 +471,7 @@ class Leveler:
         outcome = await run_handler(handler, cause, state, rules)
         if guard.is_changed:
             self.host.report_mutation(record, guard.explain(), [handler.id])
+            # In place: the body and the patch of the run refer to this very dict.
             run.raw.clear()  # type: ignore[attr-defined]
             run.raw.update(guard.original)
         if outcome.result is not None and not isinstance(outcome.result, Again):
@@ -478,6 +489,8 @@ class Leveler:
         recurring = plan.digest != FIELDLESS
         planner.end(plan, outcome if is_served else None, now, held=thread is not None, recurring=recurring)
         if thread is not None:
+            # The thread cannot be stopped, so the next run waits for it: handlers never expect to run twice at once for
+            # an object.
             thread.add_done_callback(lambda _: planner.release(plan))
         plan.level.set_timer(self._levels)
 

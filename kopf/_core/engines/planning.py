@@ -193,6 +193,8 @@ class Planner:
         plan.is_granted = True
         self._occupied += 1
         if not self._call(plan):
+            # A busy worker asks for a place by itself when it is
+            # done with the rest. Meanwhile, the place is for others.
             self._take_back(plan)
 
     def _take_back(self, plan: Plan) -> None:
@@ -224,6 +226,7 @@ class Planner:
             self._occupied += 1
         reasons, plan.reasons = plan.reasons, NONE
         plan.is_running, plan.is_granted, plan.is_urgent, plan.due_at = True, False, False, None
+        # Runs for other triggers do not count as attempts: frequent edits would let the back-off grow to its limit.
         plan.is_counted = not plan.failures or Trigger.RETRY in reasons
         return reasons
 
@@ -258,6 +261,7 @@ class Planner:
             if outcome.exception is None and recurring:
                 self._plan_next(plan, outcome.result, now)
         self._admit()
+        # Queued behind the others: an object that is triggered all the time must not keep its place.
         self._request(plan)
 
     def _plan_next(self, plan: Plan, result: object, now: float) -> None:
@@ -276,6 +280,7 @@ class Planner:
     def find_backoff(self, plan: Plan) -> float:
         """Return after which time to try again if the current run fails (in seconds)."""
         first, longest = self._pace.backoff
+        # The exponent is limited, as the power would be too large for a float after a thousand attempts.
         delay = min(longest, first * GROWTH ** min(self.get_attempts(plan), 64))
         return round(self._vary(delay), 2)
 

@@ -117,6 +117,8 @@ class OperatorDaemons:
         """Called when the daemon has ended or is abandoned."""
         self._active.discard(daemon)
         (self._abandoned.add if daemon.abandoned and daemon.task is not None else self._abandoned.discard)(daemon)
+        # Not `asyncio.wait()` for the tasks: timers between their
+        # runs have none, and abandoned daemons go on in theirs.
         if not self._active and self._ended is not None and not self._ended.done():
             self._ended.set_result(None)
 
@@ -138,6 +140,7 @@ class OperatorDaemons:
         Abandoned daemons are waited for only until that timeout, and are then cancelled.
         """
         self.closing = True
+        # From the beginning, not from the end of the others: abandoned daemons had their limits already.
         deadline = asyncio.get_running_loop().time() + EXIT_TIMEOUT
         for daemon in list(self._active):
             daemon.stop(DaemonStoppingReason.OPERATOR_EXITING)
@@ -191,9 +194,11 @@ class ObjectDaemons:
         """When another client has changed the object, or when it was first seen; by the clock of the loop."""
         self.changes = 0
         """How many times other clients have changed the object since then."""
+        # Only timers with `idle` ask for it, and it is built anew for each event.
         self.essence: BodyEssence | None = spawner.essence_of(self.body) if spawner.idling else None
 
     def __iter__(self) -> Iterator[Daemon]:
+        # A copy: a daemon that does not run right now is removed at once when it is told to stop.
         return iter([daemon for daemon in self.known.values() if daemon is not None])
 
     @property
@@ -279,6 +284,7 @@ class ObjectDaemons:
         version = raw['metadata'].get('resourceVersion')
         if not version or (is_older_version(version, self.version) and (asked_at is None or asked_at <= self.seen_at)):
             return False  # a state without a version is not a full body, but the identity of a deleted object
+        # Before the body is replaced, as the effect of the patch is predicted from the former one.
         changed = self.spawner.idling and self._notice_edit(raw, patch)
         self.packed[0], self.version, self.seen_at = raw, version, time.monotonic()
         if changed:
@@ -308,6 +314,7 @@ class ObjectDaemons:
         Returns:
             An explanation of the mutations for the log; ``None`` if there were none.
         """
+        # The texts first: to parse and compare the objects is needed only if a handler has changed something.
         if version != self.version or self.packed.text == text:
             return None
         changed = self.packed[0]
@@ -386,6 +393,7 @@ class Spawner:
         for handler in table.spawning:
             self.keys[handler] = self._firsts.setdefault((handler.id, id(handler.fn)), handler)
         self._finalizer = decider.finalizer
+        # Most daemons have no filters: then no cause is made for each event only to find that out.
         self._always: Sequence[SpawningHandler] | None = None  # the handlers without filters, if none has any
         if all(filters.is_unconditional(handler) for handler in table.spawning):
             self._always = list(filters.deduplicate(table.spawning))
@@ -402,6 +410,7 @@ class Spawner:
         """Return which daemons must be started and stopped for the object in this state."""
         daemons = record.daemons
         if raw['metadata'].get('deletionTimestamp') is not None:
+            # Nothing is started for a deleted object, even if the finalizer of another controller holds it for long.
             excess = [] if daemons is None else [daemon for daemon in daemons if not daemon.stopper.is_set()]
             return SpawningPlan((), excess, holding=daemons is not None and daemons.holding)
         failures: filters.Failures = {}
@@ -411,6 +420,7 @@ class Spawner:
             held = bool(failures) and self._finalizer in (raw['metadata'].get('finalizers') or ())
             return SpawningPlan(matching, (), holding=bool(matching) or held, failures=failures)
         keys = {self.keys[handler] for handler in (*matching, *failures) if isinstance(handler, SpawningHandler)}
+        # Those that have ended by themselves are known, too: as documented, they are not started again for this object.
         missing = [handler for handler in matching if self.keys[handler] not in daemons.known]
         excess = [
             daemon
@@ -461,10 +471,13 @@ class Spawner:
         return any(self.keys[handler] not in known for handler in plan.missing) or daemons.holding
 
     def _spawn(self, record: Record, raw: RawBody, missing: Sequence[SpawningHandler]) -> None:
+        # They are still missing in the next plan, which is made when the operator goes on and all objects are listed.
         if self.background.halted or self.background.closing:
             return
         held = self._finalizer in (raw['metadata'].get('finalizers') or ())
         for handler in missing:
+            # Without the finalizer, the object could vanish before the
+            # daemon is told, with all that the daemon must clean up.
             if held or not handler.requires_finalizer:
                 daemons = record.daemons
                 if daemons is None:
@@ -475,6 +488,7 @@ class Spawner:
     async def _wait_instantly(self, daemons: ObjectDaemons) -> None:
         """Wait shortly for daemons that stop at once: then, the finalizer is removed in the same step."""
         settings = self.settings.background
+        # Turns of the loop, not time: a function that only returns ends within a few of them, and nothing is delayed.
         for _ in range(settings.instant_exit_zero_time_cycles or 0):
             if not daemons.stopping:
                 return

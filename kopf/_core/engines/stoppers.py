@@ -46,6 +46,7 @@ SyncDeletionFlag = SyncFlagWaiter[DaemonStoppingReason]
 AsyncDeletionFlag = AsyncFlagWaiter[DaemonStoppingReason]
 
 
+# Only for the weak references: flags of daemons do without that slot, as there can be many.
 class _Flag(ReasonedFlag[DaemonStoppingReason]):
     __slots__ = ('__weakref__',)
 
