@@ -86,6 +86,7 @@ async def run_activity(
     outcomes: dict[HandlerId, Outcome] = {}
     try:
         while not all(state.finished for state in states.values()):
+            # One after another, not at once: startup handlers often rely on what those before them have prepared.
             for handler, state in states.items():
                 if not state.is_due(utcnow()):
                     continue
@@ -95,6 +96,7 @@ async def run_activity(
                 if outcome.final:
                     outcomes[_make_unique(handler.id, outcomes)] = outcome
                 del outcome
+            # Also with a zero delay: handlers that are retried at once must not block the event loop.
             await asyncio.sleep(_get_delay(states.values(), utcnow()))
         return outcomes
     finally:
@@ -148,11 +150,13 @@ def find_mistake(handler: Handler, error: BaseException) -> str | None:
     """
     if handler.retries is not None or handler.timeout is not None:
         return None
+    # "'NoneType' object has no attribute …" usually comes from an answer that is not there yet, so it is retried.
     if not isinstance(error, _MISTAKES) or 'NoneType' in str(error):
         if not _is_refused_setting(error):
             return None
     own, _, first = mistakes.locate(handler.fn).rpartition(':')
     places = [(own, int(first))] if first.isdecimal() else []
+    # Any frame of a library makes the error the library's. Otherwise, the innermost line of the user is the mistake.
     for frame, line in traceback.walk_tb(error.__traceback__):
         path = frame.f_code.co_filename
         if path == own or not path.startswith((_PACKAGE, *_get_libraries())):
@@ -209,6 +213,7 @@ def get_credentials(outcomes: Mapping[HandlerId, Outcome]) -> dict[HandlerId, Cr
         for key, outcome in outcomes.items()
         if outcome.exception is not None
     ]
+    # One working login is enough: without a kubeconfig, for example, some of the usual ways always fail.
     if failures and not found:
         error = _get_error_type(outcomes)(f"All login handlers have failed. {'; '.join(failures)}")
         error.exit_code = _get_exit_code(outcomes)
@@ -232,6 +237,7 @@ def _get_exit_code(outcomes: Mapping[HandlerId, Outcome]) -> int:
     """Return the exit code: that of ``sys.exit()`` if a handler has called it, otherwise 1."""
     failures = [outcome.exception for outcome in outcomes.values() if outcome.exception is not None]
     codes = [(error.code or 0) if isinstance(error, SystemExit) else 1 for error in failures]
+    # The highest code, so that a handler that exits with zero does not hide the failure of another one.
     return max((code if isinstance(code, int) else 1 for code in codes), default=1)
 
 

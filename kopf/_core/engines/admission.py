@@ -206,8 +206,10 @@ class AdmissionReviewer(Responder):
             raise ReviewError("The object is nested too deep.") from None
         verdict = _Verdict()
         limit = time_limit_var.get()
+        # One deadline for all of them: the API server measures the whole request.
         deadline = asyncio.get_running_loop().time() + limit
         for handler in handlers:
+            # One after another, not all at once: they share one patch, and its order is that of the handlers.
             if _is_asked(handler, cause):
                 await self._call(handler, cause, verdict, deadline, limit)
         return cast(
@@ -269,6 +271,8 @@ class AdmissionReviewer(Responder):
         if not _matches(handler, cause, verdict):
             return
         verdict.strict = verdict.strict or not handler.ignore_failures
+        # Copied only if it can be needed: most handlers do not ignore
+        # their failures, and a refusal drops the patch anyway.
         before = Patch(copy.deepcopy(dict(cause.patch)), fns=cause.patch.fns) if handler.ignore_failures else None
         guard = BodyGuard(cast(RawBody, cause.body._data())) if handler.type is WebhookType.MUTATING else None
         timeout = asyncio.timeout_at(deadline)
@@ -281,6 +285,7 @@ class AdmissionReviewer(Responder):
             self._warn_of_mistakes(handler, cause, outcome.result, was_patched=was_patched)
             del outcome  # see `Outcome.without_exception`
         except TimeoutError:
+            # A TimeoutError of something else is no reason to blame the handler.
             if not timeout.expired():
                 raise
             failure = HandlerTimeoutError(f"{handler} has not answered within {limit:g} seconds.")
@@ -372,6 +377,7 @@ class _Verdict:
     def blame(self, handler: WebhookHandler, error: BaseException, cause: WebhookCause) -> None:
         """Deny the request because of a failed handler, or add a warning if its failures are ignored."""
         if handler.ignore_failures:
+            # Told to the client, as nothing else shows it there: `kubectl` prints warnings.
             cause.warnings.append(f"{handler} has failed, which is ignored: {describe(error)}")
         else:
             self.refusals.append(_refuse(error))
@@ -386,6 +392,7 @@ class _Verdict:
             response['patch'] = patch
             response['patchType'] = 'JSONPatch'
         if self.refusals:
+            # A response has room for one status. `min` keeps the order of the handlers among equal ranks.
             refusal = min(self.refusals, key=lambda each: each.rank)
             response['status'] = {'message': refusal.message, 'code': refusal.code}
         return response
@@ -400,6 +407,8 @@ class _Verdict:
         except Exception as error:  # raised by the patch's functions, or for values that are not JSON
             cause.logger.error("The patch cannot be applied: %s", describe(error), exc_info=error)
             if self.strict:
+                # The handlers share the patch, so it is unknown which of
+                # them made it fail: one that insists is enough to refuse.
                 self.refusals.append(_refuse(error))
             else:
                 cause.warnings.append(f"The patch cannot be applied, which is ignored: {describe(error)}")

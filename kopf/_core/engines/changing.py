@@ -46,6 +46,7 @@ class Step:
         if not parent.field:
             return self
         step = Step(self.cause.narrowed(parent.field), self.state, self.rules, self.lifecycle)
+        # Shared, not copied: the outcomes of sub-handlers belong to the whole step, and are delivered together.
         step.outcomes = self.outcomes
         return step
 
@@ -54,6 +55,7 @@ class Step:
         pick = lifecycle if lifecycle is not None else self.lifecycle
         for handler in pick(due, **self._get_kwargs_of(pick)):
             outcome = await self._run_one(handler)
+            # After each handler, not after all of them: if the step is cancelled, the successes so far are kept.
             self.state.conclude(handler.id, outcome, utcnow())
             self.outcomes[handler.id] = outcome = outcome.without_exception()
 
@@ -107,6 +109,7 @@ class SubHandlers:
             HandlerChildrenRetry: if some of them are not finished.
             TemporaryError: if filters of some of them have failed, so that it is unknown whether these must run.
         """
+        # Handlers that are given to `kopf.execute` do not count: those that are declared beside them still have to run.
         self._executed = self._executed or handlers is self.declared
         step, state = self.step, self.step.state
         failures: filters.Failures = {}

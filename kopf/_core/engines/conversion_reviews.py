@@ -128,6 +128,8 @@ class Converter(Responder):
         try:
             async with timeout:
                 for obj in review.objects:
+                    # One after another: a list of thousands of objects would be
+                    # as many tasks, and the API server waits for all anyway.
                     converted.append(await self._convert(obj, review, routes, headers or {}, sslpeer or {}))
                     if len(converted) % _YIELD_INTERVAL == 0:
                         await asyncio.sleep(0)
@@ -229,12 +231,15 @@ class _Routes:
     def __init__(self, resource: Resource, handlers: Sequence[ConversionHandler]) -> None:
         self.resource = resource
         self._handlers = handlers
+        # A cache of each instance: as a decorator of the method, it
+        # would keep all former routes alive. Failures are not kept.
         self.find: Callable[[str, str], Sequence[tuple[ConversionHandler, str]]] = functools.lru_cache(256)(self._find)
 
     def _find(self, start: str, end: str) -> Sequence[tuple[ConversionHandler, str]]:
         """Return the shortest chain of handlers to call one after another, each with the version it converts to."""
         named = (versions for handler in self._handlers for versions in (handler.from_versions, handler.to_versions))
         versions = sorted({end}.union(*(some for some in named if some is not None)))
+        # A breadth-first search: each conversion can lose data, so the shortest chain is the best one.
         ways: dict[str, list[str]] = {start: [start]}
         queue = collections.deque([start])
         while queue and end not in ways:

@@ -103,8 +103,10 @@ class ConversionStrategies(WebhookRegistration):
             return
         else:
             logger.info("Reconfiguring the conversion strategy of %s.", name)
+            # Otherwise, a killed operator would restore its own dead address after its next run.
             if not _is_own(current, name):
                 self._previous[name] = current
+            # Before the request: its response can be lost, and what was stored nevertheless must be cleaned up, too.
             self._sent[name] = strategy
             await self._patch(crd, strategy)
         self._written[name] = strategy

@@ -89,6 +89,7 @@ class Correlator(Generic[EventT]):
         seen_at, numbers = self._groups.get(hash(key)) or (now, ())
         if now - seen_at > SIMILARITY_INTERVAL:
             numbers = ()
+        # One more than the limit is enough to know that it is exceeded; a flood of messages must not fill the memory.
         if number not in numbers and len(numbers) <= MAX_SIMILAR:
             numbers = (*numbers, number)
         self._groups.put(hash(key), (now, numbers))
@@ -109,6 +110,7 @@ class Correlator(Generic[EventT]):
         self._series.put(hash(key), series)
         series.count += 1
         if not series.waiting:
+            # A waiting series needs no token: it makes one request, however many Events it counts meanwhile.
             if not self._spend(source):
                 self.dropped += 1
                 return None

@@ -133,6 +133,7 @@ class PeeringMember:
             self._renewal = 0.0
         elif (asked_at is not None and asked_at > self._seen_at) or not self._is_outdated(body):
             first = not self._present
+            # What was observed of a former object of this name says nothing about the records of the new one.
             if first:
                 self._observed.clear()
             self._present = True
@@ -193,13 +194,16 @@ class PeeringMember:
                 # Only in the first state, a record can be old already: then, its own timestamp counts.
                 dead = peer.lifetime <= 0 or (first and peer.seems_dead(clock))
                 other = ObservedPeer(peer, now if dead else now + peer.lifetime)
+            # Unchanged records keep their end: it is counted from the last observed change, by our own clock.
             observed[identity] = other
         self._observed = observed
+        # Seen in the object itself, not taken from our requests: another operator can have removed the record.
         self._listed = status.get(self._identity) is not None
 
     def halt(self, halted: bool) -> None:
         """Called when the paused operator has stopped all its work, or works again. Others can wait for that."""
         self._halted = halted
+        # The record gets another flag, which is written at once: an operator that takes over waits for it.
         self._wakeup.set()
 
     @property
@@ -228,6 +232,7 @@ class PeeringMember:
             ends.append(self._expiry)
         end = min((end for end in ends if (self._present or self._ending) and end > now), default=None)
         self._timer = (
+            # The clock of the loop stands still while the machine is suspended, unlike that of the lifetimes.
             None if end is None else asyncio.get_running_loop().call_at(end - get_suspended_time(), self._note_end, end)
         )
 
@@ -262,6 +267,8 @@ class PeeringMember:
         alive = [other.peer for other in self._observed.values() if other.until > now]
         higher = [peer for peer in alive if peer.priority > priority]
         equal = [peer for peer in alive if peer.priority == priority]
+        # The reasons about our own record come before the peers: an operator
+        # that they do not see must not work, whatever it sees of them.
         if not self._present and not self._ending:
             self._set_decision(self.mandatory, 'absent')
         elif self._expiry is not None and self._expiry <= now:
@@ -270,6 +277,7 @@ class PeeringMember:
             self._set_decision(True, 'unannounced')
         elif higher:
             self._set_decision(True, higher)
+        # Operators with shards have equal priorities on purpose: each handles its own part of the objects.
         elif equal and not self._settings.watching.shard_selectors:
             self._set_decision(True, equal, equal=equal)
         else:
@@ -277,6 +285,7 @@ class PeeringMember:
         self.known = True
         self._set_timer(now)
         decision = (self.known, self.paused, self.joined)
+        # Only changes are reported: each renewal of each peer comes here, and all watches would be checked for it.
         if decision != self._reported:
             self._reported = decision
             self._changed()
@@ -316,9 +325,13 @@ class PeeringMember:
                 if self._present is not None:
                     if self._present:
                         await self._maintain_records()
+                    # After the own record is written, not before: the
+                    # operators with lower priorities pause because of it.
                     if not self.known and not self._is_unannounced():
                         await self._take_over()
                     self._decide()
+                    # The decision can change the flags: these are written at once, as others wait for them. After a
+                    # failure, `_wait` keeps the pause.
                     if self._present and not self._failing and self._get_flags() != self._written_flags:
                         continue
                 await self._wait()
@@ -391,6 +404,8 @@ class PeeringMember:
         if self.is_overdue:
             self._decide()  # the operator was suspended, and another one could have taken over
         lifetime = self._settings.peering.lifetime
+        # The lifetime is counted from before the request, and so
+        # ends earlier here than in the view of any other operator.
         started = read_time()
         own = Peer(
             self._identity,
@@ -402,6 +417,8 @@ class PeeringMember:
         record = {**own.as_record(), **dict.fromkeys(self._written_flags - flags), **dict.fromkeys(flags, True)}
         self._unsure = True
         try:
+            # Not cancelled with the task: a request on its way could be processed after the removal of the record, and
+            # the next operator would wait for a dead one.
             body = await complete(self._touch({self._identity: record}), patience=EXIT_TIMEOUT)
         except (errors.APIError, TimeoutError) as error:
             self._failing = True
@@ -426,6 +443,7 @@ class PeeringMember:
         asked_at = time.monotonic()
         try:
             body = await self._touch(dict.fromkeys(identities), version=self._version)
+        # The owner of a record can have renewed it just now. Its next state is looked at anyway.
         except errors.APIConflictError:
             return
         except (errors.APIError, TimeoutError) as error:

@@ -155,6 +155,7 @@ class Poster:
         """
         if _is_event(event.ref):
             return
+        # Without `call_soon_threadsafe` where possible: it would wake up the selector for each Event.
         if threading.get_ident() == self._thread:
             self._put(event)
             return
@@ -168,6 +169,7 @@ class Poster:
         if self._closed:
             logger.debug("The operator has ended, the event is not posted: %r", event)
             return
+        # With the uid: Events of a deleted object are not counted together with those of its namesake.
         key = tuple(event.ref.get(name) for name in ('apiVersion', 'kind', 'namespace', 'name', 'uid'))
         message = self._correlator.combine((key, event.type, event.reason), str(event.message))
         is_combined = message != event.message
@@ -185,6 +187,7 @@ class Poster:
             )
             return
         if series.waiting:
+            # It is in the queue already, and will be posted with the newest message and the count of all.
             return
         series.wait()
         if (queue := self._queues.get(key)) is not None:
@@ -209,8 +212,11 @@ class Poster:
     async def _serve(self, key: tuple[object, ...]) -> None:
         """Post one Event of the object. If there are more of them, the object waits for its next turn."""
         queue = self._queues[key]
+        # Not a limit of the request: its retries go on. But a few
+        # objects with failing Events must not block all others.
         timer = self._loop.call_later(_SLOW_AFTER, self._vacate, key)
         try:
+            # One at a turn: an object with many Events must not hold up the first Event of others.
             await self._post(queue.popleft())
         finally:
             timer.cancel()
@@ -227,6 +233,7 @@ class Poster:
 
     async def _post(self, series: EventSeries[K8sEvent]) -> None:
         """Create the Event in the cluster, or update it if the series has one already."""
+        # Imported with the first Event: many operators never post any.
         from kopf._cogs.clients import events
 
         if self._writer is None:
@@ -271,6 +278,7 @@ class K8sPoster(logging.Handler):
         try:
             poster = self._find_poster(record)
             if poster is not None:
+                # Looked up once more, as the base class passes nothing on from `handle` to `emit`.
                 posting = poster.settings.posting
                 poster.post(
                     K8sEvent(
@@ -316,6 +324,7 @@ def event(
         logger.debug("Not in an operator, the event is not posted: %s %s %s", type, reason, message)
         return
     if not isinstance(poster, Poster):
+        # A queue that the user's tests have put into the variable: as in upstream kopf, all Events go there.
         for obj in _iterate(objs):
             poster.put_nowait(K8sEvent(bodies.build_object_reference(obj), type, reason, message, backoffs or ()))
         return

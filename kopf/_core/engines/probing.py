@@ -130,6 +130,8 @@ class Probes:
             self._task = asyncio.create_task(self._run(), name='probes')
         if self._task is not None:
             async with asyncio.timeout(self._settings.probing.timeout):
+                # Shielded: the timeout of one request must not cancel
+                # the handlers, for whose results the next request waits.
                 await asyncio.shield(self._task)
         return self._findings
 
@@ -191,6 +193,7 @@ class ProbeServer:
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
+        # Not an executor: its threads are joined at exit, so that a stuck server would keep the process alive.
         threading.Thread(target=self._run, name='kopf-probes', daemon=True).start()
         try:
             self.port = await asyncio.wrap_future(self._listening)
@@ -255,6 +258,7 @@ class ProbeServer:
     async def _answer_liveness(self, request: 'web.Request') -> 'web.Response':
         reasons = list(self._find_reasons(self._condition.find_failures))
         findings: Mapping[HandlerId, ProbeResult] = {}
+        # A stuck loop cannot run the handlers, and the kubelet would get its answer only after its own timeout.
         if not self._is_stuck():
             try:
                 findings = await self._collect()

@@ -116,6 +116,8 @@ class Schedules:
         self._runs.add(task)
         task.add_done_callback(self._runs.discard)
         try:
+            # Shielded, so that the end of the operator reaches the run
+            # only below: the thread of a sync handler is waited for.
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             if not handler.asynchronous:  # a thread cannot be cancelled, only waited for

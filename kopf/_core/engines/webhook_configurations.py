@@ -103,8 +103,12 @@ class WebhookConfigurations(WebhookRegistration):
         if self._written.get(type) == webhooks and type not in self._unsure:
             return
         path = f'/apis/{GROUP_VERSION}/{_KINDS[type][1]}/{self._name}'
+        # Before the request: if its response is lost, the API server
+        # can have stored it, and must be told again in the end.
         self._unsure.add(type)
         try:
+            # A merge patch replaces the whole list, which is what is
+            # wanted here: webhooks of former handlers must not stay.
             await self._client.patch(path, {'webhooks': webhooks}, MERGE_PATCH, logger=logger)
         except errors.APIClientError as error:
             self._unsure.discard(type)

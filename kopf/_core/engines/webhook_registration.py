@@ -67,12 +67,14 @@ class WebhookRegistration(ABC):
         failures = 0
         while True:
             await self._changed.wait()
+            # Before the objects are written: what changes meanwhile needs another round.
             self._changed.clear()
             if self._client_config is None:
                 continue
             try:
                 async with self._writing:
                     if self._closed:
+                        # Checked under the lock: the clean-up can have been done while this round waited for it.
                         return
                     await self.write(self._client_config)
                 failures = 0
