@@ -27,6 +27,7 @@ class _Group:
     if not TYPE_CHECKING:  # otherwise, type checkers would accept any attribute
 
         def __setattr__(self, name: str, value: object) -> None:
+            # A misspelt setting would otherwise be a new attribute that is never read.
             if not hasattr(type(self), name) and name not in self.__dataclass_fields__:
                 raise self._explain_missing(name)
             if isinstance(value, str | datetime.timedelta):

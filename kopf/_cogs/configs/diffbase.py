@@ -45,6 +45,7 @@ class DiffBaseStorage(
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        # By the method, not by the class: subclasses that override only other methods keep the fast way.
         cls._builds_own = not cls.build.__module__.startswith('kopf._cogs.')
 
     def __init__(self, ignored_fields: Iterable[dicts.FieldSpec] | None = None) -> None:
@@ -84,6 +85,7 @@ class DiffBaseStorage(
         It is for the framework only. If developers have overridden `build`, it is called with a copy of the body.
         """
         if self._builds_own:
+            # A copy of the body: an overriding method may return parts of the body, and its callers may modify them.
             return self.build(body=bodies.Body(copy.deepcopy(dict(body))), extra_fields=extra_fields)
         return self._pick(body, extra_fields)
 
@@ -97,6 +99,7 @@ class DiffBaseStorage(
             meta['annotations'] = annotations
         if meta:
             essence['metadata'] = meta
+        # The usual case: nothing is removed from the stanzas that were added above, so none of them is empty.
         if not extra_fields and not self.ignored_fields:
             return cast(bodies.BodyEssence, essence)
         for field in extra_fields or ():
@@ -188,12 +191,14 @@ class AnnotationsDiffBaseStorage(storage_formats.StorageKeyFormingConvention, Di
         for full_key in self.make_keys(self.key, body=body):
             text = annotations.get(full_key)
             if text is not None:
+                # Only the first existing key decides, as in `fetch`; a broken text is never the same.
                 return storage_formats.is_same_json(text, essence)
         return False
 
     def store(self, *, body: bodies.Body, patch: patches.Patch, essence: bodies.BodyEssence) -> None:
         text = storage_formats.dump_json(essence) + '\n'  # with a newline, kubectl shows it better readable in YAML
         full_keys, packed_key = self.make_keys(self.key, body=body), self._make_packed_key(body)
+        # Not only the present annotations, but also those of this patch: the limit is for the result.
         annotations = storage_formats.get_annotations(body)
         changes = storage_formats.get_annotations(patch)
         room = (
@@ -204,11 +209,13 @@ class AnnotationsDiffBaseStorage(storage_formats.StorageKeyFormingConvention, Di
             )
         )
         values: dict[str, str | None] = dict.fromkeys(full_keys, text)
+        # The text is in ASCII, so its length is its size in bytes.
         if sum(len(full_key) + len(text) for full_key in full_keys) > room:
             values = dict.fromkeys(full_keys) | {packed_key: self._pack(text, essence, room - len(packed_key), body)}
         elif packed_key in annotations:
             values[packed_key] = None
         for full_key, value in values.items():
+            # Nulls are only for what is there: for absent annotations, they would be needless changes.
             if value is not None or full_key in annotations:
                 dicts.ensure(patch, ('metadata', 'annotations', full_key), value)
         self._store_marker(prefix=self.prefix, patch=patch, body=body)
@@ -322,6 +329,7 @@ def _with(tree: Mapping[str, Any], path: dicts.FieldPath, value: Any) -> dict[st
 
 
 def _unpack_essence(text: Any, body: bodies.Body, where: str) -> bodies.BodyEssence | None:
+    # It is either JSON with digests or a compressed text in Base64, which has no braces.
     if isinstance(text, str) and text.startswith('{'):
         essence = _parse_essence(text, body, where)
         return None if essence is None else cast(bodies.BodyEssence, digests.DigestedEssence(essence))

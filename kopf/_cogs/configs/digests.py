@@ -70,6 +70,7 @@ def unpack(text: str) -> str:
 def shorten(essence: bodies.BodyEssence, room: int, body: bodies.Body) -> str:
     """Return JSON of the essence that fits into the room (in characters), with digests of as few values as possible."""
     salt, text = _get_salt(body), ''
+    # From the deepest level upwards: the deeper the values are cut, the more of the others stay readable.
     for depth in range(_DEPTH, 0, -1):
         text = storage_formats.dump_json(_cut(essence, depth, salt))
         if len(text) <= room:
@@ -96,6 +97,7 @@ def _reveal(stored: Any, actual: Any, salt: str) -> Any:
 def _digest(value: Any, salt: str) -> str:
     if type(value) is str and value.startswith(PREFIX):
         return value  # it is a digest of an older state already
+    # With sorted keys, since the API server does not keep the order of keys.
     text = json.dumps([salt, value], separators=(',', ':'), sort_keys=True)
     return PREFIX + hashlib.blake2b(text.encode('ascii'), digest_size=12).hexdigest()
 

@@ -142,6 +142,7 @@ class AnnotationsProgressStorage(
                     value = storage_formats.load_json(text)
                 except (ValueError, TypeError) as e:
                     storage_formats.warn_of_broken(body, f"the annotation {full_key!r}", f"not JSON: {e}")
+                    # The annotation with the other form of the key can still be readable.
                     continue
                 record = _check_record(value, body, f"the annotation {full_key!r}")
                 if record is not None:
@@ -329,6 +330,7 @@ class SmartProgressStorage(MultiProgressStorage):
 
 
 def _purge_field(patch: patches.Patch, path: dicts.FieldPath, *, is_present: bool) -> None:
+    # A null for an absent field would be a needless change; but the record can be in this very patch already.
     if is_present:
         dicts.ensure(patch, path, None)
     elif len(patch):
@@ -359,6 +361,8 @@ def _check_record(value: Any, body: bodies.Body, where: str) -> ProgressRecord |
         return None
     for name, expected in _TYPES.items():
         field = value.get(name)
+        # Exact types, as `isinstance` would accept true as a number of attempts. Unknown fields are left to
+        # newer versions.
         if field is not None and (type(field) is not expected or (name in _TIMES and not _is_time(str(field)))):
             storage_formats.warn_of_broken(body, where, f"{name} is {field!r:.100}")
             return None
@@ -372,5 +376,6 @@ def _is_time(text: str) -> bool:
     try:
         datetime.datetime.fromisoformat(text)
     except ValueError:
+        # An empty text counts as no time; see `parse_time` in the states of handlers.
         return not text
     return True

@@ -130,11 +130,13 @@ class StorageKeyFormingConvention(CollisionEvadingConvention):
             body: the object to which the record belongs, if its specifics are to be considered.
         """
         key = self.mark_key(key, body=body) if body is not None else key
+        # With the prefix and the mode in the key of the cache, as developers can change these attributes at any time.
         keys = self._keys.get((self.prefix, self.v1, key))
         if keys is None:
             keys = self._form_keys(key)
             if len(self._keys) < MAX_KEYS and not is_overridden(self, 'make_v1_key', 'make_v2_key'):
                 self._keys[self.prefix, self.v1, key] = keys
+        # A copy, since the callers may modify the list, but it is cached.
         return [*keys]
 
     def _form_keys(self, key: str) -> list[str]:

@@ -253,6 +253,7 @@ class Body(dicts.ReplaceableMappingView[str, Any]):
 
 def is_older_version(version: str, other: str | None) -> bool:
     """Check whether a resource version is older than another one; false if they cannot be compared."""
+    # Until Kubernetes 1.35, versions are opaque by definition, so those that are not decimal cannot be compared.
     return other is not None and version.isdecimal() and other.isdecimal() and int(version) < int(other)
 
 
@@ -276,6 +277,7 @@ def build_full_reference(body: Body) -> Mapping[str, str | None]:
 
 def shorten_reference(ref: Mapping[str, str | None]) -> ObjectReference:
     """Remove unknown fields from a reference."""
+    # Most references are complete, and need no copy.
     return cast(ObjectReference, ref if all(ref.values()) else {key: val for key, val in ref.items() if val})
 
 

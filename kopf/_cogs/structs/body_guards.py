@@ -36,7 +36,9 @@ class BodyGuard:
         if self._copy is not None:
             return not diffs.is_same(self._copy, self.raw)
         try:
+            # Not tightly, as this text is dropped at once.
             return orjson.dumps(self.raw) != self._text
+        # The handler has put something there that JSON cannot express.
         except TypeError:
             return True
 

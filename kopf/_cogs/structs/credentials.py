@@ -209,6 +209,7 @@ class ConnectionInfo(KubeContext):
             return
         import tempfile
 
+        # Python's ssl loads client certificates from files only. They are needed for this moment.
         with tempfile.TemporaryDirectory(prefix='kopf-') as directory:  # with the mode 0700
             cert = _find(self.certificate_path) if self.certificate_path else None
             pkey = _find(self.private_key_path) if self.private_key_path else None
@@ -255,6 +256,7 @@ class Vault:
         self.authenticate = None
         self._current: dict[VaultKey, KubeContext] = {}
         self._refused: dict[VaultKey, collections.deque[KubeContext]] = {}
+        # Ranked when credentials come or go, rather than at each request.
         self._best: list[tuple[VaultKey, KubeContext]] = []
         self._chances: Iterator[float] | None = None  # the delays of retries; from the first refusal to a success
         self._refusals = 0
@@ -290,8 +292,10 @@ class Vault:
         """
         if self._expiring:
             self._drop_expired()
+        # Why in a loop? Another request can have dropped the new credentials before this one is resumed.
         while not self._best:
             await self._renew()
+        # At random, as documented: the login handlers' credentials share the load.
         return self._best[0] if len(self._best) == 1 else random.choice(self._best)
 
     async def invalidate(
@@ -317,6 +321,7 @@ class Vault:
         Raises:
             LoginError: if there are no other credentials, and no more attempts; caused by `exc`.
         """
+        # By identity: a login can have returned equal credentials since they were selected.
         if self._current.get(key) is info:
             del self._current[key]
             if isinstance(exc, LoginError):
@@ -376,6 +381,7 @@ class Vault:
 
         Login handlers that do not stop in time are named in the log and abandoned.
         """
+        # First, as a login that is between two attempts looks at it before it tries again.
         self.authenticate = None
         task = self._login
         if task is not None:
@@ -386,7 +392,11 @@ class Vault:
             # An empty context: login handlers must not see the variables of the request or the handler that waits.
             self._login = asyncio.create_task(self._authenticate(), name="login", context=contextvars.Context())
         task = self._login
+        # Unlike an await of the task itself, it passes neither a cancellation of this request to the login, nor the
+        # errors of the login to a request as they are.
         await asyncio.wait([task])
+        # The first request that is resumed removes it; another request can have started the next login before
+        # the others.
         if self._login is task:
             self._login = None
         if task.cancelled():
@@ -519,6 +529,7 @@ class Vault:
         expired = [key for key, info in self._current.items() if _is_expired(info, now)]
         for key in expired:
             del self._current[key]
+        # Ranked also without changes if forced: the callers that add credentials rely on it.
         if expired or force:
             self._rank()
 
@@ -575,6 +586,7 @@ def _decode_pem(data: str | bytes) -> str:
     if '-----BEGIN ' in text:
         return text
     try:
+        # YAML files wrap long texts, so Base64 can contain line breaks.
         return base64.b64decode(''.join(text.split()), validate=True).decode('ascii')
     except ValueError:
         raise ValueError(f"the data of a certificate or a key are neither PEM nor base64: {text[:20]!r}...") from None

@@ -65,6 +65,8 @@ def resolve(d: Mapping[Any, Any] | None, field: FieldSpec, default: Any = _UNSET
     """
     value: Any = d
     for key in field if type(field) is tuple else parse_field(field):
+        # The exact type first: checks of abstract classes are several times slower, and nearly all values are
+        # plain dicts.
         if type(value) is not dict and not isinstance(value, Mapping):
             if default is _UNSET:
                 raise TypeError(f"Cannot get the field {key!r} of what is not a mapping: {value!r}")
@@ -166,6 +168,7 @@ class MappingView(Mapping[_K, _V], Generic[_K, _V]):
         super().__init__()
         field = parse_field(path)
         if isinstance(src, MappingView):
+            # The cell rather than the root: a replacement of the root must be seen by the views of parts, too.
             self._cell = src._cell
             self._path = src._path + field
         else:
@@ -210,6 +213,7 @@ class MappingView(Mapping[_K, _V], Generic[_K, _V]):
         return self._data() == other
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # With the parents, so that the path stays valid, but without the rest of the object.
         return type(self), (self._detached(), self._path)
 
     def _detached(self) -> Mapping[Any, Any]:

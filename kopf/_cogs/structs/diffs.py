@@ -154,9 +154,12 @@ def _is_same_inside(a: Any, b: Any, exact: bool) -> bool:
 def _has_same_types(a: Any, b: Any, exact: bool) -> bool:
     if type(a) is str or a is b:
         return True
+    # Equal mappings have different texts because of the order of keys, which is of no importance, or because of 1
+    # and 1.0.
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         return all(_has_same_types(value, b.get(key), exact) for key, value in a.items())
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        # Not strictly: the lists are equal in Python, so they are of the same length.
         return all(_has_same_types(value, other, exact) for value, other in zip(a, b, strict=False))
     if isinstance(a, int | float) and isinstance(b, int | float):
         is_same_kind = isinstance(a, bool) is isinstance(b, bool)
@@ -195,6 +198,7 @@ def _collect_unequal_in_mappings(
     for key, old in a.items():
         if old is not None and b.get(key) is None:
             items.append(DiffItem(DiffOperation.REMOVE, (*path, key), old, None))
+    # In the end, although they were found first: the order of the operations is a part of the interface.
     for key, old, new in changed:
         _collect_unequal(items, (*path, key), old, new)
 

@@ -30,6 +30,7 @@ class Memo(dict[Any, Any]):
         try:
             return self[key]
         except KeyError:
+            # It must be this error for `hasattr`, `getattr` with defaults, and copying to work.
             raise AttributeError(f"{type(self).__name__!r} has no {key!r}", name=key, obj=self) from None
 
     def __setattr__(self, key: str, value: Any) -> None:

@@ -43,6 +43,7 @@ class _Term:
             case 'in':
                 return value in self.values
             case 'notin':
+                # As in Kubernetes, objects without the label are included.
                 return value not in self.values
             case _:
                 limit = int(self.values[0])

@@ -31,6 +31,8 @@ class ParsedCache:
 
     def _add(self, packed: 'PackedObject') -> None:
         self._parsed.append(packed)
+        # Why by the time of parsing, not of use? An order of use would change, under the lock, with each read of
+        # a field.
         if len(self._parsed) > MAX_PARSED:
             self._parsed.popleft()._drop_parsed()
 
@@ -46,11 +48,13 @@ class PackedObject:
         self._data = data if self._text is None else None
 
     def __getitem__(self, index: int, /) -> Mapping[str, Any]:
+        # Without the lock first, as nearly all reads find a parsed state, and reading one attribute is atomic.
         data = self._data
         if data is not None:
             return data
         with self._cache._lock:
             data = self._data
+            # Another thread can have parsed it since the first look.
             if data is None:
                 assert self._text is not None
                 data = self._data = _unpack(self._text)
@@ -58,6 +62,7 @@ class PackedObject:
         return data
 
     def __setitem__(self, index: int, data: Mapping[str, Any], /) -> None:
+        # Outside of the lock: packing takes long, and needs only the new state.
         text = _pack(data)
         with self._cache._lock:
             self._text, self._data = text, data if text is None else None
@@ -80,6 +85,7 @@ class PackedObject:
 
     def _drop_parsed(self) -> None:
         if self._data is not None:
+            # Packed anew, because the user's daemons can have changed the parsed state in place.
             text = _pack(self._data)
             if text is not None:
                 self._text, self._data = text, None

@@ -174,6 +174,7 @@ class Patch(dict[str, Any]):
         Then the functions are called; their errors are raised as they are.
         """
         new: dict[str, Any] = _merge(dict(body), self)
+        # The merge copies only what it changes, and shares the rest with the body, which other functions could modify.
         if not all(type(fn) is Replacing for fn in self._fns):
             new = _clone(new)
         for fn in self._fns:
@@ -184,6 +185,7 @@ class Patch(dict[str, Any]):
         """Apply the changes to the body itself, as a function of another patch does. See `applied_to` for the rules."""
         raw = cast(dict[str, Any], body)
         new = self.applied_to(raw)
+        # In place, as patch functions do: their caller goes on with its own dict.
         raw.clear()
         raw.update(new)
 
@@ -235,6 +237,7 @@ def _merge(old: Any, changes: Any) -> Any:
             new.pop(key, None)
         else:
             value = _merge(new.get(key), change)
+            # Otherwise, the purging of a record that is not there would create its empty parents.
             only_removals = value == {} and change != {}
             if key in new or not only_removals:
                 new[key] = value
@@ -253,6 +256,7 @@ def _clone(value: Any) -> Any:
 
 
 def _iter_ops(path: str, old: Any, new: Any) -> Iterator[JSONPatchItem]:
+    # Shared by `_merge`, which is true of most parts of the object, so they need no comparison.
     if old is new:
         return
     elif type(old) is dict is type(new) or isinstance(old, Mapping) and isinstance(new, Mapping):
@@ -279,6 +283,7 @@ def _iter_list_ops(path: str, old: list[Any], new: list[Any]) -> Iterator[JSONPa
     common_end = min(old_end, new_end)
     for index in range(common_end):
         yield from _iter_ops(f'{path}/{index}', old[index], new[index])
+    # From the end, so that a removal does not shift the next ones: operations apply one after another.
     for index in reversed(range(common_end, old_end)):
         yield {'op': 'remove', 'path': f'{path}/{index}'}
     for index in range(common_end, new_end):
@@ -290,4 +295,5 @@ def _is_same(old: Any, new: Any) -> bool:
 
 
 def _escape(key: str) -> str:
+    # In this order (RFC 6901, section 4); otherwise, the escapes of slashes would be escaped, too.
     return key.replace('~', '~0').replace('/', '~1')

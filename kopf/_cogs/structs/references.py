@@ -244,6 +244,7 @@ class Selector:
             return False
         if self.version is not None and self.version != resource.version:
             return False
+        # Predicates get all versions, so that they can choose one; names mean the preferred version, as in kubectl.
         if self.fn is not None:
             return not _is_event(resource) and self._call(self.fn, resource)
         if self.version is None and not resource.preferred:
@@ -287,6 +288,7 @@ class Selector:
         not their metrics. If resources of several groups remain, the selector is ambiguous; the caller handles that.
         """
         found = frozenset(resource for resource in resources if self.check(resource))
+        # Only for names: a category or all resources are meant to be several ones, of any groups.
         if self.is_specific:
             found = frozenset(resource for resource in found if not resource.group) or found
         return found
@@ -337,6 +339,7 @@ def _parse_kubectl(spec: str) -> _Positionals:
     version, version_dot, group = api.partition('.')
     if not dot:
         return _Positionals(name=name)
+    # As in kubectl: what looks like a version is one, so a group named so must be given as a separate argument.
     if not _VERSION.fullmatch(version):
         return _Positionals(name=name, group=api)
     return _Positionals(name=name, version=version, group=group if version_dot else None)
@@ -391,6 +394,7 @@ def match_namespace(name: NamespaceName, pattern: NamespacePattern) -> bool:
         return pattern.fullmatch(name) is not None
     first, *others = _parse_globs(pattern)
     negated, regexp = first
+    # A match from the beginning is enough, because translated globs also match the end.
     matched = (regexp.match(name) is not None) is not negated
     if not matched and not negated:
         return False
