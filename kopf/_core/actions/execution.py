@@ -258,6 +258,7 @@ async def run_handler(
     Raises:
         asyncio.CancelledError: if the task is cancelled. No other exception is raised.
     """
+    # The only cost of instruments if there are none.
     if rules.instruments.handlers:
         return await _run_observed(handler, cause, state, rules, after)
     logger, limits = cause.logger, _Limits(handler, state)
@@ -333,6 +334,8 @@ def _conclude_error(
 ) -> Outcome:
     if isinstance(error, HandlerChildrenRetry):
         logger.debug("%s waits for its sub-handlers.", handler)
+        # Counted separately only where attempts are limited, so that other records have no other fields
+        # than upstream's.
         return Outcome(final=False, delay=error.delay, exception=error, uncounted=handler.retries is not None)
     if isinstance(error, TemporaryError):
         return _conclude_temporary(handler, error, limits, logger)
@@ -398,6 +401,8 @@ class _Limits:
         excess = self.attempts + 1 - MAX_ATTEMPTS_AT_ONCE
         if excess < 0 or (delay is not None and delay > 0):
             return delay
+        # On average since the start, instead of growing pauses: handlers that go on in long steps are not delayed, and
+        # there is nothing to be stored.
         pause = (excess + 1) * MIN_INTERVAL - (utcnow() - self.started).total_seconds()
         if pause <= 0:
             return delay
@@ -417,6 +422,7 @@ async def _call_in_time(handler: Handler, kwargs: dict[str, Any], limits: _Limit
         async with deadline:
             return await invocation.invoke(handler.fn, kwargs, executor=executor, asynchronous=True)
     except TimeoutError as error:
+        # Otherwise, it is an error of the user's code, such as a time-out of a request.
         if deadline.expired():
             raise HandlerTimeoutError(f"{handler} has timed out after {limits.timeout:g} seconds.") from error
         raise
@@ -435,6 +441,8 @@ async def _call_briefly(handler: Handler, kwargs: dict[str, Any], rules: Executi
             if deadline.expired():
                 raise RunTimeoutError(text, delay) from error
             raise
+    # Why not `asyncio.wait_for`? It would cancel the task, though not the thread; then the end of the thread is
+    # unknown, and the next run could begin beside it.
     task = asyncio.ensure_future(call)
     try:
         await asyncio.wait({task}, timeout=timeout)
@@ -459,6 +467,7 @@ def _conclude_temporary(handler: Handler, error: TemporaryError, limits: _Limits
         message = f"{handler} failed temporarily but will exceed {limits.retries} retries: {text}"
         logger.error("%s", message)
         return Outcome(final=True, exception=HandlerRetriesError(message))
+    # Why not wait for the time-out? The next attempt is known to come too late, and the object would wait in vain.
     if limits.exceeds_timeout(error.delay):
         message = f"{handler} failed temporarily but will time out after {limits.timeout} seconds: {text}"
         logger.error("%s", message)
@@ -480,6 +489,7 @@ def _conclude_arbitrary(
         logger.error("%s failed with an exception and will ignore it: %s", handler, text, exc_info=exc_info)
         return Outcome(final=True, ignored=True)
     delay = handler.backoff if handler.backoff is not None else rules.default_backoff
+    # A mode of the handler's own shows that the user has thought of errors: then even mistakes are retried.
     mistake = None if rules.find_mistake is None or handler.errors else rules.find_mistake(handler, error)
     if errors is ErrorsMode.PERMANENT:
         ending = "will stop now"

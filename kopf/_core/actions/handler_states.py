@@ -96,6 +96,7 @@ class HandlerState(NamedTuple):
             failure=outcome.final and outcome.exception is not None,
             message=outcome.message,
             subrefs=self.subrefs,
+            # The digest of what a finished handler has seen is added by `see`, when the effects of its patch are known.
             digest=None if outcome.final else self.digest,
             delay=delay if delay is not None and delay > STORED_DELAY else None,
             carried=outcome.carried,
@@ -240,13 +241,16 @@ class State(Mapping[HandlerId, HandlerState]):
         """
         shift: datetime.timedelta | None = None
         pending = [*ids]
+        # The list grows meanwhile: sub-handlers can have sub-handlers, too.
         for key in pending:
             record = storage.fetch(key=key, body=body)
             if record is None or key in self._stored:
                 continue
             self._stored.add(key)
+            # Once for all records, and only if there are any, as it reads two clocks.
             shift = -get_shift() if shift is None else shift
             state = HandlerState.from_record(record, now).shifted(shift).limited(now)
+            # Older records can lack the purpose; they belong to any cycle.
             if state.purpose in (None, self.purpose) or (key in keep and state.finished):
                 self._states[key] = state
             pending += state.subrefs
@@ -259,6 +263,7 @@ class State(Mapping[HandlerId, HandlerState]):
 
     def restart(self, key: HandlerId, now: datetime.datetime) -> None:
         """Start a finished handler and its sub-handlers again. Their digests stay in the records."""
+        # With all levels of sub-handlers: their parents list all of them.
         for each in (key, *self._states[key].subrefs):
             if each in self._states:
                 old = self._states[each]
@@ -335,11 +340,15 @@ class State(Mapping[HandlerId, HandlerState]):
     def store(self, *, storage: Storing, body: Body, patch: Patch) -> None:
         """Add the changed records to the patch."""
         shift = get_shift()
+        # With a base, the records have a field that upstream does not know, so the digest need not be hidden from
+        # it either.
         usual = self.purpose == 'create' and self.base is None
         for key in self._states:
             if key in self._dirty:
                 record = self._states[key].shifted(shift).as_record(usual=usual)
                 storage.store(key=key, record=record, body=body, patch=patch)
+        # Handlers of a deletion can be retried for long, and the records of superseded cycles would stay for all
+        # that time.
         if self.purpose == 'delete' and self._dirty:
             for key in sorted(self._stored - self._states.keys()):
                 storage.purge(key=key, body=body, patch=patch)
@@ -348,6 +357,7 @@ class State(Mapping[HandlerId, HandlerState]):
 
     def purge(self, *, storage: Storing, body: Body, patch: Patch) -> None:
         """Add the removal of all stored records to the patch, including those that could have been stored."""
+        # Storages purge only what they find in the body; so they get a body with all records that could be there.
         if self._unsure:
             possible = Patch()
             for key, state in self._states.items():
@@ -358,6 +368,7 @@ class State(Mapping[HandlerId, HandlerState]):
 
     def mark_unsaved(self) -> None:
         """Called when the last patch with the records has failed, or its response was lost: store all records again."""
+        # All of them, since the API server can have stored the patch, or a part of it, before the connection was lost.
         self._dirty.update(self._states)
         self._unsure = True
 
@@ -390,6 +401,7 @@ def _shorten(message: str | None) -> str | None:
 def _add_digest(time: str, digest: str) -> str:
     """Return the timestamp with the digest as 15 more digits after the microseconds; parsers ignore them."""
     seconds, dot, rest = time.partition('.')
+    # Six bytes are at most fifteen decimal digits. Python's parsers ignore the digits after the microseconds.
     return f'{seconds}{dot}{rest[:6]}{int(digest, 16):015}{rest[6:]}'
 
 
@@ -403,6 +415,7 @@ def parse_time(text: str | None) -> datetime.datetime | None:
     if not text:
         return None
     value = datetime.datetime.fromisoformat(text)
+    # Old versions of upstream have stored such times.
     return value if value.tzinfo is not None else value.replace(tzinfo=datetime.UTC)
 
 

@@ -156,12 +156,14 @@ async def invoke(
         asynchronous: whether the function is async, if the caller has found it out before.
     """
     if is_async_fn(fn) if asynchronous is None else asynchronous:
+        # From here on, the user's code can block the event loop.
         rouse()
         result = fn(**kwargs)
         if type(result) is types.CoroutineType or inspect.isawaitable(result):
             kwargs.clear()  # otherwise, the callers' frames would keep the values in memory while the function waits
             return await result
         return result  # a wrapper can return the result itself
+    # As `asyncio.to_thread` does it, but in the executor of the settings.
     context = contextvars.copy_context()
     result = await asyncio.get_running_loop().run_in_executor(executor, context.run, _call, fn, kwargs)
     if type(result) is _Raised:

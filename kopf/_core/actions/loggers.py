@@ -94,6 +94,7 @@ class ObjectLogger(logging.LoggerAdapter[logging.Logger]):
         """Add the reference to the extra fields of the record; those given by the caller have precedence."""
         mark = self._mark or self.extra
         given = kwargs.get('extra')
+        # Usually shared by all records, as `logging` only reads it.
         kwargs['extra'] = {**mark, **given} if given else mark
         return msg, kwargs
 
@@ -263,6 +264,7 @@ def configure(
     """
     handler = _KopfStreamHandler()
     handler.setFormatter(_make_formatter(log_format, log_prefix, log_refkey))
+    # Only handlers of an earlier call are replaced: other ones belong to the program that embeds the operator.
     root = logging.getLogger()
     for old in [old for old in root.handlers if isinstance(old, _KopfStreamHandler)]:
         root.removeHandler(old)

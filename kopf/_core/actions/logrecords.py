@@ -47,6 +47,7 @@ def make_record(
         extra: additional attributes; their names must differ from those of the usual attributes of records.
     """
     code, line = place
+    # Everything that users can configure about records is done by `logging` itself, so that nothing is lost.
     if (
         logging.getLogRecordFactory() is not logging.LogRecord
         or type(logger) is not logging.Logger
@@ -63,6 +64,7 @@ def make_record(
     now = time.time()
     attrs['levelname'] = logging.getLevelName(level)
     attrs['msg'] = msg
+    # As in `logging`: a single mapping is for messages with names, such as ``%(name)s``.
     first = args[0] if len(args) == 1 else None
     attrs['args'] = first if hasattr(first, 'keys') and isinstance(first, Mapping) and first else args
     attrs['created'] = now
@@ -77,6 +79,7 @@ def make_record(
 
 def _make_template(name: str, level: int, place: _Place) -> dict[str, Any]:
     if len(_templates) >= MAX_TEMPLATES:
+        # All at once: an order of use would cost more than it saves, as the limit is hardly ever reached.
         _templates.clear()
     code, line = place
     record = logging.LogRecord(name, level, code.co_filename, line, '', (), None, code.co_name)

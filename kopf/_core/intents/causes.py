@@ -175,6 +175,7 @@ class Cause:
         kwargs: dict[str, Any] = {}
         indices, getters = self.indices, self.GETTERS
         for name in names:
+            # Indices first: one with the name of an argument hides the argument, as in `all_kwargs`.
             if name in indices:
                 kwargs[name] = indices[name]
             elif name in getters:
@@ -193,6 +194,8 @@ class Cause:
             kwargs['retry'] = state.retries
             kwargs['started'] = state.started
             kwargs['runtime'] = utcnow() - state.started
+        # Indices win over arguments of the same name: otherwise, a new argument of the framework could break
+        # an operator.
         kwargs.update(self.indices)
         return kwargs
 
@@ -248,6 +251,7 @@ class ResourceCause(Cause):
         """Return the arguments that are the same for all handlers, as a new dict; they are collected once."""
         if self._shared is None:
             self._shared = Cause.base_kwargs(self)
+        # A copy, as each handler adds its own arguments, and functions may modify their ``**kwargs``.
         return self._shared.copy()
 
 
@@ -343,6 +347,7 @@ class ChangingCause(ResourceCause):
         field = getattr(handler, 'field', None)
         if field and state is not None:  # filters get the whole object
             kwargs.update(self._reduce_to(field))
+            # Again, as an index can be named like one of these arguments.
             kwargs.update(self.indices)
         return kwargs
 

@@ -124,11 +124,14 @@ class Cycles:
     ) -> Cycle:
         """Return the cycle for this cause: the current one with the edits noted, the stored one, or a new one."""
         if cycle is None or (
+            # An update that is reverted to the last handled state is still the same cycle: its handlers have to
+            # see that.
             cycle.state.purpose != cause.reason
             and not (cause.reason in UNCHANGED and cycle.state.purpose == Reason.UPDATE)
         ):
             loaded = self._load(cause, essence, last, now)
             if cycle is not None:
+                # A resuming handler must run once in a process, whatever cycles the object goes through meanwhile.
                 loaded.state.carry_over(cycle.state, self._table.only_resuming_ids)
             return loaded
         if cycle.patched is not None:
@@ -172,6 +175,7 @@ class Cycles:
         state = State(purpose=purpose)
         ids, kept = self._table.changing_ids, self._table.only_resuming_ids
         state.load(ids, storage=self._records, body=cause.body, now=now, keep=kept)
+        # The stored state of a creation that goes on is the one that its first handlers have seen.
         base = last if last is not None and cause.reason is Reason.CREATE else essence
         cycle = Cycle(state=state, known=essence, base=base)
         outdated = find_outdated(state, essence)
@@ -205,6 +209,7 @@ class Cycles:
             finished = [key for key in finished if key in self._updating]
         if cycle.state.purpose in (Reason.CREATE, Reason.UPDATE):
             for key in finished:
+                # Of several edits, the state before the first one is what the handler has seen.
                 cycle.missed.setdefault(key, cycle.known)
             for key in [key for key, seen in cycle.missed.items() if is_same(seen, essence)]:
                 del cycle.missed[key]  # the edit was reverted
@@ -228,6 +233,7 @@ class Cycles:
         now: datetime.datetime,
     ) -> list[ChangingHandler]:
         """Restart the finished handlers that have missed an edit; return all matching ones, with the restarted ones."""
+        # In a creation, the edit is left to the update that follows; in a deletion, it does not matter any more.
         if cause.reason is not Reason.UPDATE or not (cycle.missed or cycle.revived):
             return matching
         for key in [key for key in cycle.revived if key in cycle.state and cycle.state[key].finished]:
@@ -235,6 +241,8 @@ class Cycles:
         for handler in relevant:
             if handler.id in cycle.missed and is_for_updates(handler):
                 seen = cycle.missed.pop(handler.id)
+                # Matched with the change since the state that the handler has seen, which can differ from the change of
+                # the cycle. If the state is unknown, the handler is rather run once too often than not at all.
                 if seen is None or filters.may_match(
                     handler, dataclasses.replace(cause, old=seen, diff=diff(seen, cause.new))
                 ):
@@ -246,6 +254,7 @@ class Cycles:
             cycle.state.restart(key, now)
         chosen = set(matching)
         chosen.update(handler for handler in relevant if handler.id in cycle.revived and is_for_updates(handler))
+        # In the order of declaration, which the lifecycles rely on.
         return [handler for handler in relevant if handler in chosen]
 
     def follow(self, cycle: Cycle, cause: ChangingCause, essence: BodyEssence) -> Cycle | None:
@@ -268,6 +277,7 @@ class Cycles:
                 dataclasses.replace(cause, reason=Reason.UPDATE, old=cycle.base, new=seen, diff=diff(cycle.base, seen)),
             ):
                 followup.revived[handler.id] = seen
+                # With the digest of what it has seen, so that an operator that continues the update finds it outdated.
                 followup.state.inherit(handler.id, record, '' if seen is None else digest_essence(seen))
         return followup if followup.revived else None
 
@@ -276,6 +286,7 @@ class Cycles:
         cycle.unconfirmed = None
         self.predict(cycle, body, essence, patch)
         creating = cycle.state.purpose == Reason.CREATE and bool(self._updating)
+        # The base is as large as the object, so it is stored only if another operator is likely to need it.
         if creating and not cycle.edited and _is_put_off(cycle, body):
             cycle.state.keep_base(self._essences.pack(cycle.base, body))
         if cycle.state.purpose == Reason.UPDATE or creating:

@@ -187,6 +187,8 @@ class Decider:
         failed: filters.Failures = {}
         relevant = filters.sift(self.table.changing, cause, filters.prematch, failed)
         needed = holding or any(handler.requires_finalizer for handler in relevant)
+        # Such an object is not written to, not even its last handled state: users exclude objects of other operators
+        # by filters.
         if not relevant and not needed and not held:
             self._skip(cause, failed, failures)
             return None
@@ -197,6 +199,7 @@ class Decider:
             # The edits have reverted each other, but some handlers have seen only one of them.
             cause = dataclasses.replace(cause, reason=Reason.UPDATE)
         decision = Decision(cause=cause, cycle=cycle, essence=essence, last=last, relevant=bool(relevant))
+        # Not while it is being deleted: the API server refuses new finalizers then.
         decision.add_finalizer = needed and not held and not deleting
         decision.remove_finalizer = held and not needed and not deleting and not self._may_need_finalizer(failed)
         # The handlers must wait for the finalizer: an object that is deleted after their start must not vanish unseen.
@@ -217,6 +220,7 @@ class Decider:
         last = self.essences.fetch_last(body, essence, memory.handled_digest)
         if last is not None:
             return last, None
+        # The cycle has recalled the missing fields at its beginning, if there were any.
         if memory.cycle is not None:
             return memory.cycle.assumed, None
         if not memory.missing_fields or deleting:
@@ -238,6 +242,7 @@ class Decider:
         if deleting:
             reason = Reason.DELETE if self._is_held(body) else Reason.FREE
             changes = EMPTY if last is None else diff(last, essence)
+        # Not initial: a new object is created, not resumed, even if it is older than this process.
         elif last is None or self._is_creation_going_on(body, memory.cycle):
             # In an edited creation, there is a last handled state already: the one that the update will be from.
             return make_cause(reason=Reason.CREATE, initial=False, old=None, new=essence, diff=diff(None, essence))
@@ -264,6 +269,8 @@ class Decider:
         decision.incomplete = skipping
         matching = self._cycles.revive(cycle, cause, matching, relevant, now)
         decision.matching = list(filters.deduplicate(matching))
+        # Of all matching handlers, not only of those that are run now: the time-out of a handler begins when it
+        # is selected.
         cycle.state.begin([handler.id for handler in decision.matching], now)
         decision.due = cycle.state.due(decision.matching, now)
 
@@ -279,6 +286,8 @@ class Decider:
         due: filters.Failures = {
             handler: error
             for handler, error in failed.items()
+            # Only the handlers that would be run: for other reasons of handling, it does not matter what their filters
+            # would say.
             if isinstance(handler, ChangingHandler) and filters.may_match_change(handler, cause)
         }
         if skipped is not None:
@@ -292,6 +301,7 @@ class Decider:
         """Return the missing fields with which the object would match update handlers."""
         if not self._awaiting_fields or body['metadata'].get('deletionTimestamp') is not None:
             return NO_FIELDS
+        # As if nothing has changed: whether the field is missing depends on the object alone.
         cause = make_cause(reason=Reason.NOOP, initial=False, old=None, new=self.essences.of(body), diff=EMPTY)
         missing_fields = filters.sift(self._awaiting_fields, cause, filters.lacks_field, {})
         return frozenset(handler.field for handler in missing_fields if handler.field)
@@ -307,6 +317,7 @@ class Decider:
             return None
         try:
             essence = self.essences.of(body)
+            # An edit by another client: the state in the object is to be handled in any case.
             if not is_same(essence, decision.stored) or self.essences.is_last(body, essence):
                 return None
             is_kept = is_same(self.essences.fetch_last(body, essence), essence)
@@ -339,6 +350,7 @@ class Decider:
         """
         metadata = body['metadata']
         needed = holding or self._held_if_settled
+        # Deletions are rare; and where filters decide about the finalizer, they have to be called in any case.
         if metadata.get('deletionTimestamp') is not None or needed is None:
             return False
         if (self.finalizer in (metadata.get('finalizers') or ())) is not needed:
@@ -350,6 +362,7 @@ class Decider:
             last = self.essences.fetch_last(body, essence, handled_digest, again=True)
             if last is None or not is_same(last, essence):
                 return False
+        # Records of an interrupted cycle are to be continued or purged, although nothing has changed since then.
         return not self.records.fetch_all(self.table.changing_ids, body)
 
     def _recall(
@@ -405,14 +418,19 @@ class Decider:
         if reason is Reason.FREE:
             return
         if done:
+            # In one patch with the last handled state: an operator that is killed in between would repeat the handlers,
+            # or leave records behind that look like an interrupted cycle.
             cycle.state.purge(storage=self.records, body=body, patch=conclusion)
             decision.followup = self._cycles.follow(cycle, decision.cause, decision.essence)
             if decision.followup is not None:
                 decision.followup.state.store(storage=self.records, body=body, patch=conclusion)
+            # A creation ends with the state that its handlers have seen, not with a newer one, so that an edit becomes
+            # an update.
             decision.stored = cycle.base if reason is Reason.CREATE else decision.essence
             if decision.relevant and reason in _STORING and not is_same(decision.stored, decision.last):
                 self.essences.store_last(body, decision.stored, conclusion)
         else:
+            # Kept until the patch is stored, so that `retract` can undo the prediction.
             decision.before = cycle.known, cycle.base
             self._cycles.advance(cycle, body, decision.essence, patch)
             cycle.state.store(storage=self.records, body=body, patch=conclusion)

@@ -205,6 +205,7 @@ def _prepare(
     field: FieldPath | None = parse_field(given.pop('field', None)) or None
 
     def make(fn: Callable[..., Any], parent: Handler | None) -> ResourceHandler:
+        # Sub-handlers have ids without their fields, as in upstream: the ids are keys of stored records.
         suffix = field if cls.named_by_field and parent is None else None
         full_id = make_handler_id(fn, id, field=suffix, parent=None if parent is None else parent.id)
         return cls(fn=fn, id=full_id, field=field, **given, **fixed, **more)

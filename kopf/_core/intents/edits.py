@@ -30,6 +30,7 @@ def is_touched(field: tuple[str, ...], patch: Mapping[str, Any]) -> bool:
     value: Any = patch
     for key in field:
         if not isinstance(value, Mapping):
+            # The patch replaces or removes a parent as a whole, so it can have changed everything below.
             return True
         if key not in value:
             return False
@@ -45,5 +46,6 @@ def is_on_path(field: FieldPath, other: FieldPath) -> bool:
 def find_outdated(state: State, essence: BodyEssence) -> list[HandlerId]:
     """Return the handlers that were run for another essence than this one, as far as their records contain digests."""
     seen = {key: record.digest for key, record in state.items() if record.digest is not None}
+    # Only if there are digests to compare with, since the whole essence is serialised for it.
     digest = digest_essence(essence) if seen else None
     return [key for key in seen if seen[key] != digest]

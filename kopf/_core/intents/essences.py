@@ -59,7 +59,9 @@ class Essences:
     def of(self, body: Body) -> BodyEssence:
         """Return the essence of the object."""
         raw = body._data()
+        # By identity: a body is replaced by its newer state, and the framework never modifies it.
         if raw is not self._raw:
+            # The user's `clear` may modify the essence, whose values belong to the body.
             source = Body(copy.deepcopy(dict(raw))) if self._copying else body
             try:
                 essence = self._diffbase.build_shared(source, self._extra_fields)
@@ -94,6 +96,7 @@ class Essences:
             again: whether it will be fetched again for the same state, and so is cached until then. It is not cached
                 any longer, because handlers get it, and could change it in place.
         """
+        # Before the storage is asked: it has not kept that state.
         if handled_digest is not None and handled_digest == digest_essence(essence):
             return essence
         known = self._remembering and body._data() is self._raw

@@ -71,6 +71,7 @@ class FailureReports:
                 cause.logger.error(
                     "%s. The handler is skipped, and is tried again with the next change.", error.explain(handler)
                 )
+            # The reports of objects that keep failing are the last to be forgotten.
             self._known.move_to_end(key)
             if len(self._known) > _MAX_REPORTS:
                 self._known.popitem(last=False)
@@ -98,6 +99,7 @@ def prematch(handler: ResourceHandler, cause: ResourceCause) -> bool:
     if is_unconditional(handler):
         return True
     return (
+        # In this order: the cheap checks first, and the user's function only for objects that pass all the others.
         _match_metadata(handler, cause)
         and (handler.field is None or _match_field(handler, cause))
         and (handler.when is None or _call(handler.when, cause.kwargs_of_callback(handler.when, handler)))
@@ -147,6 +149,7 @@ def match_change(handler: ChangingHandler, cause: ChangingCause) -> bool:
 
 def match(handler: ResourceHandler, cause: ResourceCause) -> bool:
     """Check whether the handler is for the object and the change."""
+    # The change first, because it excludes most handlers, and their callbacks need not be called.
     if isinstance(handler, ChangingHandler) and isinstance(cause, ChangingCause) and not match_change(handler, cause):
         return False
     return prematch(handler, cause)
@@ -190,6 +193,8 @@ def are_distinct(handlers: Sequence[ResourceHandler]) -> bool:
 
 def _match_metadata(handler: ResourceHandler, cause: ResourceCause) -> bool:
     return (
+        # Not again if the server has done it: an object that was deleted in a gap of the watch comes without
+        # its labels.
         (handler.label_selector is None or cause.selected or handler.label_selector.matches(cause.body.metadata.labels))
         and _match_mapping(handler.labels, cause.body.metadata.labels, handler, cause)
         and _match_mapping(handler.annotations, cause.body.metadata.annotations, handler, cause)
@@ -212,6 +217,7 @@ def _match_field(handler: ResourceHandler, cause: ResourceCause) -> bool:
         pattern = MetaFilterToken.PRESENT if handler.value is None else handler.value
         return any(
             _match_value(pattern, resolve(essence, handler.field, _ABSENT), handler, cause)
+            # Both states: the removal of a field is also a change of that field.
             for essence in (cause.old, cause.new)
         )
     pattern = MetaFilterToken.PRESENT if handler.value is None else handler.value
@@ -231,6 +237,7 @@ def _match_transition(handler: ChangingHandler, cause: ChangingCause) -> bool:
 
 def _match_value(pattern: Any, content: Any, handler: ResourceHandler, cause: ResourceCause) -> bool:
     if pattern is MetaFilterToken.PRESENT:
+        # Inexactly, as the API server writes a whole float as an integer.
         return content is not _ABSENT and content is not None
     if pattern is MetaFilterToken.ABSENT:
         return content is _ABSENT or content is None
@@ -279,6 +286,7 @@ def _hash_content(body: Body) -> int:
     """Return a hash of the fields that users change. With the status, each of its updates would repeat the reports."""
     raw, meta = body._data(), body.metadata
     content = {key: value for key, value in raw.items() if key not in ('metadata', 'status')}
+    # Without the annotations and versions, as the framework's own patches change them.
     content['metadata'] = {'labels': meta.get('labels'), 'deleted': meta.get('deletionTimestamp')}
     try:
         return hash(orjson.dumps(content, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS))

@@ -125,6 +125,7 @@ class ResourceHandler(DeclaredHandler):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # The ids of the functions stay unique, because the handler keeps the functions.
         names = {(id(fn), positional): read_names(fn, positional) for _, fn, positional in self.iter_callbacks()}
         object.__setattr__(self, 'callback_names', {key: each for key, each in names.items() if each is not None})
 

@@ -45,6 +45,7 @@ def is_changed_since_created(body: Body, *, has_status: bool) -> bool:
     """Check whether other clients have changed the spec, or the labels and annotations after the operator's patch."""
     # Without the subresource, the generation also grows with the status, e.g. with the results of handlers.
     generation = body.metadata.get('generation') if has_status or not body.get('status') else None
+    # The API server begins with 1, and increments the generation with each change of the spec.
     return (isinstance(generation, int) and generation > 1) or _is_labelled_by_others(body)
 
 
@@ -54,6 +55,7 @@ def _is_labelled_by_others(body: Body) -> bool:
         for entry in body.metadata.get('managedFields') or ()
         if isinstance(entry, Mapping) and not entry.get('subresource')
     ]
+    # Without an entry of this operator, it is unknown what it has seen: then nothing counts as an edit.
     ours = max((_get_time(entry) for entry in entries if entry.get('manager') == _MANAGER), default='')
     return bool(ours) and any(  # the times are in whole seconds
         entry.get('manager') != _MANAGER and _get_time(entry) > ours and _has_essential_metadata(entry)

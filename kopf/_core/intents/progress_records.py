@@ -30,6 +30,7 @@ class ProgressRecords:
     def fetch(self, *, key: HandlerId, body: Body) -> ProgressRecord | None:
         """Return the record of a handler; ``None`` if there is none."""
         known = self._get_known(body) if self._remembering else {}
+        # An absent record is known, too: as ``None``.
         if key not in known:
             try:
                 known[key] = self._storage.fetch(key=key, body=body)

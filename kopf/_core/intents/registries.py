@@ -125,6 +125,7 @@ class OperatorRegistry:
         """Add the chosen handlers of another registry, except for those that this registry contains already."""
         for kind in KINDS:
             own = self.of(kind)
+            # By identity: handlers with equal options are still declared twice.
             known = set(own)
             for handler in other.of(kind).get_all_handlers():
                 if handler not in known and chosen(handler):
@@ -159,6 +160,7 @@ class OperatorRegistry:
 
 
 def _notify(listeners: Collection[Callable[[], object]]) -> None:
+    # A copy, since a listener can remove itself.
     for listener in list(listeners):
         listener()
 
@@ -255,6 +257,7 @@ class HandlerTable(NamedTuple):
             for source in handler.sources
             if source.selector in served
         )
+        # Handlers of other resources depend on all objects of this one, so the server must not select any.
         selectors = {handler.label_selector for handler in every} | {None for _ in dependents}
         return cls(
             resource=resource,
@@ -301,6 +304,8 @@ def make_handler_id(
     parent: HandlerId | None = None,
 ) -> HandlerId:
     """Return the full id of a handler: the id of its parent, its own id, and its field."""
+    # Ids are keys of stored records: any other rule would make handlers run again after an upgrade, or after a change
+    # from upstream kopf.
     own = id if id is not None else get_callable_id(fn)
     suffix = f"/{'.'.join(field)}" if field else ''
     return HandlerId(f"{parent}/{own}{suffix}" if parent else f"{own}{suffix}")

@@ -20,6 +20,7 @@ def deliver_results(outcomes: Mapping[HandlerId, Outcome], patch: Patch) -> None
             continue
         if isinstance(outcome.result, Mapping):
             known = patch.status.get(key)
+            # A new dict, as the result itself belongs to the user's function.
             patch.status[key] = {**(known if isinstance(known, Mapping) else {}), **outcome.result}
         else:
             patch.status[key] = outcome.result
