@@ -243,7 +243,6 @@ class HandlerTable(NamedTuple):
     @classmethod
     def build(cls, registry: OperatorRegistry, resource: Resource, served: Collection[Selector]) -> 'HandlerTable':
         """Create the table of the resource from the handlers whose selectors have been resolved to it (``served``)."""
-
         handlers: dict[type[ResourceHandler], tuple[Any, ...]] = {
             kind: tuple(handler for handler in registry.of(kind) if handler.selector in served)
             for kind in KINDS

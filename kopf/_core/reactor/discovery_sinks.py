@@ -1,6 +1,4 @@
-"""
-The sinks of the watches of namespaces and CRDs, which tell the orchestrator what to serve.
-"""
+"""The sinks of the watches of namespaces and CRDs, which tell the orchestrator what to serve."""
 
 import logging
 from collections.abc import Collection
