@@ -339,7 +339,7 @@ def test_nothing_is_left_of_a_dropped_plan():
 
 
 @pytest.mark.parametrize('after', [-1, float('nan')])
-def test_nobody_can_ask_for_the_past(after):
+def test_again_in_the_past_is_refused(after):
     with pytest.raises(ValueError, match=r"kopf\.Again: after= must not be negative"):
         Again(after=after)
 

@@ -328,7 +328,7 @@ def test_whatever_happens_it_ends_and_what_has_succeeded_is_not_repeated(life, r
             else:
                 sim.now += datetime.timedelta(seconds=100)
 
-    sim.step()  # the finalizer; before it, nobody is told of a deletion
+    sim.step()  # the finalizer; before it, no handler is told of a deletion
     play(life)
     if rest:
         sim.settle()
@@ -363,7 +363,7 @@ def test_an_edit_during_an_update_reruns_the_handlers_that_had_finished():
     ]
 
 
-def test_an_edit_that_is_reverted_during_an_update_is_shown_to_those_who_saw_it():
+def test_an_edit_that_is_reverted_during_an_update_is_shown_to_handlers_that_saw_it():
     sim = Simulation(*updates())
     sim.settle()
     sim.runs.clear()
@@ -387,7 +387,7 @@ def test_an_edit_in_a_downtime_in_the_middle_of_an_update_is_noticed_by_the_dige
     assert ('first', {'a': 1, 'b': 1}) in [(id, spec) for id, _, spec, _ in sim.runs]
 
 
-def test_edits_are_reverted_after_a_restart_while_those_who_saw_them_are_due_again():
+def test_edits_are_reverted_after_a_restart_while_handlers_that_saw_them_are_due_again():
     sim = Simulation(*updates())
     sim.settle()
     sim.edit(a=1)
@@ -711,7 +711,7 @@ def test_a_downtime_without_edits_while_a_creation_is_put_off_is_no_reason_for_a
 
 
 @pytest.mark.parametrize('restarting', [False, True])
-def test_reverted_edits_are_shown_to_those_who_saw_them_also_while_resuming(restarting):
+def test_reverted_edits_are_shown_to_handlers_that_saw_them_also_while_resuming(restarting):
     sim = Simulation(*updates(), make_handler('resume', initial=True))
     sim.settle()
     sim.runs.clear()

@@ -147,7 +147,7 @@ async def test_raw_events(world):
         await world.until_called('good', name='obj')
         await world.aio.patch('kopfexamples', 'obj', {'status': {'beat': 1}})
         await world.until_called('good', name='obj', times=2)
-        assert len(failures(world)) == 1  # nobody has changed what it looks at
+        assert len(failures(world)) == 1  # no fields that it reads have changed
         await world.edit(field='v2')
         await world.until_called('good', name='obj', times=3)
         assert len(failures(world)) == 2

@@ -289,7 +289,7 @@ async def test_edits_that_are_seen_after_a_daemons_patch_are_not_lost(scene):
 
     @kopf.timer('kopfexamples', registry=scene.registry, interval=100, initial_delay=5)
     async def fn(patch, **_):
-        scene.edit(spec={'x': 'of somebody'})  # its event comes later than the answer to the patch
+        scene.edit(spec={'x': 'of another client'})  # its event comes later than the answer to the patch
         patch.status['y'] = 1
 
     @kopf.on.update('kopfexamples', registry=scene.registry)
@@ -300,9 +300,9 @@ async def test_edits_that_are_seen_after_a_daemons_patch_are_not_lost(scene):
     await scene.run(4)
     await asyncio.sleep(2)
     assert scene.raw['status'] == {'y': 1}
-    assert seen == [{'x': 'of somebody'}]
+    assert seen == [{'x': 'of another client'}]
     await scene.run(2)
-    assert seen == [{'x': 'of somebody'}]
+    assert seen == [{'x': 'of another client'}]
 
 
 async def test_answers_that_come_late_do_not_bring_back_old_states(scene):

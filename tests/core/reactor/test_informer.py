@@ -134,7 +134,7 @@ async def test_no_handlers_until_all_is_listed_and_indexed(setup: Setup) -> None
     for number in range(100):
         kexes.feed(f'kex{number}')
     await settle()
-    assert len(asyncio.all_tasks()) == tasks  # those who wait have no tasks
+    assert len(asyncio.all_tasks()) == tasks  # waiting index functions have no tasks
     pods.feed('pod1')
     pods.feed('pod2')
     pods.listed()

@@ -319,7 +319,7 @@ async def test_a_thread_that_takes_too_long_is_left_and_no_run_is_beside_it(worl
     assert calls == ['obj', 'second', 'obj']
 
 
-async def test_concurrency_limits_the_runs_and_not_those_who_wait_for_a_retry(world):
+async def test_concurrency_limits_the_runs_and_not_objects_that_wait_for_a_retry(world):
     running, peak = set(), []
 
     async def fn(name, reasons, **_):

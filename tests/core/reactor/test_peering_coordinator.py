@@ -1,4 +1,4 @@
-"""Several operators and one API: who handles what, when some of them come, go, die, and pause each other."""
+"""Several operators and one API: which one handles what, when some come, go, die, and pause each other."""
 
 import asyncio
 import contextlib
@@ -334,7 +334,7 @@ async def test_indices_are_kept_during_the_pause_and_events_are_reported_after_i
     )
 
 
-async def test_who_is_paused_from_the_beginning_is_ready_to_take_over(world):
+async def test_an_operator_that_is_paused_from_the_beginning_is_ready_to_take_over(world):
     await world.join()
     await world.put('boss')
     await world.create('a', field='1')
@@ -437,7 +437,7 @@ async def test_takeover_also_where_there_is_no_peering(world):
             assert len(watching) == 1
 
 
-async def test_takeover_waits_for_those_who_still_work(world):
+async def test_takeover_waits_for_operators_that_still_work(world):
     await world.join()
     world.gate.clear()
     async with world.operator('low', priority=1):
@@ -474,7 +474,7 @@ async def test_takeover_waits_also_if_it_could_not_be_announced_at_first(world, 
     assert [call for call in world.calls if call[1] != 'resume'] == [('low', 'create', 'a')]
 
 
-async def test_what_runs_during_a_whole_pause_is_not_repeated_if_it_cannot_be_stored_at_once(world):
+async def test_handlers_that_run_during_a_whole_pause_are_not_repeated_if_they_cannot_be_stored_at_once(world):
     await world.join()
     world.gate.clear()
     async with world.operator('me'):
@@ -518,7 +518,7 @@ async def test_takeover_waits_for_daemons_that_still_run(world):
     assert daemons[:3] == [('low', 'daemon starts'), ('low', 'daemon stops'), ('high', 'daemon starts')]
 
 
-async def test_takeover_from_the_dead(world):
+async def test_takeover_from_an_operator_whose_record_has_expired(world):
     await world.join()
     await world.put('dead', priority=100, lifetime=1)
     async with world.operator('low'):
@@ -599,7 +599,7 @@ async def scheduled(**_):
 """
 
 
-async def test_nothing_is_begun_after_a_suspension_until_it_is_known_who_is_there(world, tmp_path):
+async def test_nothing_is_begun_after_a_suspension_until_the_peers_are_known(world, tmp_path):
     await world.join()
     tmp_path.joinpath('suspended.py').write_text(SUSPENDED)
     replica = await asyncio.create_subprocess_exec(

@@ -534,7 +534,7 @@ async def test_results_of_handlers_are_stored_in_the_status(world):
 
 
 class Forgetful(kopf.DiffBaseStorage):
-    """Keeps nothing, for those who may not write to the objects."""
+    """Keeps nothing, for operators that may not write to the objects."""
 
     def fetch(self, **_):
         return None

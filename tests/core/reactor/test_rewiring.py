@@ -1,4 +1,4 @@
-"""What runs while its objects get another watch, or leave the selection and come back: only one at a time."""
+"""Functions run once at a time while their objects get another watch, or leave the selection and come back."""
 
 import asyncio
 import threading
@@ -12,7 +12,7 @@ WAYS = ['upgraded', 'declared', 'reselected']
 
 
 class Work:
-    """The work of one function for one object: it lasts until it is let go, whatever it is told."""
+    """One run of a function for one object: it lasts until the test lets it go, even if it is cancelled."""
 
     def __init__(self, world, *, threaded, until_stopped=False):
         self.world, self.threaded, self.until_stopped = world, threaded, until_stopped
@@ -240,7 +240,7 @@ async def test_an_index_function_runs_again_when_its_former_run_has_ended(world,
 
 
 @pytest.mark.parametrize('moment', ['after', 'meanwhile'])
-async def test_kinds_that_vanish_and_come_back_find_what_runs(world, moment):
+async def test_functions_go_on_for_kinds_that_vanish_and_come_back(world, moment):
     """The kind is not served for a while, but its objects stay."""
 
     async def serve(served):
@@ -335,7 +335,7 @@ async def test_delayed_retries_are_not_lost(world, rewire):
 
 
 @pytest.mark.parametrize('steps', [1, 2])
-async def test_what_comes_late_in_the_stream_is_not_handled_again(world, steps):
+async def test_late_events_of_the_stream_are_not_handled_again(world, steps):
     """The object leaves and comes back, then its handler ends: the stream tells of all that only after the patch."""
     world.settings.watching.label_selectors['kopfexamples'] = 'app=x'
     work = Work(world, threaded=False)
@@ -359,7 +359,7 @@ async def test_what_comes_late_in_the_stream_is_not_handled_again(world, steps):
     assert [len(world.called(f'next-{number}')) for number in range(1, steps)] == [1] * (steps - 1)
 
 
-async def test_what_could_not_be_stored_is_known_after_leaving_the_selection(world):
+async def test_progress_that_could_not_be_stored_is_known_after_leaving_the_selection(world):
     world.settings.watching.label_selectors['kopfexamples'] = 'app=x'
     world.settings.queueing.error_delays = [0.5]
     world.declare(kopf.on.create, 'create')

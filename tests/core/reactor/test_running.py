@@ -302,7 +302,7 @@ async def test_handlers_declared_while_running(world, threaded):
     stop.set()
     await task
     assert len(world.called('second')) == 1
-    world.declare(kopf.on.event, 'too late')  # nobody is there to be told
+    world.declare(kopf.on.event, 'too late')  # the operator has ended by then
 
 
 # As tasks.

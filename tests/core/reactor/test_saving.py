@@ -1,4 +1,4 @@
-"""What is only remembered for a while is stored before the operator ends, pauses, or loses sight of the object."""
+"""Progress that is only in memory is stored before the operator ends, pauses, or loses sight of the object."""
 
 import asyncio
 import datetime
@@ -35,7 +35,7 @@ async def test_deletion_handlers_are_not_repeated_after_an_end_with_daemons(worl
     assert len(world.called('delete')) == 1
 
 
-async def test_deletion_handlers_are_not_repeated_by_those_who_take_over(world):
+async def test_deletion_handlers_are_not_repeated_by_the_operator_that_takes_over(world):
     world.declare(kopf.on.delete, 'delete')
     hold(world, 0.3)
     world.sandbox.apply(world.root / 'peering.yaml')
@@ -87,7 +87,7 @@ async def test_successes_that_could_not_be_stored_are_stored_in_the_end(world):
     assert len(world.called('create')) == 1
 
 
-async def test_successes_that_can_never_be_stored_are_told_of(impatient):
+async def test_successes_that_can_never_be_stored_are_logged(impatient):
     world = impatient
     world.settings.queueing.error_delays = [60]
     world.declare(kopf.on.create, 'create', does='result')

@@ -763,7 +763,7 @@ async def test_forbidden_streams_of_permitted_lists(watch, server, sink):
     async with running(watch):
         await sink.has(a=5)
     assert server.queries == [INITIAL, since(3), since(3)]
-    assert sink.refusals == []  # they were listed: nobody has to wait
+    assert sink.refusals == []  # they were listed: the gate need not wait
 
 
 async def test_the_failure_is_visible(watch, server, sink, monkeypatch):

@@ -1,4 +1,4 @@
-"""Workers: how many at a time, who goes first, and who waits until there is a chance to talk to the API."""
+"""Workers: how many at a time, which objects go first, and which wait until requests can be made."""
 
 import asyncio
 import contextlib
@@ -42,7 +42,7 @@ async def test_as_many_at_once_as_allowed(world, limit):
     assert most == limit
 
 
-async def test_those_who_sleep_take_no_places(world):
+async def test_sleeping_objects_take_no_places(world):
     async def work(name, **_):
         if name != 'third':
             raise kopf.TemporaryError('boo', delay=999)
@@ -57,7 +57,7 @@ async def test_those_who_sleep_take_no_places(world):
         await world.handled('third')
 
 
-# Those who are there already, and those who come.
+# Objects of the initial list, and live changes.
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ async def test_ends_that_are_cut_short_leave_no_tasks_but_those_of_handlers():
     await asyncio.wait(left)
 
 
-# Those who were there before do not begin while enough of them wait for the API.
+# Objects of the initial list get no workers while enough of them wait for the API.
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def few(monkeypatch):
     monkeypatch.setattr(workers, 'MAX_AT_ONCE', 2)
 
 
-MOST = 1 + 2 + 2 * 2  # those who begin at once are not known to wait for the API before the next turn of the loop
+MOST = 1 + 2 + 2 * 2  # only in the next iteration of the loop, workers are known to wait for the API
 
 
 def patched(world):
@@ -154,7 +154,7 @@ def patched(world):
 
 
 @pytest.mark.parametrize('streaming', [True, False], ids=['streamed', 'chunked'])
-async def test_live_changes_are_not_held_back_by_those_who_wait_for_the_api(world, crowd, few, streaming):
+async def test_live_changes_are_not_held_back_by_workers_that_wait_for_the_api(world, crowd, few, streaming):
     world.settings.networking.max_connections = 1
     world.settings.watching.streaming_lists = streaming
     world.sandbox.faults.delay(0.4, verb='patch', name=crowd[0])
@@ -174,7 +174,7 @@ async def test_live_changes_are_not_held_back_by_those_who_wait_for_the_api(worl
     assert sorted(call.name for call in world.calls) == sorted([*crowd, 'new'])  # each once
 
 
-async def test_those_who_do_not_talk_to_the_api_hold_nobody_back(world, crowd, few):
+async def test_workers_that_make_no_requests_hold_no_others_back(world, crowd, few):
     over = asyncio.Event()
     world.settings.networking.max_connections = 1
     world.declare(kopf.on.create, 'create', does=lambda **_: over.wait())
@@ -187,7 +187,7 @@ async def test_those_who_do_not_talk_to_the_api_hold_nobody_back(world, crowd, f
 
 
 @pytest.mark.parametrize('fault', ['error', 'drop', 'lose'])
-async def test_failures_of_the_api_keep_nobody_waiting(world, crowd, few, fault):
+async def test_failures_of_the_api_keep_no_objects_waiting(world, crowd, few, fault):
     world.settings.networking.max_connections = 1
     getattr(world.sandbox.faults, fault)(verb='patch', times=5)
     world.declare(kopf.on.create, 'create')
@@ -243,7 +243,7 @@ class Crowd:
 
 
 @pytest.mark.looptime
-async def test_who_waits_for_the_api_is_followed_by_others_in_order(few):
+async def test_workers_that_wait_for_the_api_are_followed_by_others_in_order(few):
     crowd = Crowd()
     assert [type(record.pending) for record in crowd.records[-3:]] == [bytes] * 3  # a text takes less memory
     for second in range(20):
@@ -256,7 +256,7 @@ async def test_who_waits_for_the_api_is_followed_by_others_in_order(few):
 
 
 @pytest.mark.looptime
-async def test_what_they_do_after_their_requests_holds_nobody_back(few):
+async def test_workers_that_go_on_after_their_requests_hold_no_others_back(few):
     crowd = Crowd()
     crowd.afterwards = 1000
     await asyncio.sleep(20.1)
@@ -265,7 +265,7 @@ async def test_what_they_do_after_their_requests_holds_nobody_back(few):
 
 
 @pytest.mark.looptime
-async def test_who_only_observes_does_not_wait_with_the_others(few):
+async def test_objects_that_are_only_observed_do_not_wait_with_the_others(few):
     crowd = Crowd()
     await asyncio.sleep(0.5)
     crowd.requesting = False
@@ -276,7 +276,7 @@ async def test_who_only_observes_does_not_wait_with_the_others(few):
 
 
 @pytest.mark.looptime
-async def test_who_does_not_wait_any_more_is_followed_by_others(few):
+async def test_cancelled_workers_are_followed_by_others(few):
     crowd = Crowd()
     for _ in range(10):
         await asyncio.sleep(0.01)
@@ -288,7 +288,7 @@ async def test_who_does_not_wait_any_more_is_followed_by_others(few):
 
 
 @pytest.mark.looptime
-async def test_a_closed_client_keeps_nobody_waiting_for_a_place(few):
+async def test_a_closed_client_keeps_no_objects_waiting_for_a_place(few):
     crowd = Crowd()
     await asyncio.sleep(0.5)
     crowd.gate.close()
@@ -297,7 +297,7 @@ async def test_a_closed_client_keeps_nobody_waiting_for_a_place(few):
 
 
 @pytest.mark.looptime
-async def test_a_server_that_asks_to_wait_only_delays_them(few):
+async def test_a_server_that_asks_to_wait_only_delays_the_objects(few):
     crowd = Crowd()
     await asyncio.sleep(0.5)
     crowd.gate.hold(100)
@@ -316,7 +316,7 @@ async def test_a_server_that_asks_to_wait_only_delays_them(few):
 
 
 @pytest.mark.looptime
-async def test_a_rate_of_requests_only_delays_them(few):
+async def test_a_rate_of_requests_only_delays_the_objects(few):
     crowd = Crowd()
     crowd.settings.networking.requests_per_second = 0.1
     crowd.settings.networking.requests_burst = 1
@@ -327,7 +327,7 @@ async def test_a_rate_of_requests_only_delays_them(few):
 
 
 @pytest.mark.looptime
-async def test_nobody_begins_in_a_pause_but_all_after_it(few):
+async def test_no_workers_start_in_a_pause_but_all_after_it(few):
     crowd = Crowd()
     await asyncio.sleep(0.5)
     crowd.workers.pause()
@@ -339,7 +339,7 @@ async def test_nobody_begins_in_a_pause_but_all_after_it(few):
 
 
 @pytest.mark.looptime
-async def test_all_begin_when_the_indices_are_complete(few):
+async def test_all_workers_start_when_the_indices_are_complete(few):
     crowd = Crowd(number=0)
     crowd.workers._indexing_gate.expect('list', 'list')
     records = [crowd.come(number) for number in range(20)]
@@ -352,7 +352,7 @@ async def test_all_begin_when_the_indices_are_complete(few):
 
 
 @pytest.mark.looptime
-async def test_nobody_begins_in_the_end(few):
+async def test_no_workers_start_after_the_end(few):
     crowd = Crowd()
     await asyncio.sleep(0.5)
     await crowd.workers.close()
@@ -360,7 +360,7 @@ async def test_nobody_begins_in_the_end(few):
 
 
 @pytest.mark.looptime
-async def test_those_who_are_released_do_not_begin_any_more(few):
+async def test_released_objects_get_no_workers_any_more(few):
     crowd = Crowd()
     await asyncio.sleep(0.5)
     began = len(crowd.begun)
@@ -373,8 +373,8 @@ async def test_those_who_are_released_do_not_begin_any_more(few):
 
 
 @pytest.mark.looptime
-async def test_those_who_make_requests_later_begin_at_once():
-    """The limit is of those who wait for the API: all the others begin, some in each turn of the loop."""
+async def test_workers_that_make_requests_later_start_at_once():
+    """Only workers that wait for the API are limited: all the others start, some in each iteration of the loop."""
     crowd = Crowd(number=0)
 
     async def work(record):
