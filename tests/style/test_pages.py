@@ -16,9 +16,6 @@ PAGES = [
     *ROOT.glob('tests/**/*.md'),
 ]
 
-WIDE = {'docs/architecture.rst'}
-"""The pages that are still to be wrapped. No others are added here."""
-
 UNBROKEN = re.compile(r'``[^`]+``|:[a-z]+:`[^`]+`|`[^`]+`_?_?|\[[^\]]*\]\([^)]*\)')
 """Literals, references and links, which stay on one line."""
 
@@ -59,11 +56,7 @@ def find_long_lines(path: pathlib.Path) -> list[int]:
     ]
 
 
-@pytest.mark.parametrize(
-    'path',
-    [path for path in PAGES if path.relative_to(ROOT).as_posix() not in WIDE],
-    ids=lambda path: str(path.relative_to(ROOT)),
-)
+@pytest.mark.parametrize('path', PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_lines_of_prose_are_not_too_long(path):
     assert find_long_lines(path) == []
 
