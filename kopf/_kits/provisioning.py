@@ -32,7 +32,7 @@ SUFFIXES = ('.yaml', '.yml', '.json')
 
 _KIND, _API_VERSION = 'CustomResourceDefinition', 'apiextensions.k8s.io/v1'
 _DEFAULTED_NAMES = ('singular', 'listKind')
-_VERBATIM = ('default', 'enum', 'example')  # values of users, where even what is empty means something
+_VERBATIM = ('default', 'enum', 'example')  # arbitrary values: empty ones differ from absent ones there
 _MAX_DELAY = 1.0
 
 
@@ -41,7 +41,7 @@ def ensure_crds(*sources: Source, timeout: float | None = 60) -> Awaitable[None]
     Create or update the CRDs, and wait until the API serves their resources; to be awaited in ``async`` handlers.
 
     It is meant for startup handlers, and works in all others, too. The operator's own credentials are used. They need
-    the permissions to get, create, and patch CRDs. CRDs that are as they should be are not written.
+    the permissions to get, create, and patch CRDs. CRDs that do not differ from the desired ones are not written.
 
     Args:
         sources: the paths of YAML or JSON files, or of directories of them; texts of YAML (with line breaks); dicts;
@@ -69,7 +69,7 @@ async def _ensure(client: ApiClient, sources: Collection[Source], timeout: float
     crds = await asyncio.to_thread(lambda: list(_read_all(sources)))  # large files take long
     if not crds:
         raise PermanentError("kopf.ensure_crds() has got no CRDs.")
-    waiting = {crd['metadata']['name']: "nothing is known of it yet" for crd in crds}
+    waiting = {crd['metadata']['name']: "it is not applied yet" for crd in crds}
     limit = asyncio.timeout(timeout)
     try:
         async with limit:
@@ -168,7 +168,7 @@ class _Provision:
                 except errors.APINotFoundError:
                     served = set()
                 except errors.APIForbiddenError:
-                    continue  # it cannot be known
+                    continue  # without the permission, the version is assumed to be served
                 if spec['names']['plural'] not in served:
                     return f"its version {version['name']} is not served"
         return None
@@ -179,7 +179,7 @@ def _iter_delays() -> Iterator[float]:
     return itertools.chain(itertools.takewhile(lambda delay: delay < _MAX_DELAY, delays), itertools.repeat(_MAX_DELAY))
 
 
-# What differs.
+# Finding differences.
 
 
 def _find_changes(crd: Mapping[str, Any], live: Mapping[str, Any]) -> dict[str, Any]:
@@ -227,7 +227,7 @@ def _is_empty(key: str, value: Any) -> bool:
     return value is None or value is False or value == '' or value == [] or (key == 'priority' and value == 0)
 
 
-# Where they come from.
+# Reading the sources.
 
 
 def _read_all(sources: Iterable[Any]) -> Iterator[dict[str, Any]]:

@@ -47,11 +47,12 @@ class WebhookServiceError(ExplainedError):
 
 class WebhookService(WebhookContextManager):
     """
-    Listens in a pod of the cluster, for the API that calls it by a Service; creates its own certificates.
+    Serves webhooks from the pods of the operator: the API server calls them through a Service.
 
-    A certificate authority and a certificate are made and renewed in a Secret that all replicas share. The Service must
-    be there: it is made together with the Deployment; its port ``service_port`` leads to the pods' port ``port``. The
-    operator's service account needs to get, create and patch the Secret; the image needs the library `cryptography`.
+    It creates and renews a certificate authority and a certificate in a Secret that all replicas share. It does not
+    create the Service: declare it in the manifests, beside the Deployment, with ``service_port`` as its port and
+    ``port`` as its target port. The operator's service account needs to get, create and patch the Secret; the image
+    needs the library `cryptography`.
 
     On exit, webhooks are removed from the managed configurations only by the last replica.
 
@@ -69,15 +70,15 @@ class WebhookService(WebhookContextManager):
         overlap: how long a new authority is only announced before it is used (in seconds), so that the API learns
             to trust it; by default, a tenth of the lifetime.
         check_interval: the interval between reads of the Secret (in seconds); the overlap must be longer.
-        verify_mode: whether clients must have certificates, as in `WebhookServer`; see there for the next ones, too.
+        verify_mode: whether clients must have certificates; this and the next ones are the same as in `WebhookServer`.
         verify_cafile: the CA bundle by which the certificates of clients are verified, as a file.
         verify_capath: the same, as a directory in the form of OpenSSL.
         verify_cadata: the same, as PEM or DER.
 
     Raises:
         MissingDependencyError: if there is no library to make certificates.
-        WebhookServiceError: if the Secret can't be used; if the namespace is unknown; if it is not in an operator.
-        OSError: if the address can't be taken.
+        WebhookServiceError: if the Secret can't be used; if the namespace is unknown; if no operator uses the server.
+        OSError: if the address can't be used, for example because another process listens there.
         ValueError: if the times contradict each other.
     """
 
@@ -169,7 +170,7 @@ class WebhookService(WebhookContextManager):
         except errors.APINotFoundError:
             return True
         except errors.APIError as error:
-            logger.warning("The replica could not be signed off from the webhook service: %s", error)
+            logger.warning("This replica could not be unregistered in the secret of the webhook service: %s", error)
             return False  # why not true? remaining webhooks can be cleaned up, but missing ones let all requests pass
 
     async def _follow(self, store: '_Store', namespace: str) -> AsyncIterator[Keyring]:
@@ -189,7 +190,7 @@ class WebhookService(WebhookContextManager):
             except errors.APIError as error:
                 delay = RETRY_DELAYS[min(failures, len(RETRY_DELAYS) - 1)]
                 failures += 1
-                logger.warning("The certificates of the webhook service cannot be looked at; trying again: %s", error)
+                logger.warning("The certificates of the webhook service cannot be read; trying again: %s", error)
                 if not ready:
                     await asyncio.sleep(delay)
                     continue
@@ -233,7 +234,7 @@ class _Store:
                 logger.debug("Another replica has been faster; using its certificates: %s", error)
             except errors.APIForbiddenError as error:
                 raise WebhookServiceError(
-                    f"The secret {self._namespace}/{self._name} of the webhook service is not permitted. Give the "
+                    f"The webhook service may not use the secret {self._namespace}/{self._name}. Give the "
                     f"operator's service account a Role in the namespace {self._namespace!r} with the rule {_RULE}. "
                     f"The API says: {error}"
                 ) from None

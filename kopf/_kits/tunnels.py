@@ -58,7 +58,7 @@ class ClusterDetector:
             async with asyncio.timeout(DETECTION_TIMEOUT):
                 certificate = await _get_certificate(info)
         except (OSError, TimeoutError, ssl.SSLError) as error:
-            logger.debug("The certificate of the API cannot be looked at: %r", error)
+            logger.debug("The certificate of the API cannot be read: %r", error)
             return None
         return next(
             (host for name in _iter_names(certificate) for sign, host in _SIGNS.items() if name.startswith(sign)), None

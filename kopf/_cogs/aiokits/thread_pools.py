@@ -64,13 +64,13 @@ class DaemonicThreadPool(ThreadPoolExecutor):
         return future
 
     def _start_worker(self) -> bool:
-        """Start one more thread; return whether it is started. If not, the other threads have to do."""
+        """Start one more thread, if the system permits it; return whether it is started."""
         thread = threading.Thread(
             target=_work, args=(self._jobs, self._places), name=f'kopf-handlers-{next(_numbers)}', daemon=True
         )
         try:
             thread.start()
-        except RuntimeError:  # too many processes and threads; later, there can be fewer of them
+        except RuntimeError:  # the system permits no more threads now; the function waits for a running one
             if not self._workers:
                 self._places.change(+1)  # the function will not run
                 raise

@@ -48,8 +48,8 @@ class ApiClient:
 
     Args:
         vault: the source of credentials, to which refused ones are reported.
-        settings: the settings, mostly ``settings.networking``.
-        instruments: who is told of the requests.
+        settings: the settings of the operator; almost all that it reads are in ``settings.networking``.
+        instruments: the instruments to report the requests to.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ApiClient:
         self._vault = vault
         self._settings = settings
         self.instruments = instruments
-        """Who is told of the requests."""
+        """The instruments to report the requests to."""
         self._sessions: dict[credentials.VaultKey, sessions.Session] = {}
         self._retired: set[sessions.Session] = set()
         self._given: set[aiohttp.ClientSession] = set()  # sessions of login handlers, which the client has to close
@@ -102,7 +102,7 @@ class ApiClient:
             await given.close()
         self._given.clear()
         for _ in range(2):
-            await asyncio.sleep(0)  # the transports end in the next iterations, and the loop may have no more of them
+            await asyncio.sleep(0)  # transports close in the next iterations of the loop, which can be its last ones
 
     @property
     def default_namespace(self) -> str | None:
@@ -429,7 +429,7 @@ def _decode(method: str, path: str, body: bytes) -> Any:
     try:
         return decode(body)
     except ValueError as e:
-        raise errors.APIServerError(f"The answer to {method} {path} is no JSON: {body[:_SNIPPET]!r}") from e
+        raise errors.APIServerError(f"The response to {method} {path} is not JSON: {body[:_SNIPPET]!r}") from e
 
 
 def decode(data: bytes) -> Any:
@@ -442,11 +442,11 @@ def decode(data: bytes) -> Any:
     try:
         return orjson.loads(data)
     except ValueError:
-        # Byte-order marks, invalid characters, NaN: such an object is better than none.
+        # Byte-order marks, invalid characters, NaN: one such object must not stop the handling of all the others.
         try:
             return json.loads(data.decode('utf-8-sig', errors='replace'), strict=False)
         except RecursionError as e:
-            raise ValueError("It is too deep.") from e
+            raise ValueError("The JSON is nested too deeply.") from e
 
 
 def encode(obj: Any) -> bytes:

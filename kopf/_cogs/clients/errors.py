@@ -18,7 +18,7 @@ _LONGEST_RETRY_AFTER = 300.0
 
 _PARTIAL_REFUSALS = (
     'storage is (re)initializing',  # of a new CRD, of a conversion webhook that does not answer
-    'Cannot evict pod',  # as of its disruption budget
+    'Cannot evict pod',  # because of its disruption budget
 )
 
 
@@ -81,7 +81,7 @@ class APITimeoutError(APIConnectionError, TimeoutError):
 
 
 class APIServerError(APIError):
-    """5xx: the server is wrong; usually temporary."""
+    """5xx: the server has failed; usually temporary."""
 
 
 class APIClientError(APIError):
@@ -125,7 +125,7 @@ class APITooManyRequestsError(APIClientError):
         True if the refusal concerns only this resource or object, while the server accepts other requests.
 
         Only the text indicates it: the flow control of API servers refuses with "Too many requests, please try again
-        later." Refusals with unknown texts count as of the whole server, as a proxy before it can send any text.
+        later." An unknown text counts as a refusal by the whole server, because proxies send texts of their own.
         """
         message = self.message or ''
         return message.startswith(_PARTIAL_REFUSALS) or 'denied the request' in message
@@ -145,10 +145,10 @@ _CLASSES: Mapping[int, type[APIError]] = {
 
 def check_response(status: int, headers: Mapping[str, str], body: bytes) -> None:
     """
-    Raise the error that a response means, if it means one.
+    Raise an error if the response is not a success.
 
     Raises:
-        APIError: of the class for this status, if the status is not that of a success.
+        APIError: the subclass depends on the status.
     """
     if status >= 300:
         raise build_error(status, headers, body)

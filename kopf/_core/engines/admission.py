@@ -203,7 +203,7 @@ class AdmissionReviewer(Responder):
         try:
             cause = self._make_cause(review, resource, webhook, headers or {}, sslpeer or {})
         except RecursionError:
-            raise ReviewError("The object is nested too deep.") from None
+            raise ReviewError("The object is nested too deeply.") from None
         verdict = _Verdict()
         limit = time_limit_var.get()
         # One deadline for all of them: the API server measures the whole request.
@@ -297,7 +297,7 @@ class AdmissionReviewer(Responder):
         if failure is not None:
             verdict.blame(handler, failure, cause)
             del failure  # see `Outcome.without_exception`
-            if before is not None:  # an ignored handler must not leave a half of its changes
+            if before is not None:  # the changes of a handler that is ignored must not be applied in part
                 cause.patch.clear()
                 cause.patch.update(before)
                 cause.patch.fns.extend(before.fns)
@@ -337,8 +337,7 @@ def _matches(handler: WebhookHandler, cause: WebhookCause, verdict: '_Verdict') 
     try:
         return filters.match(handler, cause)
     except filters.FilterError as error:
-        # Unknown whether the handler would have denied the request. So the request is denied rather than admitted
-        # without the check.
+        # The request is denied rather than admitted: the handler could have denied it, too, but it cannot be asked.
         text = error.explain(handler)
         cause.logger.error("%s", text)
         verdict.blame(handler, Exception(text), cause)
@@ -356,7 +355,7 @@ def _is_asked(handler: WebhookHandler, cause: WebhookCause) -> bool:
 
 
 class _Refusal(NamedTuple):
-    """A denial because of an error of a handler. Of several ones, the response has that of the lowest rank."""
+    """A denial because of an error of a handler. The response reports the one with the lowest rank."""
 
     rank: int
     message: str

@@ -1,9 +1,9 @@
 """
-Level-triggered handlers: ``@kopf.on.reconcile``. They are run for what is, not for what has happened.
+Level-triggered handlers: ``@kopf.on.reconcile``. They are run for the newest state of an object, not for each change.
 
-A `Leveler` sees each new state of the objects of one resource, and compares it with what the handlers were triggered by
-before: only a digest of that is kept. A `Controller` is one handler with all its objects, whatever their resources and
-namespaces are. When a handler is run is decided in `planning`. Nothing is ever stored on the objects.
+A `Leveler` receives each new state of the objects of one resource. It triggers a handler if the digest of the state
+differs from the digest that has triggered the handler before. A `Controller` is one handler with all its objects, of
+all resources and namespaces. The module `planning` decides when a handler is run. Nothing is stored on the objects.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ FIELDLESS: Final = ''
 
 
 class Record(Protocol):
-    """An object, as its host remembers it."""
+    """The record of an object, which the host keeps."""
 
     uid: str
     namespace: str | None
@@ -47,20 +47,20 @@ class Record(Protocol):
 
     @property
     def level(self) -> 'ObjectLevel | None':
-        """What the level-triggered handlers know of the object, if they know it."""
+        """The state of the object for level-triggered handlers; ``None`` if they do not handle it."""
 
     def attach_level(self, level: 'ObjectLevel', /) -> None:
-        """Called when the object is known to level-triggered handlers."""
+        """Called when level-triggered handlers begin to handle the object."""
 
     def detach_level(self) -> None:
-        """Called when it is not any more."""
+        """Called when level-triggered handlers do not handle the object any more."""
 
 
 class Host(Protocol):
     """The processor of the objects of the resource."""
 
     def call(self, record: Any, /, *, urgent: bool) -> bool:
-        """Let the worker of the object come; return false if it is busy with the object, and so comes by itself."""
+        """Request a worker for the object; return false if one is running, which takes the plan when it is free."""
 
     def get_memo(self, record: Any, /) -> Any:
         """Return the memo of the object."""
@@ -80,9 +80,9 @@ class HandlerPlan(Plan):
         self.controller = controller
         self.digest: str | None = None
         """
-        The digest of the essence that is known to the handler; ``None`` if the object does not match it.
+        The digest of the last essence that was compared; ``None`` if the object does not match the handler.
 
-        It is `FIELDLESS` if only the field is missing: its removal is a change like others, but nothing comes after it.
+        It is `FIELDLESS` if only the field is missing: its removal triggers the handler, but plans no further runs.
         """
 
 
@@ -107,18 +107,18 @@ class ObjectLevel:
         self.record = record
         self.packed = PackedObject(cache, raw)
         self.version: str | None = None
-        """The version of the state; ``None`` if any other state is to be looked at, whatever its version is."""
+        """The version of the state; ``None`` if the next state is accepted with any version."""
         self.seen_at = 0.0
         self.is_patched = False
-        """Whether a patch of a run is on its way."""
+        """Whether a patch of a run is being sent, and not answered yet."""
         self.aside: tuple[RawBody, float | None] | None = None
-        """The newest state that has come meanwhile, and when its list was asked for."""
+        """The newest state received since then, and when its list was requested."""
         self.plans: tuple[HandlerPlan, ...] = ()
         self.timer: CoalescedTimer | asyncio.TimerHandle | None = None
         self.timer_at: float | None = None
 
     def renew(self, raw: RawBody, *, asked_at: float | None) -> bool:
-        """Take this state if it is a newer one than the known one; return whether it is."""
+        """Replace the known state by this one if it is newer; return whether it is."""
         version = raw['metadata'].get('resourceVersion')
         # The same state comes up to three times: in the response to a patch, in its echo, and in a list.
         if version is not None and version == self.version:
@@ -138,12 +138,12 @@ class ObjectLevel:
         self.aside = raw, asked_at
 
     def end_patching(self) -> tuple[RawBody, float | None] | None:
-        """Return the newest state that has come since the patch was sent, if there is any."""
+        """Return the newest state received since the patch was sent, if there is any."""
         aside, self.aside, self.is_patched = self.aside, None, False
         return aside
 
     def forget_version(self) -> None:
-        """Look at the next state, whatever its version is."""
+        """Accept the next state with any version."""
         self.version = None
 
     def move(self, leveler: 'Leveler', plans: Sequence[HandlerPlan]) -> None:
@@ -151,7 +151,7 @@ class ObjectLevel:
         self.leveler, self.plans, self.version = leveler, tuple(plans), None
 
     def set_timer(self, levels: 'Levels') -> None:
-        """Be woken up when the first of the plans is due."""
+        """Set the timer to the time when the first of the plans is due; cancel it if none is planned."""
         due_at = min((plan.due_at for plan in self.plans if plan.due_at is not None), default=None)
         due_at = None if levels.is_closed else due_at
         # One timer for the object, not one for each handler, and
@@ -191,12 +191,12 @@ class Controller:
         return level.leveler.host.call(level.record, urgent=plan.is_urgent)
 
     def add(self, plan: HandlerPlan) -> None:
-        """Let the object be found by its keys."""
+        """Register the object by its keys, for `trigger_all`."""
         for key in self._iter_keys(plan):
             self._plans[key] = plan
 
     def discard(self, plan: HandlerPlan) -> None:
-        """Forget the object, and what is planned for it."""
+        """Remove the object, and drop its plan."""
         self.planner.drop(plan)
         for key in self._iter_keys(plan):
             if self._plans.get(key) is plan:  # it can have a successor of the same name
@@ -210,7 +210,7 @@ class Controller:
             yield record.namespace, record.name
 
     def trigger_all(self, keys: Collection[Key], reason: Trigger) -> None:
-        """Have the handler run for those of the objects that there are."""
+        """Trigger the handler for the objects with these keys, as far as they exist and match."""
         for key in keys:
             plan = self._plans.get(key)
             if plan is not None and plan.digest:
@@ -243,13 +243,13 @@ class Levels:
         (self._timed.add if is_set else self._timed.discard)(level)
 
     def close(self) -> None:
-        """Cancel all timers: the event loop can go on for longer, and would keep the operator in memory."""
+        """Cancel all timers: the event loop can outlive the operator, and would keep it in memory by them."""
         self.is_closed = True
         for level in list(self._timed):
             level.set_timer(self)
 
     def get_controller(self, handler: ResourceHandler) -> Controller:
-        """Return the controller of the handler; the first time, it is made."""
+        """Return the controller of the handler; create it when it is requested for the first time."""
         controller = self._controllers.get(handler)
         if controller is None:
             assert isinstance(handler, ReconcilingHandler)
@@ -257,7 +257,7 @@ class Levels:
         return controller
 
     def find_dependents(self, pairs: Collection[tuple[ResourceHandler, Source]]) -> list[tuple[Controller, Relations]]:
-        """Return the controllers that depend on a resource, and how they do."""
+        """Return the controllers of these handlers, each with its relations to the objects of the source."""
         controllers = [(self.get_controller(handler), source) for handler, source in pairs]
         return [(controller, controller.relations[source]) for controller, source in controllers]
 
@@ -291,9 +291,10 @@ class Leveler:
 
     def notice(self, record: Record, raw: RawBody, *, asked_at: float | None = None) -> None:
         """
-        Take a state of the object, and trigger the handlers for which it has changed.
+        Receive a state of the object, and trigger the handlers for which it has changed.
 
-        A state is newer than the known one by its version, or if a list of it was ``asked_at`` a later time.
+        A state is newer than the known one if its version is newer, or if it is from a list that was requested
+        (``asked_at``) later than the known state was received.
         """
         is_ending = raw['metadata'].get('deletionTimestamp') is not None
         level = record.level
@@ -332,7 +333,7 @@ class Leveler:
             plan.controller.planner.trigger(plan, reason if former is None else Trigger.CHANGE)
 
     def _find_digests(self, level: ObjectLevel, raw: RawBody) -> Mapping[HandlerPlan, str | None]:
-        """Return what each handler is to know of this state; nothing for those whose filters fail."""
+        """Return the digest of the state for each handler, except for the handlers whose filters raise errors."""
         body = Body(raw)
         failures: filters.Failures = {}
         handlers = matching = [plan.controller.handler for plan in level.plans]
@@ -348,7 +349,7 @@ class Leveler:
         try:
             essence = self._decider.essences.of(body)
         except StorageError:
-            # It is reported where the object is handled otherwise. Then, each new state counts as a change.
+            # The error is reported by the other handling of the object. Meanwhile, each new state counts as a change.
             return {plan: level.version for plan in level.plans if plan.controller.handler in matching}
         whole = digest_essence(essence)
         digests: dict[ResourceHandler, str] = dict.fromkeys(fieldless, FIELDLESS)
@@ -361,9 +362,10 @@ class Leveler:
     @contextlib.contextmanager
     def patching(self, run: Run) -> Iterator[None]:
         """
-        Put the states aside that the stream brings while the object is being patched by the run.
+        Put aside the states that the stream brings while the object is being patched by the run.
 
-        The echo of the patch can be faster than the answer, and only the answer tells which states are from before it.
+        The stream can bring the patched state before the response arrives. Only the response tells which states are
+        older than the patch, and so must be compared as changes by other clients.
         """
         level = run.plan.level
         level.begin_patching()
@@ -375,7 +377,7 @@ class Leveler:
                 level.leveler.notice(level.record, aside[0], asked_at=aside[1])
 
     def notice_patched(self, run: Run, raw: RawBody, patch: Patch) -> None:
-        """Take the state that has come of the patch of a run: what the patch explains is no trigger of this handler."""
+        """Receive the response to a patch of a run. Changes that the patch explains do not trigger its handler."""
         level = run.plan.level
         if level.record.level is not level:
             # Deleted meanwhile, or known anew: then the new one has begun with a newer state.
@@ -401,7 +403,7 @@ class Leveler:
         )
 
     def reset(self, record: Record) -> None:
-        """Forget what is known and planned: others could have handled the object. It is listed again."""
+        """Forget the state and the plans after a pause: another operator could have handled the object meanwhile."""
         if record.level is not None:
             record.level.forget_version()
             for plan in record.level.plans:
@@ -418,7 +420,7 @@ class Leveler:
             record.detach_level()
 
     def take_over(self, record: Record, *, redefined: bool) -> None:
-        """Go on with the object after another leveler, with those of the handlers that are the same."""
+        """Take the object over from another leveler; keep the plans of the handlers that both have."""
         level = record.level
         if level is None:
             return
@@ -437,18 +439,18 @@ class Leveler:
     # Runs.
 
     def give_back(self, record: Record) -> None:
-        """Called when the worker of the object has something else to do first."""
+        """Called when the worker does other work on the object first: other objects can be run meanwhile."""
         if record.level is not None:
             for plan in record.level.plans:
                 plan.controller.planner.give_back(plan)
 
     def is_pending(self, record: Record) -> bool:
-        """Check whether some handlers are to be run for the object as soon as its worker can do so."""
+        """Check whether any handler is triggered, and waits only for the worker of the object."""
         plans = () if record.level is None else record.level.plans
         return any(plan.reasons and not plan.is_waiting for plan in plans)
 
     def begin(self, record: Record) -> Run | None:
-        """Begin the next run of the object, if any is due now and there is a place for it."""
+        """Begin the next run of the object, if a handler is triggered and its concurrency permits one more run."""
         level = record.level
         for plan in () if level is None else level.plans:
             reasons = plan.controller.planner.take(plan)
@@ -460,7 +462,7 @@ class Leveler:
         return None
 
     async def execute(self, run: Run) -> Outcome:
-        """Call the function of the handler; the object stays as it was for all others."""
+        """Call the function of the handler; undo its mutations of the object, with a warning."""
         plan, controller = run.plan, run.plan.controller
         record, handler, planner = plan.level.record, controller.handler, controller.planner
         cause = self._make_cause(record, Body(run.raw), run.patch, run.reasons, run.logger)
@@ -479,7 +481,7 @@ class Leveler:
         return outcome
 
     def end(self, run: Run, outcome: Outcome | None) -> None:
-        """End the run, and plan the next one; ``None`` is the outcome of a run that is cancelled."""
+        """End the run, and plan the next one; the outcome of a cancelled run is ``None``."""
         plan, planner = run.plan, run.plan.controller.planner
         is_served = plan.level.record.level is plan.level and plan in plan.level.plans and plan.digest is not None
         thread = (

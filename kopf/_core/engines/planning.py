@@ -1,11 +1,11 @@
 """
-When the handlers of states are run: what triggers them, who goes first, and what follows from an outcome.
+The planning of level-triggered handlers: triggers, priorities, limits of concurrency, and delays after errors.
 
-All of it is pure: no clock, no tasks, no requests. The times are passed in, and the one who has the workers is called
-when an object is to get one. So everything that can happen to an object can be tried in a model, thousands of times.
+All of it is pure: no clock, no tasks, no requests. The times are arguments, and a callback requests workers. So a model
+test can try any sequence of events, thousands of times.
 
-A trigger says only *that* something has changed, not what: a handler looks at the newest state anyway. So it is enough
-to remember one trigger an object, whatever its number, and nothing is ever compared or merged.
+A trigger says only that something has changed, not what: the handler reads the newest state anyway. So triggers are
+neither queued nor merged: an object that was triggered many times has one plan, with the set of the reasons.
 """
 
 import enum
@@ -17,10 +17,10 @@ from kopf._cogs.aiokits.priority_queues import FairPriorityQueue
 from kopf._core.actions.execution import Outcome
 
 GROWTH = 2
-"""By which factor each delay after an error is longer than the previous one."""
+"""The factor by which each delay after an error is longer than the previous one."""
 
 SPREAD = 0.1
-"""By which share delays and intervals vary, so that thousands of objects are not all handled at the same moment."""
+"""The random variation of delays and intervals, as a fraction: not all objects are to be handled at the same moment."""
 
 
 LONGEST_DELAY = 365 * 24 * 3600.0
@@ -28,10 +28,10 @@ LONGEST_DELAY = 365 * 24 * 3600.0
 
 
 class Trigger(enum.StrEnum):
-    """Why a handler of states is run."""
+    """Why a level-triggered handler is run."""
 
     START = 'start'
-    """The operator has started, or goes on after a pause."""
+    """The operator has started, or has resumed after a pause."""
     CHANGE = 'change'
     OWNED = 'owned'
     WATCHED = 'watched'
@@ -41,16 +41,16 @@ class Trigger(enum.StrEnum):
 
 
 _CALM: Final = frozenset({Trigger.START, Trigger.INTERVAL})
-"""The triggers that let all others go first: there can be one for every object at once."""
+"""The triggers with a low priority: they can concern all objects at once, and must not delay the others."""
 
 NONE: Final[frozenset[Trigger]] = frozenset()
 
 
 class Again:
     """
-    What a handler of states returns in order to be called once more after some time (in seconds).
+    The result of a level-triggered handler that requests another run after some time (in seconds).
 
-    Any other trigger calls it earlier, and takes the place of this one.
+    If another trigger runs the handler earlier, this request is dropped.
     """
 
     __slots__ = ('after',)
@@ -74,7 +74,7 @@ class Pace(NamedTuple):
     backoff: tuple[float, float] = (1, 600)
     """The first delay after an error, and the longest one."""
     concurrency: int | None = None
-    """For how many objects the handler may run at once."""
+    """The limit of objects for which the handler runs at the same time."""
 
 
 class Plan:
@@ -97,18 +97,18 @@ class Plan:
     def __init__(self, target: Any) -> None:
         self.target = target
         self.reasons = NONE
-        """What has come since the last run has begun; empty if there is nothing to do."""
+        """The triggers since the last run began; empty if no run is needed."""
         self.is_urgent = False
-        """Whether some of it is not calm."""
+        """Whether any of the reasons has the high priority."""
         self.is_running = False
         self.is_waiting = False
-        """Whether it waits for a place among the runs of the handler."""
+        """Whether it is queued, because the limit of concurrency is reached or a list is awaited."""
         self.is_granted = False
-        """Whether it has such a place, and its worker is on its way."""
+        """Whether it occupies a place within the limit of concurrency, and a worker is requested for it."""
         self.is_held = False
-        """Whether a thread of an earlier run still goes on: another run must not be beside it."""
+        """Whether a thread of an earlier run is still running: no other run may begin until it ends."""
         self.is_counted = False
-        """Whether a failure of the current run is one more attempt."""
+        """Whether a failure of the current run counts as an attempt; runs by other triggers between retries do not."""
         self.failures = 0
         """How many attempts have failed in a row."""
         self.due_at: float | None = None
@@ -122,9 +122,9 @@ class Planner:
 
     Args:
         pace: how often it may be run.
-        call: lets the worker of the object come, which takes the plan. It returns false if the worker is busy with
-            the object, and so comes by itself.
-        rng: makes the delays different from each other.
+        call: requests a worker for the object of the plan; it returns false if one is running, which takes the plan
+            when it is free.
+        rng: the source of random variation.
     """
 
     def __init__(self, pace: Pace, call: Callable[[Plan], bool], rng: random.Random | None = None) -> None:
@@ -132,17 +132,17 @@ class Planner:
         self._call = call
         self._rng = random.Random() if rng is None else rng
         self._queue: FairPriorityQueue[Plan, None] = FairPriorityQueue()
-        self._occupied = 0  # the places of those that run, and of those whose workers are on their way
+        self._occupied = 0  # the number of plans that are running, or have a worker requested
         self._awaited: set[Hashable] = set()
 
-    # What runs wait for.
+    # Awaited lists.
 
     def expect(self, key: Hashable) -> None:
-        """Begin no runs until the list of this key is there: they would be run again because of it."""
+        """Begin no runs until `dismiss` is called with this key: the awaited list would trigger them once more."""
         self._awaited.add(key)
 
     def dismiss(self, key: Hashable) -> None:
-        """Wait for the list no more: it is there, or can't be had now."""
+        """Stop waiting for the list of this key: it is received, or it has failed."""
         self._awaited.discard(key)
         self._admit()
 
@@ -153,7 +153,7 @@ class Planner:
     # Triggers.
 
     def trigger(self, plan: Plan, reason: Trigger) -> None:
-        """Have the handler run for the object: once, whatever the number of triggers until that begins."""
+        """Request a run of the handler; further triggers before it begins are covered by the same run."""
         plan.reasons |= {reason}
         if reason not in _CALM and not plan.is_urgent:
             plan.is_urgent = True
@@ -162,13 +162,13 @@ class Planner:
         self._request(plan)
 
     def ring(self, plan: Plan, now: float) -> None:
-        """Called when the time has come that was planned."""
+        """Called when the timer of the object fires; triggers the plan if it is due."""
         if plan.due_at is not None and plan.due_at <= now:
             plan.due_at = None
             self.trigger(plan, plan.due_reason)
 
     def drop(self, plan: Plan) -> None:
-        """Forget all that is planned; what runs already ends by itself."""
+        """Drop the plan; a run in progress continues to its end."""
         plan.reasons, plan.is_urgent, plan.due_at, plan.failures = NONE, False, None, 0
         if plan.is_waiting:
             plan.is_waiting = False
@@ -176,7 +176,7 @@ class Planner:
         self.give_back(plan)
 
     def release(self, plan: Plan) -> None:
-        """Called when the thread of an earlier run has ended after all."""
+        """Called when the thread of an earlier run has ended, long after its timeout."""
         plan.is_held = False
         self._request(plan)
 
@@ -210,13 +210,13 @@ class Planner:
     # Runs.
 
     def give_back(self, plan: Plan) -> None:
-        """Called when the worker has something else to do first: meanwhile, the place is for others."""
+        """Called when the worker does other work on the object first: the place is free for other objects meanwhile."""
         if plan.is_granted:
             self._take_back(plan)
             self._admit()
 
     def take(self, plan: Plan) -> frozenset[Trigger]:
-        """Begin a run if there is a reason and a place for it; return the reasons, or nothing if it can't begin now."""
+        """Begin a run if it is triggered and concurrency permits; return its reasons, or none if it can't begin now."""
         if not plan.is_granted:
             if not plan.reasons or plan.is_running or plan.is_held or plan.is_waiting:
                 return NONE
@@ -240,14 +240,15 @@ class Planner:
         recurring: bool = True,
     ) -> None:
         """
-        End the run, and plan what follows from its outcome; nothing does from ``None``, as of a cancelled run.
+        End the run, and plan the retry or the next run by its outcome.
 
         Args:
-            plan: the plan of the run.
-            outcome: the outcome of the run; ``None`` also if the object is gone meanwhile, or does not match any more.
-            now: the current time.
-            held: whether a thread could not be stopped.
-            recurring: whether a run that has succeeded is followed by others without a change.
+            plan: the plan that was taken.
+            outcome: the outcome; ``None`` if nothing is to be planned: the run was cancelled, or the object is gone or
+                does not match any more.
+            now: the time (in seconds).
+            held: whether the thread of the run could not be stopped, so that no other run may begin yet.
+            recurring: whether a successful run plans the next one: by the interval, or by `Again`.
         """
         plan.is_running, plan.is_held = False, held
         self._occupied -= 1
@@ -274,11 +275,11 @@ class Planner:
                 plan.due_at, plan.due_reason = again_at, Trigger.AGAIN
 
     def get_attempts(self, plan: Plan) -> int:
-        """Return how many attempts there were before the current run: those that count."""
+        """Return the number of failed attempts before the current run."""
         return plan.failures if plan.is_counted else plan.failures - 1
 
     def find_backoff(self, plan: Plan) -> float:
-        """Return after which time to try again if the current run fails (in seconds)."""
+        """Return the delay of the next attempt if the current run fails (in seconds)."""
         first, longest = self._pace.backoff
         # The exponent is limited, as the power would be too large for a float after a thousand attempts.
         delay = min(longest, first * GROWTH ** min(self.get_attempts(plan), 64))

@@ -1,8 +1,10 @@
 """
-Which objects depend on the objects of another resource: by the owner references of these, or by a function of the user.
+Relations between objects: which objects must be reconciled when an object of another resource changes.
 
-Of each object, only its version and the keys of its dependents are remembered: when it changes, both those that have
-depended on it and those that do so now are to look at it. So a function need not be pure, and no old object is kept.
+They follow from the owner references of the changed object, or from a function of the user. Only the version of each
+object and the keys of its dependents are kept. When it changes, both the former and the new dependents are triggered.
+Why not call the function with the old object, too? The old objects would be kept in memory, and the function could
+return other keys than before: it can read indices.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -22,7 +24,7 @@ NO_KEYS: Final[frozenset[Key]] = frozenset()
 
 
 class Sighting(NamedTuple):
-    """What is remembered of an object that others depend on."""
+    """The remembered state of an object that other objects depend on."""
 
     version: str | None
     keys: frozenset[Key]
@@ -37,7 +39,7 @@ def _is_key(pair: object) -> bool:
 
 
 class MappingError(Exception):
-    """The function of the user has failed, or has returned something else than keys."""
+    """The function of the user has raised an error, or has returned something that is not a list of keys."""
 
 
 class Relations:
@@ -52,14 +54,14 @@ class Relations:
         self._failed: set[str] = set()  # the objects whose failures are reported
 
     def is_known(self, uid: str) -> bool:
-        """Check whether others have depended on the object as it was seen last."""
+        """Check whether other objects depend on the last known state of the object."""
         return uid in self._known
 
     def note(self, uid: str, raw: Mapping[str, Any], make_cause: Callable[[], ResourceCause]) -> Collection[Key]:
-        """Take the newest state of an object; return the keys of those that depend on it, or did so before."""
+        """Receive the newest state of an object; return the keys of its dependents, including the former ones."""
         former, version = self._known.get(uid), raw['metadata'].get('resourceVersion')
         if former is not None and former.version == version and version is not None:
-            return NO_KEYS  # it is only listed again
+            return NO_KEYS  # the object is listed again, unchanged
         known = NO_KEYS if former is None else former.keys
         keys = self._find_keys(uid, raw, make_cause, known)
         if keys:
@@ -69,7 +71,7 @@ class Relations:
         return known | keys
 
     def forget(self, uid: str) -> Collection[Key]:
-        """Called when the object is gone; return the keys of those that have depended on it."""
+        """Called when the object is gone; return the keys of its former dependents."""
         self._failed.discard(uid)
         former = self._known.pop(uid, None)
         return NO_KEYS if former is None else former.keys
@@ -89,7 +91,7 @@ class Relations:
             keys = self._call(cause, self._source.fn)
         except MappingError as error:
             self._report(uid, error, cause.logger)
-            return known  # the old keys are better than none
+            return known  # a wrong trigger costs one run, a missing one would leave an object unreconciled
         self._failed.discard(uid)
         return keys
 

@@ -54,12 +54,12 @@ class WebhookRegistration(ABC):
         """Remove the webhooks that must not stay when the webhook server stops."""
 
     def connect(self, client_config: WebhookClientConfig) -> None:
-        """Set the address of the webhook server, and have the objects written."""
+        """Set the address of the webhook server, and request that the objects are written."""
         self._client_config = client_config
         self._changed.set()
 
     def recheck(self) -> None:
-        """Have the objects written again if they differ in the cluster."""
+        """Request that the objects are compared with those in the cluster, and written if they differ."""
         self._changed.set()
 
     async def run(self) -> None:

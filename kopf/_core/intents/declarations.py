@@ -127,7 +127,7 @@ def parse_versions(name: str, value: str | Collection[str] | None) -> frozenset[
 
 
 def check_positive(name: str, options: Mapping[str, Any], names: Collection[str]) -> None:
-    """Check that these options, if they are given, are numbers above zero; those of objects are whole."""
+    """Check that these options, if they are given, are numbers above zero; ``concurrency`` must be a whole number."""
     for option in names:
         value = options.get(option)
         if value is None:
@@ -140,11 +140,11 @@ def check_positive(name: str, options: Mapping[str, Any], names: Collection[str]
 
 
 def parse_backoff(name: str, value: Any) -> tuple[float, float]:
-    """Take the first and the longest delay after errors."""
+    """Return the option ``backoff`` as the first and the longest delay after errors (in seconds)."""
     numbers = value if isinstance(value, tuple | list) else ()
     if len(numbers) != 2 or not all(isinstance(each, int | float) and not isinstance(each, bool) for each in numbers):
         raise TypeError(
-            f"@kopf.on.{name}: backoff= must be the first and the longest delay, as (1, 600), not {value!r}."
+            f"@kopf.on.{name}: backoff= must be the first and the longest delay, such as (1, 600), not {value!r}."
         )
     first, longest = numbers
     if not 0 < first <= longest:
@@ -153,7 +153,7 @@ def parse_backoff(name: str, value: Any) -> tuple[float, float]:
 
 
 def parse_sources(name: str, owns: Any, watches: Any) -> tuple[Source, ...]:
-    """Take the resources that the objects of a handler own, and those that it watches besides."""
+    """Return the resources of the options ``owns`` and ``watches``, with the functions of the latter."""
     if isinstance(owns, str) or not isinstance(owns, Iterable):
         raise TypeError(f"@kopf.on.{name}: owns= must be a list of resources, even for one of them, not {owns!r}.")
     if watches is not None and not isinstance(watches, Mapping):

@@ -225,7 +225,7 @@ class HandlerTable(NamedTuple):
     dependents: tuple[tuple[ResourceHandler, Source], ...] = ()
     """The handlers of other resources that depend on the objects of this one, and how they do."""
     arguments: frozenset[str] | None = frozenset()
-    """The arguments that the handlers can access, except for indexing handlers; ``None`` for any arguments."""
+    """The arguments that handlers can access, not counting indexing handlers; ``None`` if they can access any."""
     label_selector: LabelSelector | None = None
     """The label selector of the watch, if it is the same for all handlers: they share the watch."""
 

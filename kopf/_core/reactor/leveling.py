@@ -1,12 +1,12 @@
 """
 Level-triggered handlers in the reactor: the workers that run them, and the watches that trigger them.
 
-The objects of a resource with such handlers have a `LevelProcessor`. It does what all processors do, and its workers
-run these handlers when nothing else is to be done about the object now. So they never run beside other handlers of
-the object, and delayed retries of those do not hold them back. All other resources have a plain `Processor`: nothing
-of this is on their way.
+The objects of a resource with such handlers have a `LevelProcessor`: a processor whose workers run these handlers
+when the other work on the object is done or delayed. So they never run beside other handlers of the object, and delayed
+retries of other handlers do not delay them. Resources without such handlers have a plain `Processor`, so that these
+features cost them nothing.
 
-Between the watch of a resource that they depend on and its processor there is a `RelationSink`.
+A `RelationSink` is put between the watch and the processor of a resource that such handlers depend on.
 """
 
 from collections.abc import Collection
@@ -111,19 +111,19 @@ class LevelProcessor(Processor):
     async def _process(self, record: ObjectRecord, event: RawEvent | None) -> float | None:
         delay = await super()._process(record, event)
         if record.body is not None and not record.is_vanishing:  # a handler can have run while the object was deleted
-            # What other handlers have patched is in the response already: the stream can bring it later.
+            # The body is the response to the patch of the other handlers: the stream can bring this state much later.
             self._leveler.notice(record, record.body)
         return delay
 
     async def _run(self, record: ObjectRecord, run: Run) -> bool:
-        """Run the handler, and apply its patch; return whether the worker can go on with the object."""
+        """Run the handler, and apply its patch; return whether the worker can continue with the object."""
         outcome: Outcome | None = None
         try:
             outcome = await self._leveler.execute(run)
             await self._apply(record, run)
         except LoginError:
             raise
-        except Exception as error:  # of the patch: it is kept, and is applied later
+        except Exception as error:  # the patch could not be applied: it is kept, and sent with the next one
             self._wake_later(record, self._throttling.fail(record, error))
         finally:
             self._leveler.end(run, outcome)
@@ -131,7 +131,7 @@ class LevelProcessor(Processor):
         return not record.throttled
 
     async def _apply(self, record: ObjectRecord, run: Run) -> None:
-        """Apply what the handler has put into its patch, and what could not be applied before."""
+        """Apply the patch of the handler, together with former patches that could not be applied."""
         patch = run.patch
         complete(record, patch, run.logger)
         if not patch:
@@ -156,7 +156,7 @@ class LevelProcessor(Processor):
     # The host of the leveler.
 
     def call(self, record: ObjectRecord, *, urgent: bool) -> bool:
-        """Let the worker of the object come; return false if it is busy with the object, and so comes by itself."""
+        """Request a worker for the object; return false if one is running, which takes the plan when it is free."""
         if self._successor is not None:
             return cast(LevelProcessor, self._successor).call(record, urgent=urgent)
         record.requeue()
@@ -175,9 +175,10 @@ class LevelProcessor(Processor):
 
 class RelationSink(ObjectSink):
     """
-    Notices which objects of other resources depend on those of a watch, triggers them, and passes the events on.
+    Triggers the objects that depend on the objects of one watch, and passes the events on to the next sink.
 
-    The handlers wait for its first list: they would be run twice otherwise. If it can't be had at once, they don't.
+    The handlers wait for the first list, because they would be run twice otherwise. If the list fails, they do not
+    wait any longer.
     """
 
     def __init__(
@@ -193,7 +194,7 @@ class RelationSink(ObjectSink):
         self._dependents = levels.find_dependents(table.dependents)
 
     def expect(self) -> None:
-        """Let the handlers wait for the first list."""
+        """Make the handlers wait for the first list."""
         for controller, _ in self._dependents:
             controller.planner.expect(self)
 

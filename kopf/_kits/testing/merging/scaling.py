@@ -1,9 +1,10 @@
 """
 The ownership of the number of replicas, as the scale subresource shows it.
 
-A scale has one field that can be owned. Its managed fields are those of the object that own the number of replicas. A
-client that writes the scale owns the number in the object from then on, in a record for the subresource. These records
-have no times. A number without an owner stays without one until it is applied.
+A scale has one field that can be owned: the number of replicas. Its managed fields are derived from the managed fields
+of the object: only the records with the number of replicas. A client that writes the scale becomes the owner of the
+number in the object, with a record for the subresource and without a time. If the number has no owner, an update does
+not make one; only a server-side apply does.
 """
 
 import dataclasses

@@ -1,8 +1,8 @@
 """
-The formats of strings that a real server checks in custom resources. All others are accepted.
+The formats of strings that a real server checks in custom resources. Other formats are not checked.
 
-They are as lenient or strict as its library: it accepts more durations than expected (``2 hours``), and fewer names of
-hosts.
+They are as lenient and as strict as the library of the real server: for example, it accepts the duration ``2 hours``,
+which is not in ISO 8601, and refuses some valid host names.
 """
 
 import base64
@@ -29,7 +29,7 @@ _UNITS = (
     ('d', 'day'),
     ('w', 'wk', 'week'),
 )
-"""The units by their names; words that begin with the last name of a line are units, too."""
+"""The names of units, a line for each unit; words that begin with the last name of a line are names of it, too."""
 _MOMENT = re.compile(r'\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)')
 _HOST = re.compile(r'[a0-9=](-?[a0-9=]{0,62})?|([a0-9=]([a0-9=-]{0,61}[a0-9=])?\.)+a{2,63}')
 """Letters of all languages are replaced by `a` here, and symbols by `=`."""
@@ -49,7 +49,7 @@ _CARD = re.compile(
     r'4\d{12}(\d{3})?|5[1-5]\d{14}|6(011|5\d\d)\d{12}|3[47]\d{13}|3(0[0-5]|[68]\d)\d{11}|'
     r'(2131|1800|35\d{3})\d{11}|6[27]\d{14}'
 )
-_SHARE = r'\s*(0|[1-9]\d?|1\d\d|2[0-4]\d|25[0-5])\s*'
+_BYTE = r'\s*(0|[1-9]\d?|1\d\d|2[0-4]\d|25[0-5])\s*'
 
 
 def is_formatted(value: str, format: str) -> bool:
@@ -136,7 +136,7 @@ _FORMATS: Mapping[str, Callable[[str], object]] = {
     'k8s-long-name': lambda text: not names.subdomain_problems(text),
     'k8s-short-name': lambda text: not names.label_problems(text),
     'mac': _MAC.fullmatch,
-    'rgbcolor': re.compile(rf'rgb\({_SHARE},{_SHARE},{_SHARE}\)').fullmatch,
+    'rgbcolor': re.compile(rf'rgb\({_BYTE},{_BYTE},{_BYTE}\)').fullmatch,
     'ssn': re.compile(r'\d{3}[- ]\d\d[- ]\d{4}').fullmatch,
     'uri': lambda text: re.match(r'(?![a-zA-Z][a-zA-Z0-9+.-]*://[^/?#]*\s)([a-zA-Z][a-zA-Z0-9+.-]*:|/)', text),
     'uuid': lambda text: uuid.UUID(text) if len(text) in (32, 36) else None,

@@ -1,7 +1,7 @@
 """
 Strict decoding of objects of custom kinds: repeated and unknown fields.
 
-By default, clients get warnings; they can ask for a refusal, or for neither.
+By default, clients get warnings; by ``fieldValidation``, they can request a refusal instead, or no checks.
 """
 
 import json
