@@ -41,7 +41,7 @@ class Request(NamedTuple):
     payload: bytes | None = None
     headers: ExtraHeaders = (None, None)
     span: instruments.ApiRequest | None = None
-    """Who wants to know the status, and can add headers."""
+    """The span of the request for instruments: it gets the status, and can have more headers."""
 
 
 class Timeouts(NamedTuple):

@@ -1,14 +1,14 @@
 """
-The seam for metrics, traces, and whatever else looks at a running operator: instruments are told what happens.
+Instruments: the interface for metrics, traces, and other tools that observe a running operator.
 
-An operator has one `Instruments`; each place that has something to tell asks it first whether an instrument listens
-there: ``if instruments.steps: ...``. That is a tuple, made when an instrument is added, so an operator without
-instruments pays for one attribute and one test. Why not events, or loggers? Both would cost more when they are off,
-and could not tell what is inside of what.
+An operator has one `Instruments`. Each place that reports something first checks whether an instrument listens there:
+``if instruments.steps: ...``. That is a tuple, made when an instrument is added, so an operator without instruments
+pays for one attribute and one test. Why not events, or loggers? Both would cost more when they are off, and could not
+show which activity is a part of which.
 
-What takes time is a `Span`: it is told when it begins and when it ends, always both, whatever happens in between. Spans
-are nested: step → handler → sub-handler → request. The tree is kept in a context variable, so it is right in threads
-and tasks too, and an instrument can set context variables of its own between a beginning and its end.
+An activity that takes time is a `Span`. Both its beginning and its end are always reported, also with errors. Spans are
+nested: step → handler → sub-handler → request. The current span is kept in a context variable, so that it is right in
+threads and tasks, too. An instrument can set context variables of its own at a beginning and reset them at the end.
 """
 
 import asyncio
@@ -30,19 +30,19 @@ class Instrument:
     """
     The base class of instruments: each overrides the methods that it needs.
 
-    The methods are called in the event loop, so they must not block. They must not change what they are given, except
-    for the attributes that say so. An instrument whose method raises an error is reported and removed: the operator
-    goes on without it.
+    The methods are called in the event loop, so they must not block. They must not change their arguments, except for
+    the attributes whose descriptions permit it. If a method raises an error, the error is logged and the instrument is
+    removed: the operator continues without it.
     """
 
     def step_begins(self, step: 'ObjectStep') -> None:
-        """Called when a worker takes the newest state of an object, to bring it closer to its rest."""
+        """Called when a worker takes the newest state of an object and begins to handle it."""
 
     def step_decides(self, step: 'ObjectStep') -> None:
-        """Called when it is known why handlers of changes are to be run, or that none are. Not all steps get there."""
+        """Called when the reason and the due handlers of changes are decided on. Not all steps reach that point."""
 
     def step_ends(self, step: 'ObjectStep') -> None:
-        """Called when the handlers have been run, and what they have wanted is applied."""
+        """Called when the handlers have been run, and their patch is applied."""
 
     def handler_begins(self, call: 'HandlerCall') -> None:
         """Called before an attempt of a handler of any kind."""
@@ -51,25 +51,25 @@ class Instrument:
         """Called after the attempt."""
 
     def request_begins(self, request: 'ApiRequest') -> None:
-        """Called before an attempt of a request to the Kubernetes API; it can be given more ``headers``."""
+        """Called before an attempt of a request to the Kubernetes API; instruments can add ``headers``."""
 
     def request_ends(self, request: 'ApiRequest') -> None:
-        """Called when the attempt is answered or has failed; for a watch-stream, when it is open."""
+        """Called when the response has arrived or the attempt has failed; for a watch-stream, when it is open."""
 
     def watch_changes(self, change: 'WatchChange') -> None:
-        """Called when a watch has come to another state."""
+        """Called when the state of a watch has changed."""
 
     def object_queued(self, entry: 'QueueEntry') -> None:
         """Called when an object needs a worker."""
 
     def object_taken(self, entry: 'QueueEntry') -> None:
-        """Called when the object has got its worker, which does one step or several."""
+        """Called when a worker begins to handle the object, in one step or several."""
 
     def object_done(self, entry: 'QueueEntry') -> None:
-        """Called when the worker has ended, or the object does not need one any more; once for each `object_queued`."""
+        """Called when the worker has ended, or is not needed any more; once for each `object_queued`."""
 
     def object_requeued(self, entry: 'QueueEntry') -> None:
-        """Called when the object is to be queued again after the ``delay``, unless something happens to it before."""
+        """Called when the object is scheduled to be queued again after the ``delay``, unless an event comes before."""
 
 
 Listeners = tuple[Instrument, ...]
@@ -84,7 +84,7 @@ _POINTS: Mapping[str, tuple[str, ...]] = {
 
 
 class Instruments:
-    """The instruments of one operator; for each point, the tuple of those that listen there."""
+    """The instruments of one operator; for each point, the tuple of the instruments that listen there."""
 
     __slots__ = ('_members', *_POINTS)
 
@@ -101,7 +101,7 @@ class Instruments:
             self.add(member)
 
     def add(self, instrument: Instrument) -> None:
-        """Let the instrument listen from now on: not to the ends of what has begun before."""
+        """Add the instrument. It gets only the ends of the spans whose beginnings it has got."""
         if not isinstance(instrument, Instrument):
             raise TypeError(f"Instruments must be instances of kopf.Instrument, not {instrument!r}.")
         for hook in (hook for hooks in _POINTS.values() for hook in hooks):
@@ -121,7 +121,7 @@ class Instruments:
             setattr(self, point, tuple(member for member in self._members if _overrides(member, hooks)))
 
     def tell(self, listeners: Listeners, hook: str, facts: object) -> None:
-        """Call the hook of these instruments, as far as they are not removed; remove those that fail."""
+        """Call the hook of these instruments, except for removed ones; remove an instrument if its hook fails."""
         for instrument in listeners:
             if instrument in self._members:
                 try:
@@ -136,11 +136,11 @@ def _overrides(instrument: Instrument, hooks: Iterable[str]) -> bool:
 
 
 NO_INSTRUMENTS = Instruments()
-"""For those that are made without an operator; nothing is ever added here."""
+"""The default for objects that are created without an operator, as in tools and tests. It always stays empty."""
 
 
 class ObjectKey(NamedTuple):
-    """Which object it is about. Its name and uid are not for the labels of metrics: there are too many of them."""
+    """The object that is handled. Its name and uid must not be labels of metrics: they have too many values."""
 
     resource: Resource
     namespace: Namespace
@@ -149,7 +149,7 @@ class ObjectKey(NamedTuple):
 
 
 class Span:
-    """What takes time: a context manager that tells of its beginning and its end."""
+    """An activity that takes time: a context manager that reports its beginning and its end."""
 
     __slots__ = ('_instruments', '_listeners', '_token', 'began', 'duration', 'exception', 'outcome', 'parent')
 
@@ -164,11 +164,11 @@ class Span:
         self.began = 0.0
         """On the monotonic clock (in seconds)."""
         self.duration: float | None = None
-        """How long it has taken (in seconds); ``None`` while it lasts."""
+        """The duration (in seconds); ``None`` until the end."""
         self.outcome: str | None = None
-        """What has come of it, in one word; ``None`` while it lasts."""
+        """The outcome in one word; ``None`` until the end. The possible words are listed in the subclasses."""
         self.exception: BaseException | None = None
-        """What it has failed with. Only while the end is told: kept for longer, it would keep all its frames."""
+        """The error, if it has failed; reset after the end is reported, as its traceback keeps all frames in memory."""
         self.parent: Span | None = None
         """The span that it is a part of."""
 
@@ -196,7 +196,7 @@ class Span:
         if self._token is not None:
             try:
                 _current_var.reset(self._token)
-            except ValueError:  # it was abandoned, and is closed in another context
+            except ValueError:  # an abandoned generator is closed in another context than it was started in
                 pass
             self._token = None
 
@@ -205,7 +205,7 @@ _current_var: ContextVar[Span | None] = ContextVar('_current_var', default=None)
 
 
 def get_current_span() -> Span | None:
-    """Return the innermost span that goes on here, if an instrument listens to any: for lines of logs, for example."""
+    """Return the innermost current span, e.g. for log lines; ``None`` if no instrument listens to any spans."""
     span = _current_var.get()
     return span if span is not None and span.duration is None else None
 
@@ -226,15 +226,15 @@ class ObjectStep(Span):
         super().__init__(instruments)
         self.key = key
         self.event = event
-        """The type of the event that it takes, ``LISTED`` if the object is from a list; ``None`` without an event."""
+        """The type of the handled event, ``LISTED`` if the object is from a list; ``None`` without an event."""
         self.number = number
-        """Which step of the worker it is since the last event."""
+        """The number of the step since the last event, beginning with 1."""
         self.reason: str | None = None
-        """The reason of the change (``create``, ``update``, …, ``noop``), as soon as it is decided on."""
+        """The reason of the change (``create``, ``update``, …, ``noop``); ``None`` until the decision."""
         self.handlers: tuple[HandlerId, ...] = ()
-        """The handlers that are due, as soon as it is decided on."""
+        """The handlers that are due; empty until the decision."""
         self.carried: str | None = None
-        """What an instrument has left in a `HandlerCall` of an earlier step about the same change."""
+        """The text that an instrument has put into `HandlerCall.carried` in an earlier step of the same change."""
         self.delay: float | None = None
         """The time until the next step (in seconds)."""
 
@@ -244,7 +244,7 @@ class ObjectStep(Span):
         self._instruments.tell(self._listeners, 'step_decides', self)
 
     def conclude(self, delay: float | None, *, requeued: bool) -> None:
-        """Take what has come of it, to be told when it ends."""
+        """Set the outcome, which is reported at the end."""
         self.delay = delay
         self.outcome = 'requeued' if requeued else 'done' if delay is None else 'delayed'
 
@@ -275,16 +275,16 @@ class HandlerCall(Span):
         super().__init__(instruments)
         self.id = id
         self.kind = kind
-        """What logs call it: ``Handler``, ``Daemon``, ``Timer``, ``Indexer``, ``Webhook``, ``Activity``, …"""
+        """The kind of the handler as in logs: ``Handler``, ``Daemon``, ``Timer``, ``Indexer``, ``Webhook``, …"""
         self.fn = fn
         self.cause = cause
-        """Why it is run, with all that its function can be told, such as the ``diff`` of a change."""
+        """The cause of the call, with all possible arguments of the function, such as the ``diff`` of a change."""
         self.reason: str | None = cause.occasion
         """The reason of the change, the type of the event, the operation of the review, or the activity."""
         self.key: ObjectKey | None = cause.key
         """The object; ``None`` for activities."""
         self.retry = retry
-        """How many attempts there were before this one."""
+        """The number of attempts before this one."""
         self.carried = carried
         """
         A text that an instrument can leave for the next attempts of changes, e.g. for their trace.
@@ -303,7 +303,7 @@ class HandlerCall(Span):
         message: str | None = None,
         exception: BaseException | None = None,
     ) -> None:
-        """Take what has come of it, to be told when it ends."""
+        """Set the outcome, which is reported at the end."""
         self.outcome, self.delay, self.message, self.exception = outcome, delay, message, exception
 
 
@@ -311,7 +311,7 @@ class ApiRequest(Span):
     """
     One attempt of a request to the Kubernetes API: ``succeeded``, ``failed``, or ``cancelled``.
 
-    It begins when it is sent; before that, it can have waited for others. A repeated request is several of these.
+    It begins when it is sent, after the time in the queue (``waited``). Each attempt of a request is one instance.
     """
 
     __slots__ = ('attempt', 'headers', 'method', 'path', 'payload', 'server', 'status', 'streaming', 'waited')
@@ -338,9 +338,9 @@ class ApiRequest(Span):
         """The path without the query; see `route` for metrics."""
         self.payload = payload
         self.attempt = attempt
-        """How many attempts there were before this one."""
+        """The number of attempts before this one."""
         self.waited = waited
-        """How long it has waited until it could be sent (in seconds)."""
+        """The time in the queue before it was sent (in seconds)."""
         self.streaming = streaming
         """Whether it opens a watch-stream."""
         self.headers: dict[str, str] = {}
@@ -349,11 +349,11 @@ class ApiRequest(Span):
         """The HTTP status; ``None`` if there is no answer."""
 
     def note_status(self, status: int) -> None:
-        """Remember what the server has answered."""
+        """Set the status of the response, and the outcome that follows from it."""
         self.status, self.outcome = status, 'succeeded' if status < 300 else 'failed'
 
     def get_headers(self) -> Mapping[str, str]:
-        """Return those of the added headers that can be sent."""
+        """Return the added headers, except for invalid ones."""
         return {
             name: value
             for name, value in self.headers.items()
@@ -367,7 +367,7 @@ class ApiRequest(Span):
 
     @property
     def verb(self) -> str:
-        """What is done, as permissions call it: ``get``, ``list``, ``watch``, ``create``, ``patch``, and so on."""
+        """The verb as in RBAC rules: ``get``, ``list``, ``watch``, ``create``, ``patch``, and so on."""
         if self.streaming:
             return 'watch'
         parts = self.route.split('/')
@@ -395,7 +395,7 @@ _PLURAL_VERBS = {'POST': 'create', 'GET': 'list', 'DELETE': 'deletecollection'}
 
 
 class WatchChange(NamedTuple):
-    """Another state of a watch."""
+    """A change of the state of a watch."""
 
     resource: Resource
     namespace: Namespace
@@ -404,19 +404,19 @@ class WatchChange(NamedTuple):
     state: str
     """``listing``, ``streaming``, ``backing-off``, ``stopped``."""
     paused: bool
-    """Whether the operator is paused: what comes is indexed, but not handled."""
+    """Whether the operator is paused: objects are indexed, but not handled."""
     reason: str | None = None
     """
-    Why, in one word, if there is more to tell than the states.
+    The reason in one word; ``None`` if the states are sufficient.
 
-    It backs off because of ``ended``, ``expired``, ``inactive``, ``incomplete``, ``forbidden``, ``unauthorized``,
-    ``throttled``, ``refused``, ``server``, ``timeout``, ``connection``, ``unexpected``. Or the operator is ``paused``
-    or ``resumed``, and the watch goes on.
+    For ``backing-off``, it is ``ended``, ``expired``, ``inactive``, ``incomplete``, ``forbidden``, ``unauthorized``,
+    ``throttled``, ``refused``, ``server``, ``timeout``, ``connection``, ``unexpected``. Without a change of the state,
+    it is ``paused`` or ``resumed``, as the operator is.
     """
     error: BaseException | None = None
-    """What it has failed with."""
+    """The error of the failed watch."""
     delay: float | None = None
-    """How long it backs off (in seconds)."""
+    """The delay until the next attempt (in seconds)."""
 
 
 class QueueEntry(NamedTuple):
@@ -424,10 +424,10 @@ class QueueEntry(NamedTuple):
 
     key: ObjectKey
     urgent: bool
-    """Whether it goes before those that were there when the operator has started."""
+    """Whether it has the high priority; objects that existed when the operator started have the low one."""
     depth: int
-    """How many objects wait for a worker at the moment."""
+    """The number of objects that wait for a worker."""
     delay: float | None = None
-    """In how long it is queued again (in seconds)."""
+    """The delay until it is queued again (in seconds)."""
     reason: str | None = None
-    """Why it is queued again: ``delayed`` for its next attempt or look, or ``failed`` in the framework itself."""
+    """The reason of queueing it again: ``delayed`` by its handlers, or ``failed`` in the framework itself."""

@@ -96,7 +96,7 @@ class RunTimeoutError(TemporaryError):
     def __init__(self, __msg: str, delay: float, thread: 'asyncio.Task[Any] | None' = None) -> None:
         super().__init__(__msg, delay=delay)
         self.thread = thread
-        """What waits for the end of the function, if it is in a thread: threads cannot be stopped."""
+        """The task that waits for the function in a thread; ``None`` if it has ended. Threads cannot be stopped."""
 
 
 class HandlerChildrenRetry(TemporaryError):
@@ -456,7 +456,7 @@ async def _call_briefly(handler: Handler, kwargs: dict[str, Any], rules: Executi
 
 
 def _retrieve(task: 'asyncio.Task[Any]') -> None:
-    """Take the exception of a run that is over: nothing else does, and asyncio would complain."""
+    """Retrieve the exception of an abandoned run: asyncio would log it as never retrieved otherwise."""
     if not task.cancelled():
         task.exception()
 

@@ -46,7 +46,7 @@ from kopf._core.intents.handlers import ActivityHandler
 Credentials = ConnectionInfo | AiohttpSession
 
 SLOW_CALL_DELAY = 10.0
-"""After how long (in seconds) a running startup or cleanup handler is reported, with what waits for it."""
+"""The time (in seconds) after which a warning is logged if a startup or cleanup handler is still running."""
 
 
 class ActivityError(ExplainedError):

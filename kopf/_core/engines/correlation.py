@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 MAX_ENTRIES = 4096
-"""The limit of remembered objects; and as many groups of similar Events, and series."""
+"""The limit of each cache: of objects, of groups of similar Events, and of series."""
 
 BURST = 25
 """The size of the token bucket of an object: how many requests it can make at once."""

@@ -112,6 +112,7 @@ class Schedules:
         await asyncio.sleep(max(0.0, due - asyncio.get_running_loop().time()))
 
     async def _run_once(self, handler: ScheduleHandler, state: HandlerState) -> Outcome:
+        # Why not await it directly? `drain` waits for the runs, and a cancellation must not abandon a thread at once.
         task = asyncio.create_task(self._execute(handler, state), name=f'run of {handler}')
         self._runs.add(task)
         task.add_done_callback(self._runs.discard)

@@ -338,7 +338,7 @@ class ObjectDaemons:
             self.record.detach_daemons()
 
     def notify(self, daemon: Daemon) -> None:
-        """Have the object processed if it can be released, or can get another daemon, as this one has ended."""
+        """Wake up the worker of the object after a daemon has ended: to remove the finalizer, or to start another."""
         background = self.spawner.background
         if self.gone or background.closing or background.paused:
             return

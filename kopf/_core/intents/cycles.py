@@ -40,7 +40,7 @@ UNCHANGED = (Reason.NOOP, Reason.RESUME)
 
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Cycle:
-    """What is remembered of a change from its first step to its last one. Objects at rest have none."""
+    """The memory of one change of an object, from its first step to its last one. Objects at rest have none."""
 
     state: State
     known: BodyEssence
@@ -54,7 +54,7 @@ class Cycle:
     unconfirmed: tuple[BodyEssence, BodyEssence] | None = None
     """The known essence and the base, in case the last patch was stored although the request has failed."""
     skipping: bool = False
-    """Whether filters have failed, so that it is unknown if all is done: the cycle waits for a change."""
+    """Whether filters have failed: their handlers may be due, so the cycle does not end before the next change."""
     patched: Patch | None = None
     """The last patch, if its effect on the object could not be determined yet."""
     edited: bool = False
@@ -75,7 +75,7 @@ class Cycle:
         self.skipping = skipping
 
     def postpone_check(self, patch: Patch) -> None:
-        """Let the next step determine what this patch has made of the object."""
+        """Keep the patch, so that the next step determines its effect on the object."""
         self.patched = patch
 
     def revert(self, changed: BodyEssence, original: BodyEssence) -> None:

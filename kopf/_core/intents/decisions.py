@@ -62,7 +62,7 @@ class MakeCause(Protocol):
 
 
 class ObjectMemory(Protocol):
-    """What the operator remembers of an object besides its body."""
+    """The memory of the operator about one object, besides its body."""
 
     @property
     def cycle(self) -> Cycle | None:
@@ -87,7 +87,7 @@ class ObjectMemory(Protocol):
 
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Decision:
-    """What to do about an object now, and why."""
+    """The next actions for an object: the handlers to run, and the changes of the finalizer and of the stored state."""
 
     cause: ChangingCause
     cycle: Cycle

@@ -138,7 +138,7 @@ class Essences:
         return missed_edits.pack(self._conceal(essence, body), body)
 
     def unpack(self, text: str | None, essence: BodyEssence, body: Body) -> BodyEssence:
-        """Return the essence from a record, with values of the current essence for digests; empty if there is none."""
+        """Return the essence stored in a record, with its digests replaced by the current values; empty if absent."""
         unpacked = missed_edits.unpack(text)
         if unpacked is None:
             return BodyEssence()

@@ -94,6 +94,7 @@ class Applier:
             # The next step begins with the response. If it waited for the echo instead, each step of a cycle would take
             # as long as the stream lags behind; and a patch that changes nothing has no echo.
             if self._decider.table.managing and not result.remaining_fns:
+                # Why not wait for the event of this patch? It is dropped as an echo, and this state is at hand already.
                 record.requeue()
         if record.requeued or not result.remaining_fns:
             return Application(not result.remaining_fns)

@@ -116,7 +116,7 @@ class ObjectRecord:
         self.daemons: Any = None
         """The daemons and timers (`spawning.ObjectDaemons`), if there are any."""
         self.level: Any = None
-        """What the level-triggered handlers know of the object (`levels.ObjectLevel`), if there are any."""
+        """The state for level-triggered handlers (`levels.ObjectLevel`); ``None`` if there are no such handlers."""
 
     def __repr__(self) -> str:
         return f"<{self.namespace}/{self.name}>" if self.namespace else f"<{self.name}>"
@@ -258,16 +258,16 @@ class ObjectRecord:
     # The state, and the cycle that handles it.
 
     def accept(self, raw: RawBody) -> None:
-        """Take this state as the newest one."""
+        """Set the newest known state."""
         self.body, self.outdated = raw, False
 
     def adopt(self, raw: RawBody) -> None:
-        """Take this state if no other one is known."""
+        """Set the known state if there is none."""
         if self.body is None:
             self.body = raw
 
     def restore(self, original: RawBody) -> None:
-        """Take the state as it was before handlers modified it in place."""
+        """Replace the state that handlers have modified in place by the original one."""
         self.body = original
 
     def mark_outdated(self) -> None:
@@ -333,11 +333,11 @@ class ObjectRecord:
         self.daemons = None
 
     def attach_level(self, level: Any) -> None:
-        """Called when the object is known to level-triggered handlers."""
+        """Called when level-triggered handlers begin to handle the object."""
         self.level = level
 
     def detach_level(self) -> None:
-        """Called when it is not any more."""
+        """Called when level-triggered handlers do not handle the object any more."""
         self.level = None
 
     # The end.
@@ -406,7 +406,7 @@ def make_logger(
 
 
 def get_key(record: ObjectRecord, resource: Resource) -> ObjectKey:
-    """Return what instruments are told of which object it is."""
+    """Return the key of the object for instruments."""
     return ObjectKey(resource, record.namespace, record.name, record.uid)
 
 

@@ -176,7 +176,7 @@ class Definitions:
         self._versions: dict[tuple[str, str], Versions] = {}  # by group and plural
 
     def note(self, name: str, raw: Mapping[str, Any]) -> None:
-        """Take the newest state of the CRD; an empty mapping if it is deleted."""
+        """Remember the newest state of the CRD; an empty mapping if it is deleted."""
         plural, _, group = name.partition('.')
         try:
             established = any(

@@ -468,6 +468,7 @@ class Orchestrator:
         # All objects are listed again. To list only what has changed in the pause is not enough: a peer can have died
         # in the middle of handling an object that did not change.
         for scope, (watch, sink, task) in self._watches.items():
+            # Why not continue the stream? Events of the pause were not handled, so all objects are listed again.
             task.cancel()
             watch.restart()
             watch.pause(False)
@@ -557,7 +558,7 @@ class Orchestrator:
         return watch, sink, self._run_watch(watch)
 
     def _make_sink(self, table: HandlerTable) -> ObjectSink:
-        """Make what handles the objects of the resource when they are indexed."""
+        """Create the processor of the resource, which gets its events after they are indexed."""
         tools = self._tools
         is_leveled = bool(table.of(ReconcilingHandler))
         processor = (

@@ -353,6 +353,7 @@ class Processor(ObjectSink):
         return None
 
     def _has_successor(self) -> bool:
+        # Why not the attribute itself? Type checkers assume that it is the same as at the beginning of `work`.
         return self._successor is not None
 
     def _is_foreign(self, raw: RawBody) -> bool:

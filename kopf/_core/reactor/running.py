@@ -74,7 +74,7 @@ async def operator(**options: Unpack[OperatorOptions]) -> None:
         indexers: the indices to fill, in order to read them from outside of the operator.
         memo: the operator's memo, of any class that can be copied.
         vault: existing credentials.
-        instruments: instances of `kopf.Instrument`, which are told what happens.
+        instruments: instances of `kopf.Instrument`, such as metrics and traces.
         clusterwide: serve the whole cluster.
         namespaces: the names and the patterns of namespaces to serve.
         namespace: the only name or pattern; the old form of ``namespaces``.
@@ -229,7 +229,7 @@ class _Signals:
             _signals.pop(self._loop, None)
 
     def _note(self, number: int, frame: object) -> None:
-        """Let the next signal end the process, even if a blocked event loop does not see the first one."""
+        """Restore the default action of signals: the second one ends the process, even if the event loop is blocked."""
         for other in self.numbers:
             signal.signal(other, signal.SIG_DFL)
 

@@ -373,7 +373,7 @@ class ResourceWatch:
         self._listing_since, self._unlisted, self._predecessors = None, {}, None
 
     async def _stream(self, params: Mapping[str, Any]) -> None:
-        """Take events until the stream ends or breaks."""
+        """Receive events until the stream ends or breaks."""
         started, count = time.monotonic(), 0
         listing = self._since is None
         self._enter(WatchState.LISTING if listing else WatchState.STREAMING)
@@ -413,7 +413,7 @@ class ResourceWatch:
             raise StreamBroken('refused', "the stream has ended at once")
 
     def _take_line(self, line: bytes) -> bool:
-        """Take a line of the stream; return whether it is an event of an object."""
+        """Process a line of the stream; return whether it is an event of an object."""
         try:
             event = decode(line)
             type_, raw = event['type'], event['object']
