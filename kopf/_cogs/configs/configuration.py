@@ -137,7 +137,7 @@ class PeeringSettings(_Group):
     """How long (in seconds) the operator is considered alive after its last keep-alive."""
 
     mandatory: bool = False
-    """Whether the peering object must exist. If it must not, then the operator works without peering in its absence."""
+    """Whether the operator waits for an absent peering object to be created; otherwise, it works without peering."""
 
     standalone: bool = False
     """Whether the peering is off, i.e. other operators are ignored."""
@@ -181,7 +181,7 @@ class WatchingSettings(_Group):
     """How many objects are requested per page in the initial lists. `None` is for the framework's default."""
 
     initial_streaming: bool = False
-    """Whether the initial lists are always requested as streams, even if the servers are not known to be able to."""
+    """Whether the initial lists are always requested as streams, even from servers that may not support it."""
 
     streaming_lists: bool = True
     """Whether the initial lists are requested as streams if the server supports that; otherwise in chunks."""
@@ -351,7 +351,7 @@ class BackgroundSettings(_Group):
     instant_exit_timeout: float | None = None
     """
     How long (in seconds) the daemons are waited for right after they were asked to stop, in the hope that they exit
-    at once: then, the object needs no second round of processing. `None` is for no waiting in time.
+    at once: then, the object needs no second round of processing. `None`: this time is zero.
     """
 
     instant_exit_zero_time_cycles: int | None = 10

@@ -122,7 +122,7 @@ class DiffBaseStorage(
 
     def matches(self, *, body: bodies.Body, essence: bodies.BodyEssence) -> bool:
         """
-        Check quickly whether the stored essence is surely the same; if it is not sure, fetch and compare them.
+        Check quickly whether the stored essence is the same; return false if that is uncertain without fetching it.
 
         Most events bring no changes, so this check is sufficient for most of them.
         """
@@ -196,7 +196,7 @@ class AnnotationsDiffBaseStorage(storage_formats.StorageKeyFormingConvention, Di
         return False
 
     def store(self, *, body: bodies.Body, patch: patches.Patch, essence: bodies.BodyEssence) -> None:
-        text = storage_formats.dump_json(essence) + '\n'  # with a newline, kubectl shows it better readable in YAML
+        text = storage_formats.dump_json(essence) + '\n'  # with a newline, kubectl shows it unescaped
         full_keys, packed_key = self.make_keys(self.key, body=body), self._make_packed_key(body)
         # Not only the present annotations, but also those of this patch: the limit is for the result.
         annotations = storage_formats.get_annotations(body)

@@ -71,7 +71,7 @@ class LabelSelector:
             found = _TERMS.match(text, position)
             if found is None:
                 raise ValueError(
-                    f"It is not a label selector: {text!r}. It has to be such as 'app=x,env!=test', "
+                    f"It is not a label selector: {text!r}. Examples of label selectors: 'app=x,env!=test', "
                     f"'app in (x,y)', 'app', '!app'."
                 )
             terms.add(_read_term(found))

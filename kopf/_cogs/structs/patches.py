@@ -81,7 +81,7 @@ class Replacing:
     """
     A function of a patch that replaces the changed values and their parents, and modifies no nested value in place.
 
-    If all functions of a patch are such, the body is not copied for them: a copy costs more than the whole patch.
+    If a patch has only functions of this class, the body is not copied: a copy costs more than the whole patch.
     """
 
     __slots__ = ('_fn',)

@@ -97,7 +97,7 @@ class Processor(ObjectSink):
     # Receiving: called by the watch, synchronous.
 
     def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
-        """Take the next event of an object: keep it for the worker, or drop it if it requires no action."""
+        """Receive the next event of an object: keep it for the worker, or drop it if it requires no action."""
         # Timers, and events that `echoes` has held back, still come here after the hand-over.
         if self._successor is not None:
             self._successor.receive(record, event, listed_since=listed_since)

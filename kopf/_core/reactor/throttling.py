@@ -98,7 +98,7 @@ class Throttling:
         return delay
 
     def succeed(self, record: ObjectRecord) -> None:
-        """Called when a step succeeds; ends the row of failures."""
+        """Called when a step succeeds: end the throttling of the object, if it is throttled."""
         if record.throttle is not None:
             record.end_throttling()
             self._make_logger(record).info("Throttling is over. Switching back to normal operations.")
