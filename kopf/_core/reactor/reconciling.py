@@ -205,7 +205,7 @@ class Reconciler:
             # timer would start the retries: no patch is sent to wake the object up.
             elif not record.requeued and record.body is not None:
                 delay = self._find_delay(record, decision) or delay
-        # The response to the patch has requeued the object, which would start the next update without its pause.
+        # The response to the patch has requeued the object: that step would only find the same pause.
         if pause:
             record.cancel_requeue()
             return pause
