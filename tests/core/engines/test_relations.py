@@ -1,0 +1,113 @@
+"""Which objects are triggered by an object of another resource: by its owner references, or by a function."""
+
+import logging
+
+import pytest
+
+import kopf
+from kopf._cogs.structs.bodies import Body
+from kopf._cogs.structs.patches import Patch
+from kopf._cogs.structs.references import Resource
+from kopf._core.engines.relations import Relations
+from kopf._core.intents.causes import ResourceCause
+
+PODS = Resource('', 'v1', 'pods', kind='Pod', namespaced=True)
+
+
+def pod(version=1, owners=(), **labels):
+    metadata = {'name': 'pod', 'namespace': 'ns', 'uid': 'p', 'resourceVersion': str(version), 'labels': labels}
+    return {'metadata': {**metadata, 'ownerReferences': [{'uid': uid} for uid in owners]}}
+
+
+class Scene:
+    """The relations of a handler to pods, with the states of one pod."""
+
+    def __init__(self, **options):
+        registry = kopf.OperatorRegistry()
+        kopf.on.reconcile('kopfexamples', id='fn', registry=registry, **options)(lambda **_: None)
+        (self.handler,) = registry.reconciling.get_all_handlers()
+        self.relations = Relations(self.handler, *self.handler.sources)
+        self.causes = 0
+
+    def note(self, raw):
+        def make_cause():
+            self.causes += 1
+            return ResourceCause(
+                logger=logging.getLogger('kopf.test'),
+                memo=None,
+                indices={},
+                resource=PODS,
+                body=Body(raw),
+                patch=Patch(),
+            )
+
+        return set(self.relations.note('p', raw, make_cause))
+
+
+def by_label(labels, namespace, **_):
+    return [(namespace, labels['of'])] if 'of' in labels else None
+
+
+def test_owners_are_found_by_their_uids():
+    scene = Scene(owns=['pods'])
+    assert scene.note(pod(owners=['a', 'b'])) == {'a', 'b'}
+    assert scene.relations.is_known('p')
+    assert not scene.causes
+
+
+def test_objects_without_owners_are_not_remembered():
+    scene = Scene(owns=['pods'])
+    assert scene.note(pod()) == set()
+    assert not scene.relations.is_known('p')
+
+
+def test_former_owners_are_triggered_together_with_new_ones():
+    scene = Scene(owns=['pods'])
+    scene.note(pod(1, owners=['a']))
+    assert scene.note(pod(2, owners=['b'])) == {'a', 'b'}
+    assert scene.note(pod(3)) == {'b'}
+    assert not scene.relations.is_known('p')
+
+
+def test_a_version_that_is_listed_again_triggers_no_owners():
+    scene = Scene(owns=['pods'])
+    scene.note(pod(1, owners=['a']))
+    assert scene.note(pod(1, owners=['a'])) == set()
+    assert scene.note(pod(2, owners=['a'])) == {'a'}
+
+
+def test_deleted_objects_trigger_their_last_owners_once():
+    scene = Scene(owns=['pods'])
+    scene.note(pod(1, owners=['a']))
+    assert set(scene.relations.forget('p')) == {'a'}
+    assert set(scene.relations.forget('p')) == set()
+
+
+def test_functions_return_namespaces_and_names():
+    scene = Scene(watches={'pods': by_label})
+    assert scene.note(pod(1, of='x')) == {('ns', 'x')}
+    assert scene.note(pod(2, of='y')) == {('ns', 'x'), ('ns', 'y')}
+    assert scene.note(pod(3)) == {('ns', 'y')}
+
+
+def test_objects_of_the_cluster_have_no_namespace():
+    scene = Scene(watches={'pods': lambda **_: [('', 'x'), [None, 'y']]})
+    assert scene.note(pod()) == {(None, 'x'), (None, 'y')}
+
+
+@pytest.mark.parametrize('result', ['name', ['name'], [('ns', 'x', 'y')], [('ns', None)], [(1, 'x')]])
+def test_other_results_are_explained(result, caplog):
+    scene = Scene(watches={'pods': lambda **_: result})
+    assert scene.note(pod()) == set()
+    assert "must return a list of pairs of a namespace and a name" in caplog.text
+
+
+def test_failing_functions_keep_the_former_result_and_are_reported_once(caplog):
+    scene = Scene(watches={'pods': lambda labels, namespace, **_: [(namespace, labels['of'])]})
+    scene.note(pod(1, of='x'))
+    assert scene.note(pod(2)) == {('ns', 'x')}
+    assert scene.note(pod(3)) == {('ns', 'x')}
+    assert caplog.text.count("watches= of reconciler 'fn'") == 1 and "KeyError: 'of'" in caplog.text
+    assert scene.note(pod(4, of='y')) == {('ns', 'x'), ('ns', 'y')}
+    scene.note(pod(5))
+    assert caplog.text.count("watches= of reconciler 'fn'") == 2
