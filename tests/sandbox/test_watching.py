@@ -151,6 +151,17 @@ async def test_the_stream_ends_with_its_resource(client, make_crd):
         assert await watch.next() is None
 
 
+async def test_no_bookmark_skips_the_objects_of_a_new_resource(client, make_crd):
+    definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    path = "/apis/things.example.dev/v1/brieflies"
+    await client("POST", definitions, make_crd("brieflies", "Briefly"))
+    version = (await client("GET", path)).body["metadata"]["resourceVersion"]
+    options = {"timeoutSeconds": "2", "allowWatchBookmarks": "true", "resourceVersion": version}
+    async with client.watch(path, **options) as watch:
+        await client("DELETE", f"{definitions}/brieflies.things.example.dev")
+        assert await watch.rest() == []
+
+
 async def test_events_of_a_new_resource_do_not_continue_those_of_an_old_one(client, make_crd):
     definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
     path = "/apis/things.example.dev/v1/renewals"

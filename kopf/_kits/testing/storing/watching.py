@@ -84,7 +84,8 @@ class Watch:
                     return
                 if now >= bookmark:
                     bookmark = self._next_bookmark(end)
-                    yield self._bookmark(self._storage.version)
+                    if not table.closed:  # otherwise, it would skip the objects of a new resource of the same name
+                        yield self._bookmark(self._storage.version)
                 await self._pause(min(end, bookmark))
                 yield b''
         except Expired as error:
