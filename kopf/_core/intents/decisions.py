@@ -365,6 +365,24 @@ class Decider:
         # Records of an interrupted cycle are to be continued or purged, although nothing has changed since then.
         return not self.records.fetch_all(self.table.changing_ids, body)
 
+    def is_untouched(self, earlier: Body, body: Body, cycle: Cycle) -> bool:
+        """
+        Check whether no other operator has stored progress or a handled state on the object since the earlier state.
+
+        What storages of users keep elsewhere is not compared, as its earlier state is unknown: then, it is not certain.
+        """
+        if self.records.is_external or self.essences.is_external:
+            return False
+        keys = list({**dict.fromkeys(self.table.changing_ids), **dict.fromkeys(cycle.state)})
+        try:
+            before = [self.records.fetch(key=key, body=earlier) for key in keys]
+            last = self.essences.fetch_last(earlier, self.essences.of(earlier))
+            return before == [self.records.fetch(key=key, body=body) for key in keys] and is_same(
+                last, self.essences.fetch_last(body, self.essences.of(body))
+            )
+        except StorageError:
+            return False
+
     def _recall(
         self,
         essence: BodyEssence,

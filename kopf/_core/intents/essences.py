@@ -74,6 +74,11 @@ class Essences:
             self._raw, self._is_last, self._fetched = raw, None, None
         return self._essence
 
+    @property
+    def is_external(self) -> bool:
+        """Return whether the last handled essences can be elsewhere than on the objects."""
+        return not self._remembering
+
     def forget(self) -> None:
         """Release the cached state."""
         self._raw, self._essence, self._is_last, self._fetched = None, BodyEssence(), None, None

@@ -27,6 +27,11 @@ class ProgressRecords:
         self._raw: Mapping[str, Any] | None = None
         self._known: dict[HandlerId, ProgressRecord | None] = {}
 
+    @property
+    def is_external(self) -> bool:
+        """Return whether the records can be elsewhere than on the objects."""
+        return not self._remembering
+
     def fetch(self, *, key: HandlerId, body: Body) -> ProgressRecord | None:
         """Return the record of a handler; ``None`` if there is none."""
         known = self._get_known(body) if self._remembering else {}

@@ -65,6 +65,7 @@ class ObjectRecord:
         'throttle',
         'throttled',
         'uid',
+        'unverified',
         'wakeup',
     )
 
@@ -97,6 +98,8 @@ class ObjectRecord:
 
         self.cycle: Cycle | None = None
         """The change that is being handled."""
+        self.unverified = False
+        """Whether other operators can have handled that change in a pause, before its progress could be stored."""
         self.deletion_handled = False
         """Whether the deletion is handled, so that only the finalizer of the operator is to be removed."""
         self.handled_digest: str | None = None
@@ -345,10 +348,13 @@ class ObjectRecord:
     def forget_state(self) -> None:
         """Called when the object is deleted: drop its state and the progress."""
         self.body = self.cycle = self.pending_patch = None
+        self.unverified = False
 
     def forget_plans(self, *, working: bool) -> None:
         """
         Drop all but the identity: other operators could have handled the object, so only its next state counts.
+
+        Progress that could not be stored before the pause is kept until that state tells whether it still counts.
 
         Args:
             working: whether a worker still handles the object; then, the progress and the patch are kept for it.
@@ -357,6 +363,14 @@ class ObjectRecord:
         self.throttled = self.requeued = False
         self.expected = self.pending = None
         if not working:
+            self.unverified = self.cycle is not None and self.body is not None and self.in_memory_only
+        if not working and not self.unverified:
+            self.cycle = self.pending_patch = None
+
+    def verify(self, *, untouched: bool) -> None:
+        """Go on with the kept progress after a pause if no other operator has touched the object; else, drop it."""
+        self.unverified = False
+        if not untouched:
             self.cycle = self.pending_patch = None
 
     def abandon(self) -> None:

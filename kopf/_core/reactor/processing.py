@@ -317,6 +317,8 @@ class Processor(ObjectSink):
         # Before the step: what requeues the object during it (its response, a daemon that ends) is for the next one.
         requeued = record.take_requeue()
         if event is None:
+            if record.unverified:
+                return None  # after a pause, all objects are listed again
             if record.body is not None and (record.outdated or self._is_foreign(record.body)):
                 await self._applier.reload(record, record.body)
             if record.body is not None:
@@ -335,6 +337,8 @@ class Processor(ObjectSink):
         if not self._managing and not patch and record.body is None:
             record.watch_selfpatching(None)
             return None
+        if record.unverified:
+            record.verify(untouched=self._is_untouched(record, body))
         stale = self._sift(record, event)
         if not stale:
             record.accept(event['object'])
@@ -355,6 +359,11 @@ class Processor(ObjectSink):
     def _has_successor(self) -> bool:
         # Why not the attribute itself? Type checkers assume that it is the same as at the beginning of `work`.
         return self._successor is not None
+
+    def _is_untouched(self, record: ObjectRecord, body: Body) -> bool:
+        """Check whether no other operator has handled the object since the state before a pause."""
+        earlier, cycle = record.body, record.cycle
+        return earlier is not None and cycle is not None and self._decider.is_untouched(Body(earlier), body, cycle)
 
     def _is_foreign(self, raw: RawBody) -> bool:
         """Check whether the state is of another API version: a patch of the predecessor has returned it."""

@@ -422,7 +422,7 @@ class Reconciler:
 
     async def save(self, record: ObjectRecord) -> None:
         """Store on the object what is only in memory yet, without running any handlers."""
-        if record.body is None or not record.in_memory_only:
+        if record.body is None or not record.in_memory_only or record.unverified:
             return
         record.cancel_wakeup()
         body = Body(record.body)

@@ -39,16 +39,18 @@ without_kinds = pytest.mark.parametrize('sandbox', [CRDS], indirect=True)
 def world(sandbox):
     world = World(sandbox)
     handler = Watcher(world)
-    logger = logging.getLogger('kopf._core.engines.peering_member')
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+    loggers = [logging.getLogger(f'kopf._core.{name}') for name in ('engines.peering_member', 'reactor.orchestration')]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
     yield world
-    logger.removeHandler(handler)
-    logger.setLevel(logging.NOTSET)
+    for logger in loggers:
+        logger.removeHandler(handler)
+        logger.setLevel(logging.NOTSET)
 
 
 class Watcher(logging.Handler):
-    """Remembers what the operators say about their peers."""
+    """Remembers what the operators say about their peers and their pauses."""
 
     def __init__(self, world):
         super().__init__()
@@ -487,6 +489,45 @@ async def test_handlers_that_run_during_a_whole_pause_are_not_repeated_if_they_c
         world.sandbox.faults.error(403, times=1, method='PATCH', resource='kopfexamples')
         world.gate.set()
         await world.handled('a', field='1')
+    assert world.calls.count(('me', 'create', 'a')) == 1
+
+
+async def test_a_success_that_cannot_be_stored_before_a_pause_is_stored_after_it(world):
+    await world.join()
+    world.gate.clear()
+    async with world.operator('me'):
+        await world.create('a', field='1')
+        await world.until(lambda: ('me', 'create', 'a') in world.calls)
+        world.sandbox.faults.error(403, times=None, method='PATCH', resource='kopfexamples')
+        await world.put('boss')
+        await world.paused()
+        world.gate.set()
+        await world.until(lambda: any("can't be stored" in text for text in world.says))
+        world.sandbox.faults.clear()
+        await world.remove('boss')
+        await world.handled('a', field='1')
+    assert world.calls.count(('me', 'create', 'a')) == 1
+
+
+async def test_a_success_from_before_a_pause_is_forgotten_if_others_have_handled_the_object(world):
+    await world.join()
+    world.gate.clear()
+    async with world.operator('me'):
+        await world.create('a', field='1')
+        await world.until(lambda: ('me', 'create', 'a') in world.calls)
+        world.sandbox.faults.error(403, times=None, method='PATCH', resource='kopfexamples')
+        await world.put('boss')
+        await world.paused()
+        world.gate.set()
+        await world.until(lambda: any("can't be stored" in text for text in world.says))
+        world.sandbox.faults.clear()
+        handled = {'kopf.zalando.org/last-handled-configuration': '{"spec":{"field":"1"}}\n'}
+        await world.aio.patch('kopfexamples', 'a', {'metadata': {'annotations': handled}})
+        count = len(world.sandbox.requests)
+        await world.remove('boss')
+        await world.create('b', field='1')
+        await world.handled('b', field='1')
+    assert not [seen for seen in world.sandbox.requests[count:] if seen.name == 'a' and seen.method == 'PATCH']
     assert world.calls.count(('me', 'create', 'a')) == 1
 
 
