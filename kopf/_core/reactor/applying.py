@@ -208,6 +208,7 @@ class Applier:
     def _forget(self, record: ObjectRecord) -> None:
         """Called when the API says that the object is deleted: the DELETED event of the stream is handled then."""
         record.forget_state()
+        record.mark_outdated()  # late events are to be verified: they can be from before the deletion
         record.expect(Expectation.of_deletion(timeout=self._settings.persistence.consistency_timeout))
 
     def _accept(self, record: ObjectRecord, raw: RawBody, patch: Patch, asked_at: float) -> None:

@@ -68,7 +68,7 @@ class Expectation:
         Return the expectation of the deletion only, for some time (in seconds), as the API says the object is gone.
 
         What the stream still brings of it is from before that, and would be handled as if the object was new. But after
-        that time it is handled: a proxy or a failing server could have said so, too.
+        that time it is handled if it is there: a proxy or a failing server could have said so, too.
         """
         if timeout <= 0:
             return None

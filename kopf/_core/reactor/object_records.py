@@ -84,7 +84,11 @@ class ObjectRecord:
         self.body: RawBody | None = None
         """The newest known state, while the object has work, a timer, or a cycle."""
         self.outdated = False
-        """Whether that state is known to be outdated, as the API server refused a patch made for it."""
+        """
+        Whether that state is known to be outdated, as the API server refused a patch made for it.
+
+        Without a state: whether the next one is to be verified, as the API server said that there is no such object.
+        """
         self.requeued = False
         """Whether the object is to be processed without an event."""
         self.has_worker = False
@@ -274,7 +278,7 @@ class ObjectRecord:
         self.body = original
 
     def mark_outdated(self) -> None:
-        """Called when the known state turns out to be outdated."""
+        """Called when the known state turns out to be outdated, or the object to be gone."""
         self.outdated = True
 
     def clear_outdated(self) -> None:

@@ -159,6 +159,7 @@ class Processor(ObjectSink):
             # While handlers still run from before the pause, other operators wait; their outcomes are not stored yet.
             record.forget_plans(working=record in working)
         self._known = frozenset()
+        self._inherited.clear()
 
     def revise(self, table: HandlerTable) -> None:
         """Use this table from now on: the resource has other verbs or subresources, but the same handlers."""
@@ -341,7 +342,10 @@ class Processor(ObjectSink):
             record.verify(untouched=self._is_untouched(record, body))
         stale = self._sift(record, event)
         if not stale:
+            doubtful = record.outdated and record.body is None  # the API has said that there is no such object
             record.accept(event['object'])
+            if doubtful:
+                await self._applier.reload(record, event['object'])
         elif record.body is not None and self._is_foreign(record.body):
             await self._applier.reload(record, record.body)
         if patch or record.selfpatching is not None:
@@ -372,7 +376,10 @@ class Processor(ObjectSink):
     def _forget(self, record: ObjectRecord, event: RawEvent, body: Body) -> None:
         if self._managing:
             ObjectLogger(body=body, settings=self._settings).debug("Deleted, really deleted, and we are notified.")
-        self._inherited.discard(record)
+        processor: Processor | None = self
+        while processor is not None:  # a successor can have inherited it while its deletion was being handled
+            processor._inherited.discard(record)
+            processor = processor._successor
         record.cancel_wakeup()
         record.forget_state()
         if record.expected is not None:

@@ -79,6 +79,26 @@ async def test_an_object_that_is_gone_is_not_handled_anew_when_the_stream_is_beh
     assert len(world.called('create', 'obj')) == 1
 
 
+@pytest.mark.parametrize('observing', [True, False])
+async def test_an_object_that_is_gone_is_not_handled_anew_when_the_stream_is_far_behind(world, observing):
+    world.settings.persistence.consistency_timeout = 0.1
+    world.declare(kopf.on.create, 'create')
+    if observing:
+        world.declare(kopf.on.event, 'event')
+    async with world.operator():
+        world.sandbox.faults.error(404, times=1, verb='patch', name='obj')
+        await world.create()
+        await world.until_called('create')
+        await world.settled()
+        world.sandbox.faults.error(404, times=1, verb='get', name='obj')
+        await world.edit(field='v2')  # as if this was from before the deletion
+        async with asyncio.timeout(10):
+            while not any(seen.verb == 'get' and seen.name == 'obj' for seen in world.sandbox.requests):
+                await asyncio.sleep(0.01)
+        await world.settled()
+    assert len(world.called('create', 'obj')) == 1
+
+
 async def test_an_object_that_is_gone_is_not_handled_anew_when_its_daemons_end(world):
     world.settings.persistence.consistency_timeout = 60
     creating, ending = Gate(), Gate()
