@@ -99,6 +99,7 @@ class PeeringMember:
         self._renewal = 0.0
         self._removal = 0.0
         self._expiry: float | None = None
+        self._refused = False  # whether the API server has refused our own record at the last attempt
         self._unsure = False  # our own record can be in the object, as the response to its request is lost
         self._reason: object = None
         self._reported = (False, False, False)  # the last values of `known`, `paused`, `joined`, to report only changes
@@ -151,7 +152,8 @@ class PeeringMember:
 
     def _is_unannounced(self) -> bool:
         # Other operators pause only when they see our record, so waiting for them before that would be in vain.
-        return bool(self._present) and self.mandatory and self._expiry is None
+        # Where the peering is optional, an operator that may not write its record works without it.
+        return bool(self._present) and self._expiry is None and (self.mandatory or not self._refused)
 
     def _is_over(self) -> bool:
         # The peering object is gone, so no operator can join or renew its record: the known records count until their
@@ -422,7 +424,8 @@ class PeeringMember:
             body = await complete(self._touch({self._identity: record}), patience=EXIT_TIMEOUT)
         except (errors.APIError, TimeoutError) as error:
             self._failing = True
-            self._unsure = not isinstance(error, errors.APIClientError)
+            self._refused = isinstance(error, errors.APIClientError)
+            self._unsure = not self._refused
             self._renewal = read_time() + min(RETRY_DELAY, lifetime / 4)
             logger.warning("Keep-alive in %s has failed; trying again soon: %s", self._place, str(error) or repr(error))
             return

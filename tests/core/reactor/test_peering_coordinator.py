@@ -459,7 +459,8 @@ async def test_takeover_waits_for_operators_that_still_work(world):
     assert [call for call in world.calls if call[1] != 'resume'] == [('low', 'create', 'a')]
 
 
-async def test_takeover_waits_also_if_it_could_not_be_announced_at_first(world, monkeypatch):
+@pytest.mark.parametrize('options', [{'peering_name': 'default'}, {}], ids=['mandatory', 'optional'])
+async def test_takeover_waits_also_if_it_could_not_be_announced_at_first(world, monkeypatch, options):
     monkeypatch.setattr(peering_member, 'RETRY_DELAY', 0.2)
     await world.join()
     world.gate.clear()
@@ -467,7 +468,7 @@ async def test_takeover_waits_also_if_it_could_not_be_announced_at_first(world, 
         await world.create('a', field='1')
         await world.until(lambda: ('low', 'create', 'a') in world.calls)
         world.sandbox.faults.error(500, times=1, method='PATCH', resource='kopfpeerings')
-        async with world.operator('high', priority=2, peering_name='default'):
+        async with world.operator('high', priority=2, **options):
             await world.paused()
             await asyncio.sleep(0.3)
             assert not [call for call in world.calls if call[0] == 'high']
