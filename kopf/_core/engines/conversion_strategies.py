@@ -44,7 +44,7 @@ class ConversionStrategies(WebhookRegistration):
         self._foreign: set[str] = set()
 
     def serve(self, served: Convertible) -> None:
-        """Replace the handlers and the resources, and have the strategies written."""
+        """Replace the handlers and the resources, and request that the strategies are written."""
         self._persistent = {
             name: any(handler.persistent for handler in handlers)
             for name, (_, handlers) in group_by_crd(served).items()

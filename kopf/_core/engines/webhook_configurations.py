@@ -58,7 +58,7 @@ class WebhookConfigurations(WebhookRegistration):
         return f"webhook configuration {self._name}"
 
     def serve(self, served: Served) -> None:
-        """Replace the handlers and the resources, and have the configurations written."""
+        """Replace the handlers and the resources, and request that the configurations are written."""
         self._served = served
         self._changed.set()
 

@@ -93,7 +93,7 @@ class LevelProcessor(Processor):
             self._leveler.give_back(record)
         has_run = False
         while True:
-            # Everything else first: handlers of states are to see what the other handlers have made of a change.
+            # The other handlers run first, so that level-triggered handlers see the state after these.
             await super().work(record)
             # Looked at again after each wait, as the objects can have been handed over meanwhile.
             if self._successor is not None or self._dropped:
@@ -136,8 +136,8 @@ class LevelProcessor(Processor):
         complete(record, patch, run.logger)
         if not patch:
             return
-        # The applier patches what the record holds; at rest, that
-        # is nothing. The state of the run is what the patch is for.
+        # The applier patches the body in the record, which an object at rest does not have. The patch is for the state
+        # that the run has seen.
         record.accept(run.raw)
         with self._leveler.patching(run):
             with background(not self._workers.is_urgent(record), self._workers.pressure):

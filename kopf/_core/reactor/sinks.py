@@ -26,7 +26,7 @@ class EventSink:
 
     def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
         """
-        Take the next event of an object.
+        Receive the next event of an object.
 
         Args:
             record: the record of the object.
