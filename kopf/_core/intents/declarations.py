@@ -28,6 +28,7 @@ SubName = str | Marker | None
 SourceName = str | tuple[str, ...]
 
 
+_VERSION_LIKE = re.compile(r'v\d+((alpha|beta)\d+)?')
 _VERSION = re.compile(r'[a-z]([-a-z0-9]*[a-z0-9])?')  # a DNS label, as the names of versions in CRDs are
 _SELECTING = frozenset(SelectorOptions.__annotations__)
 
@@ -134,7 +135,7 @@ def check_positive(name: str, options: Mapping[str, Any], names: Collection[str]
             continue
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise TypeError(f"@kopf.on.{name}: {option}= must be a number, not {value!r}.")
-        if not value > 0 or (option == 'concurrency' and value != int(value)):
+        if not value > 0 or (option == 'concurrency' and value % 1 != 0):  # infinity has no remainder either
             what = "a whole number above zero" if option == 'concurrency' else "above zero"
             raise ValueError(f"@kopf.on.{name}: {option}= must be {what}, but it is {value!r}.")
 
@@ -158,6 +159,8 @@ def parse_sources(name: str, owns: Any, watches: Any) -> tuple[Source, ...]:
         raise TypeError(f"@kopf.on.{name}: owns= must be a list of resources, even for one of them, not {owns!r}.")
     if watches is not None and not isinstance(watches, Mapping):
         raise TypeError(f"@kopf.on.{name}: watches= must be a mapping of resources to functions, not {watches!r}.")
+    if isinstance(owns, tuple) and any(isinstance(each, str) and _VERSION_LIKE.fullmatch(each) for each in owns):
+        raise TypeError(f"@kopf.on.{name}: owns= must be a list of resources: write owns=[{owns!r}] for this one.")
     sources = [Source(_parse_source(name, 'owns', each)) for each in owns]
     for each, fn in (watches or {}).items():
         selector = _parse_source(name, 'watches', each)
@@ -175,7 +178,10 @@ def _parse_source(name: str, option: str, value: Any) -> Selector:
             f"@kopf.on.{name}: {option}= names resources as 'deployments', 'apps/v1/deployments', "
             f"or ('apps', 'v1', 'deployments'), not {value!r}."
         )
-    return Selector(*names)
+    try:
+        return Selector(*names)
+    except TypeError as error:
+        raise TypeError(f"@kopf.on.{name}: {option}= contains {value!r}: {error}") from None
 
 
 def make_subhandler(

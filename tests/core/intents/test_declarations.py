@@ -314,7 +314,9 @@ def test_finalizers_are_for_deletions_and_background_handlers(registry: Operator
     [
         ({'owns': 'pods'}, TypeError, "owns= must be a list of resources, even for one of them"),
         ({'owns': [5]}, TypeError, "owns= names resources as 'deployments', 'apps/v1/deployments'"),
-        ({'owns': ['a/b/c/d']}, TypeError, "Too many positional arguments for a resource"),
+        ({'owns': ['a/b/c/d']}, TypeError, "owns= contains 'a/b/c/d': Too many positional arguments for a resource"),
+        ({'owns': ['']}, TypeError, "owns= contains '': The name of a resource must not be an empty string"),
+        ({'owns': ('apps', 'v1', 'deployments')}, TypeError, "write owns=[('apps', 'v1', 'deployments')]"),
         ({'watches': ['pods']}, TypeError, "watches= must be a mapping of resources to functions"),
         ({'watches': {'pods': 'x'}}, TypeError, "watches={'pods': ...} must be a function"),
         ({'watches': {'pods': AsyncMock()}}, TypeError, "watches= must not be an async function"),
@@ -322,6 +324,7 @@ def test_finalizers_are_for_deletions_and_background_handlers(registry: Operator
         ({'timeout': 0}, ValueError, "timeout= must be above zero"),
         ({'timeout': 'x'}, TypeError, "timeout= must be a number"),
         ({'concurrency': 1.5}, ValueError, "concurrency= must be a whole number above zero"),
+        ({'concurrency': float('inf')}, ValueError, "concurrency= must be a whole number above zero"),
         ({'backoff': 5}, TypeError, "backoff= must be the first and the longest delay"),
         ({'backoff': (5, 1)}, ValueError, "backoff= must be above zero and not descend"),
         ({'backoff': (0, 1)}, ValueError, "backoff= must be above zero and not descend"),
