@@ -99,7 +99,7 @@ class Relations:
         try:
             result = fn(**cause.kwargs_of_callback(fn, self._handler))
             pairs = [] if result is None else [*result]
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise MappingError(f"{FilterError(fn, error).place}) failed: {name_error(error)}") from error
         for pair in pairs:
             if not _is_key(pair):
