@@ -34,6 +34,8 @@ from kopf._core.intents.edits import is_on_path, is_touched
 from kopf._core.intents.handlers import ReconcilingHandler, ResourceHandler, Source
 from kopf._core.intents.storage_errors import StorageError
 
+_UNPOSTED: Final = {'k8s_skip': True}
+
 FIELDLESS: Final = ''
 """The digest of an object that has the field of the handler no more, but matches it otherwise."""
 
@@ -479,6 +481,15 @@ class Leveler:
         if outcome.result is not None and not isinstance(outcome.result, Again):
             controller.warn_of_result(outcome.result, run.logger)
         return outcome
+
+    def fail(self, run: Run, error: Exception) -> Outcome:
+        """Return the outcome of a run whose patch can't be applied, and log it."""
+        handler, planner = run.plan.controller.handler, run.plan.controller.planner
+        is_last = handler.retries is not None and planner.get_attempts(run.plan) + 1 >= handler.retries
+        delay = None if is_last else planner.find_backoff(run.plan)
+        ending = "waits for the next change" if delay is None else f"will be run again in {delay} seconds"
+        run.logger.error("The patch of %s is not applied; it %s: %r", handler, ending, error, extra=_UNPOSTED)
+        return Outcome(final=is_last, delay=delay, exception=error)
 
     def end(self, run: Run, outcome: Outcome | None) -> None:
         """End the run, and plan the next one; the outcome of a cancelled run is ``None``."""

@@ -31,6 +31,7 @@ from kopf._core.reactor.applying import complete
 from kopf._core.reactor.object_records import ObjectRecord
 from kopf._core.reactor.processing import Processor
 from kopf._core.reactor.sinks import ObjectSink
+from kopf._core.reactor.throttling import explain_refusal, is_fault_of, is_refusal
 from kopf._core.reactor.watches import ResourceWatch
 from kopf._core.reactor.workers import WorkerPool
 
@@ -123,8 +124,8 @@ class LevelProcessor(Processor):
             await self._apply(record, run)
         except LoginError:
             raise
-        except Exception as error:  # the patch could not be applied: it is kept, and sent with the next one
-            self._wake_later(record, self._throttling.fail(record, error))
+        except Exception as error:  # the patch could not be applied
+            outcome = self._fail(run, error)
         finally:
             self._leveler.end(run, outcome)
             del outcome  # see `Outcome.without_exception`
@@ -132,7 +133,7 @@ class LevelProcessor(Processor):
 
     async def _apply(self, record: ObjectRecord, run: Run) -> None:
         """Apply the patch of the handler, together with former patches that could not be applied."""
-        patch = run.patch
+        patch, former = run.patch, record.pending_patch
         complete(record, patch, run.logger)
         if not patch:
             return
@@ -141,11 +142,27 @@ class LevelProcessor(Processor):
         record.accept(run.raw)
         with self._leveler.patching(run):
             with background(not self._workers.is_urgent(record), self._workers.pressure):
-                applied, delay = await self._applier.apply(record, None, patch, Patch())
+                try:
+                    applied, delay = await self._applier.apply(record, None, patch, Patch())
+                except Exception:
+                    record.keep_patch(former)  # this one is not kept: the next run decides anew what is to be patched
+                    raise
             if applied and record.body is not None and record.body is not run.raw:
                 self._leveler.notice_patched(run, record.body, patch)
         if delay is not None:
             self._wake_later(record, delay)
+
+    def _fail(self, run: Run, error: Exception) -> Outcome:
+        """
+        Take an error of the patch for one of the handler: it is run again.
+
+        Why is the patch not kept and tried again, as those of other handlers are? It is not the only one that the
+        handler can make of the newest state. While it were refused, nothing that happens would have an effect.
+        """
+        if is_refusal(error):
+            is_users_fault = is_fault_of(run.patch, error)
+            run.logger.error("%s", explain_refusal(error, is_users_fault=is_users_fault))
+        return self._leveler.fail(run, error)
 
     def _wake(self, record: ObjectRecord) -> None:
         super()._wake(record)

@@ -5,6 +5,7 @@ import collections
 import datetime
 import json
 import random
+import sys
 import threading
 import time
 
@@ -138,14 +139,14 @@ async def test_objects_are_found_by_former_and_present_keys_of_what_they_watch(w
     assert reasons(world)[3:] == [{'watched'}] * 4
 
 
-@pytest.mark.parametrize('broken', ['raise', 'text', 'number', 'namespaces', 'nameless'])
+@pytest.mark.parametrize('broken', ['raise', 'exit', 'text', 'number', 'namespaces', 'nameless'])
 async def test_the_former_keys_stay_if_the_function_fails(world, broken):
     def users(namespace, body, **_):
         user = body['data']['user']
         if user != 'broken':
             return [(namespace, user)]
         results = {'text': 'a', 'number': [5], 'namespaces': [[['x'], 'a']], 'nameless': [(namespace, None)]}
-        return results[broken] if broken != 'raise' else 1 / 0
+        return results[broken] if broken in results else sys.exit(3) if broken == 'exit' else 1 / 0
 
     world.declare(RECONCILE, 'fn', watches={'configmaps': users})
     world.declare(kopf.on.event, 'event', resource='configmaps')
@@ -161,8 +162,8 @@ async def test_the_former_keys_stay_if_the_function_fails(world, broken):
         await world.until_called('event', times=2)  # other handlers of the object do not notice
     [text] = [text for text in world.log.texts if 'watches=' in text]
     assert text.startswith("watches= of reconciler 'fn' (") and 'test_leveling.py:' in text
-    assert (
-        "ZeroDivisionError" if broken == 'raise' else "must return a list of pairs of a namespace and a name"
+    assert {'raise': "ZeroDivisionError", 'exit': "SystemExit"}.get(
+        broken, "must return a list of pairs of a namespace and a name"
     ) in text
 
 
@@ -671,6 +672,58 @@ async def test_refused_patches_are_applied_later_and_the_object_is_not_forgotten
         await world.aio.wait_for('kopfexamples', 'obj', lambda body: body.get('status') == {'seen': 'value'})
         await world.edit(field='other')
         await world.aio.wait_for('kopfexamples', 'obj', lambda body: body.get('status') == {'seen': 'other'})
+
+
+async def test_refused_patches_are_given_up_so_that_what_happens_meanwhile_still_has_an_effect(world):
+    async def patching(patch, reasons, **_):
+        patch.metadata.labels['a'] = 'b' if 'owned' in reasons else '$$$'
+        patch.spec['owned'] = 'owned' in reasons
+
+    world.settings.queueing.error_delays = [600]
+    world.declare(RECONCILE, 'fn', does=patching, owns=['configmaps'], backoff=(600, 600))
+    async with world.operator():
+        owner = await world.create()
+        await world.until_logged("The patch of Reconciler 'fn' is not applied; it will be run again in ")
+        assert [text for text in world.log.texts if text.startswith('The API refuses')][0].endswith(
+            "It will be tried again less and less often, and as soon as the object changes; "
+            "other objects are not affected."
+        )
+        await own(world, 'child', owner)
+        await world.aio.wait_for('kopfexamples', 'obj', lambda body: body['spec'].get('owned'))
+        await rest(world)
+        assert (await world.get())['metadata']['labels'] == {'a': 'b'}
+    assert len(world.called('fn')) == 2
+
+
+async def test_refused_patches_are_failures_that_are_retried_up_to_the_limit(world):
+    async def patching(patch, **_):
+        patch.metadata.labels['a'] = '$$$'
+
+    world.declare(RECONCILE, 'fn', does=patching, backoff=(0.01, 1), retries=3)
+    async with world.operator():
+        await world.create()
+        await world.until_logged('waits for the next change')
+        await rest(world)
+    assert [call['retry'] for call in world.called('fn')] == [0, 1, 2]
+
+
+async def test_what_other_handlers_want_to_patch_is_kept_when_a_patch_of_a_run_is_refused(world):
+    async def patching(patch, spec, **_):
+        if 'created' not in spec:
+            patch.metadata.labels['a'] = '$$$'
+
+    def conflicting(body):
+        body['spec']['created'] = 'yes'
+
+    async def creating(patch, **_):
+        patch.fns.append(conflicting)
+        await world.edit(field='edited')
+
+    world.declare(kopf.on.create, 'create', does=creating)
+    world.declare(RECONCILE, 'fn', does=patching, backoff=(0.01, 1))
+    async with world.operator():
+        await world.create()
+        await world.aio.wait_for('kopfexamples', 'obj', lambda body: body['spec'].get('created') == 'yes')
 
 
 async def test_objects_changed_in_place_stay_as_they_are_and_that_is_said(world):
