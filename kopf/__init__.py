@@ -269,6 +269,7 @@ if not TYPE_CHECKING:  # otherwise, type checkers would accept any attribute
 
         for module, names in _LAZY.items():
             if name in names:
+                # Stored, so that this function is called once for each name.
                 value = globals()[name] = getattr(importlib.import_module(module), name)
                 return value
         raise AttributeError(_explain_missing(name), name=name)

@@ -155,6 +155,7 @@ def _failing_shortly(*, debug: bool) -> Iterator[None]:
     """Log why the command has failed, and exit with the code of the error, usually 1."""
     try:
         yield
+    # These are shown by click itself, with its own exit codes.
     except (click.ClickException, click.exceptions.Exit, click.Abort):
         raise
     except ExplainedError as exc:
@@ -403,6 +404,7 @@ def run(
     _check_scope(tuple(map(str, options['namespaces'])), clusterwide=options['clusterwide'])
     if not sandbox and (crds or loads or pods):
         raise click.UsageError("--crd, --load and --pods are for --sandbox only: nothing is done to a real cluster.")
+    # Only here, so that ``kopf --help`` and wrong options do not wait for the import.
     from kopf._core.reactor import running
 
     if dev and options['priority'] is None:
@@ -411,6 +413,7 @@ def run(
         options['clusterwide'] = True
     # Programs that call `main` have their handlers in the default registry, where those of the files are added.
     registry = registries.get_default_registry() if controls.registry is None else controls.registry
+    # Before the files are loaded, as their decorators use the default registry.
     registries.set_default_registry(registry)
     with _launched(sandbox=sandbox, crds=crds, loads=loads, pods=pods) as launched:
         loaders.preload(paths=paths, modules=modules)
@@ -580,6 +583,7 @@ def _run_command(
     _check_scope(namespaces, clusterwide=clusterwide)
     from kopf._core.reactor import running
 
+    # An empty one: the command must run no handlers, not even those of a program that calls it.
     registry = registries.SmartOperatorRegistry() if controls.registry is None else controls.registry
     options = _get_options(controls, registry)
     options['namespaces'], options['clusterwide'] = namespaces, clusterwide

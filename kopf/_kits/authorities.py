@@ -120,6 +120,7 @@ def _renew(parts: _Parts | None, names: Collection[str], schedule: Schedule, now
     if parts is not None:
         valid = tuple(authority for authority in parts.authorities if authority.not_valid_after_utc > now)
         if len(valid) != len(parts.authorities):
+            # The private key belongs to the newest authority. If that has expired, all begins anew.
             parts = dataclasses.replace(parts, authorities=valid) if valid[:1] == parts.authorities[:1] else None
     if parts is None or _is_aging(parts.authorities[0], schedule, now):
         key, authority = _make_authority(schedule, now)
@@ -210,6 +211,7 @@ def _issue(parts: _Parts, names: Collection[str], schedule: Schedule, now: datet
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - CLOCK_SKEW)
+        # A certificate that outlives its authority could not be verified in the end.
         .not_valid_after(min(now + schedule.lifetime, authority.not_valid_after_utc))
         .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
     )

@@ -61,6 +61,7 @@ def classify(hostnames: Iterable[str]) -> tuple[list[str], list[IPAddress]]:
         try:
             address = ipaddress.ip_address(hostname.strip('[]'))
         except ValueError:
+            # Certificates contain international names only in their ASCII form.
             names[hostname.encode('idna').decode() if not hostname.isascii() else hostname] = None
         else:
             if not address.is_unspecified:
@@ -79,6 +80,7 @@ def _build_by_cryptography(
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import NameOID
 
+    # Elliptic curves, as RSA keys take a noticeable time at each start.
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)])
     alternatives = [*map(x509.DNSName, names), *map(x509.IPAddress, addresses)]

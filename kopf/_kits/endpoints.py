@@ -98,11 +98,14 @@ class Endpoint:
             addr, port or 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         failure: OSError | None = None
+        # IPv4 first: if any free port is to be used, it is chosen there, and IPv6 takes the same number.
         for family, _, _, _, address in sorted(infos, key=lambda info: info[0] is not socket.AF_INET):
             try:
                 sock = _open_socket(family, (address[0], port or 0, *address[2:]))
             except OSError as error:  # often, only one of the protocols (IPv4, IPv6) is available
                 failure = failure or error
+                # Otherwise, a client could reach another program under the same name, depending on the protocol that it
+                # tries first.
                 if error.errno == errno.EADDRINUSE:
                     raise
             else:
@@ -141,6 +144,7 @@ class Endpoint:
 
     async def close(self) -> None:
         """Stop listening, and wait for the pending responses, at most for `SHUTDOWN_TIMEOUT`."""
+        # First no new connections, then the end of those under way; otherwise, there could always be one more.
         for server in self._servers:
             server.close()
         self._servers = []
@@ -155,6 +159,7 @@ class Endpoint:
         """Wait until all connections are closed: aiohttp only begins to close them."""
         if self._connections:
             await asyncio.wait([each.closed for each in self._connections], timeout=FAREWELL_TIMEOUT)
+        # A copy: connections remove themselves from the set when they are lost.
         remaining = list(self._connections)
         for connection in remaining:
             connection.abort()
@@ -198,12 +203,14 @@ class Endpoint:
         except ConnectionError:  # the client has gone in the middle of its request
             raise
         except Exception as error:
+            # With a response nevertheless: without one, the API server would report only a lost connection to its user.
             logger.exception("The webhook request %s has failed: %s", request.path, error)
             return _make_refusal(500, "The webhook server has failed.")
         finally:
             connection.expect_reading()
 
     async def _review(self, request: web.BaseRequest, connection: '_Connection') -> bytes:
+        # Before the body is read: a request to a wrong path must not cost the memory of its body.
         webhook = self._get_webhook(request.path)
         if request.method != 'POST':
             raise ReviewError("Reviews are accepted only by the method POST.", status=405)
@@ -331,6 +338,7 @@ class _Connection(web.RequestHandler):
     def eof_received(self) -> bool | None:  # type: ignore[override]  # as protocols of asyncio are allowed to
         if self._idle or self.ssl_context is not None:
             return None  # TLS has no half-closed connections
+        # Clients such as netcat close their half after the request, and still wait for the response.
         self._ended = True
         if self._incoming is not None:
             return None
@@ -369,6 +377,7 @@ class _Connection(web.RequestHandler):
 
     def _set_deadline(self, seconds: float) -> None:
         self._deadline = deadline = self._loop.time() + seconds
+        # A later deadline needs no other timer: the present one notices it when it fires.
         if self._alarm is None or self._alarm.when() > deadline:
             if self._alarm is not None:
                 self._alarm.cancel()
@@ -405,6 +414,7 @@ class _ReplaceableContext(ssl.SSLContext):
 def _open_socket(family: int, address: tuple[object, ...]) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
+        # Otherwise, a restarted operator could not listen while connections of the former one are in TIME_WAIT.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             # "::" includes IPv4; other hosts have a socket for each protocol.
@@ -448,6 +458,7 @@ def _decompress(body: bytes, encoding: str, limit: int) -> bytes:
     if encoding.lower() not in ('gzip', 'deflate'):
         raise ReviewError(f"The encoding {encoding!r} of the request is not known.", status=415)
     try:
+        # The bit 32 stands for both formats, gzip and zlib. The limit stops small requests that expand to gigabytes.
         inflated = (decompressor := zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)).decompress(body, limit)
     except zlib.error as error:
         raise ReviewError(f"The request is not what its encoding {encoding!r} says: {error}") from None

@@ -87,6 +87,7 @@ def append_owner_reference(
     reference = build_owner_reference(owner, controller=controller, block_owner_deletion=block_owner_deletion)
     for meta in _iter_metadata(objs):
         references = meta.get('ownerReferences') or ()
+        # By the uid, as a name can be that of a deleted owner; and only one reference may be that of a controller.
         if not any(_get_uid(item) == reference.get('uid') for item in references):
             added = meta.make_item('ownerReferences', cast(dict[str, Any], reference.copy()))
             meta.set('ownerReferences', [*references, added])
@@ -145,6 +146,7 @@ def label(
     paths = _parse_nested(nested)
     for fields in list(_walk(objs)):
         for target in (fields, *_iter_nested(fields, paths)):
+            # In place, item by item, because the labels can belong to a model of another library.
             present = thirdparty.access(_make_metadata(target).make('labels'))
             for key, value in labels.items():
                 if present is not None and (forced or present.get(key) is None):
@@ -177,6 +179,7 @@ def harmonize_naming(
         raise LookupError("There is no name to give: no object with a name is being handled. Give one explicitly.")
     for meta in _iter_metadata(objs):
         if forced or (meta.get('name') is None and meta.get('generateName') is None):
+            # Not both: the API server ignores the prefix if there is a name.
             meta.remove('generateName' if strict else 'name')
             meta.set(*(('name', name) if strict else ('generateName', f'{name}-')))
 

@@ -73,6 +73,7 @@ async def _ensure(client: ApiClient, sources: Collection[Source], timeout: float
     limit = asyncio.timeout(timeout)
     try:
         async with limit:
+            # All are applied before the first is waited for, so that the API server establishes them at the same time.
             for crd in crds:
                 await _Provision(client, crd, waiting).apply()
             for crd in crds:
@@ -115,12 +116,15 @@ class _Provision:
         live = await self._read()
         if live is None:
             self._waiting[self._name] = "it cannot be created"
+            # Without the status, which files from clusters contain, and which is not the user's to set.
             await self._client.post_json(PATH, {key: self._crd[key] for key in self._crd if key != 'status'})
             logger.info("The CRD %s is created.", self._name)
         elif live['metadata'].get('deletionTimestamp') is not None:
             self._waiting[self._name] = "its predecessor is being deleted, together with all the objects"
             return False
         elif changes := _find_changes(self._crd, live):
+            # With the version that was compared: lists, such as the versions, are replaced as a whole, with the edits
+            # of others.
             changes.setdefault('metadata', {})['resourceVersion'] = live['metadata']['resourceVersion']
             try:
                 await self._client.patch(f'{PATH}/{self._name}', changes, MERGE_PATCH)
@@ -136,6 +140,7 @@ class _Provision:
             live = await self._read()
             reason = "it is gone" if live is None else self._find_obstacle(live)
             if reason is None:
+                # Why not only the condition? It becomes true a little before the versions are served.
                 reason = await self._find_missing_version()
             if reason is None:
                 self._waiting.pop(self._name, None)  # the same CRD can be given twice
@@ -193,6 +198,8 @@ def _find_changes(crd: Mapping[str, Any], live: Mapping[str, Any]) -> dict[str, 
     for key, value in crd['spec'].items():
         current = live['spec'].get(key)
         if key == 'names':
+            # A merge patch keeps what it does not mention; so names that are not wanted any more are
+            # removed explicitly.
             gone = {name: None for name in current if name not in value and name not in _DEFAULTED_NAMES}
             if changed := {**gone, **_differ(value, current)}:
                 spec[key] = changed

@@ -109,6 +109,7 @@ class KopfRunner:
         self._stop.clear()
         self._ready.clear()
         self._future = concurrent.futures.Future()
+        # An operator that ends early never becomes ready, and the block must be entered nevertheless.
         self._future.add_done_callback(lambda _: self._ready.set())
         self._default_registry = get_default_registry()
         self._run_registry = SmartOperatorRegistry() if self.registry is None else self.registry
@@ -155,6 +156,7 @@ class KopfRunner:
     def _invoke(self) -> 'Result':
         from click.testing import CliRunner
 
+        # By its name: the kits are below the command line, and may not import it.
         cli = importlib.import_module('kopf.cli')
         loop = asyncio.new_event_loop()
         set_default_registry(self._default_registry)  # in this thread, as in that of the test
@@ -176,6 +178,7 @@ class KopfRunner:
     def _keep_handlers(self) -> None:
         """Keep the handlers of modules for the next runs: modules are imported only once, unlike files."""
         if self.registry is None:
+            # Runners of several threads can share a default registry, and `extend` checks before it appends.
             with _keeping:
                 self._default_registry.extend(self._run_registry, lambda handler: not is_of_script(handler.fn))
 
@@ -187,6 +190,8 @@ class KopfRunner:
             key: value for key, value in [('registry', self.registry), ('settings', self.settings)] if value is not None
         }
 
+        # In a command, although there is no command line: so the output, the exit code and the errors are
+        # collected alike.
         @click.command
         def embedded() -> None:
             loggers.configure()

@@ -230,6 +230,7 @@ class _Store:
                 elif annotations:
                     await self._patch({'metadata': {'annotations': annotations}})
                 return fresh
+            # Another replica has renewed them at the same moment. Its certificates are read in the next round.
             except errors.APIConflictError as error:
                 logger.debug("Another replica has been faster; using its certificates: %s", error)
             except errors.APIForbiddenError as error:
@@ -241,6 +242,7 @@ class _Store:
 
     async def leave(self) -> bool:
         """Unregister this replica; return true if there are no others."""
+        # First: a sync that is under way must not sign this replica on again.
         self._leaving = True
         secret = await self._patch({'metadata': {'annotations': {self._presence: None}}})
         now = datetime.datetime.now(datetime.UTC)
@@ -256,6 +258,7 @@ class _Store:
         data = {name: base64.b64encode(value).decode() for name, value in keyring.dump().items()}
         metadata = {'name': self._name, 'annotations': annotations}
         if secret is not None:
+            # The version makes it an election without locks: only one of the replicas can renew the same state.
             version = secret['metadata'].get('resourceVersion')
             await self._patch({'metadata': {'annotations': annotations, 'resourceVersion': version}, 'data': data})
             return

@@ -57,6 +57,7 @@ class ClusterDetector:
         try:
             async with asyncio.timeout(DETECTION_TIMEOUT):
                 certificate = await _get_certificate(info)
+        # The detection is only a guess: without it, the cluster counts as not local.
         except (OSError, TimeoutError, ssl.SSLError) as error:
             logger.debug("The certificate of the API cannot be read: %r", error)
             return None
@@ -127,6 +128,7 @@ class WebhookNgrokTunnel(WebhookContextManager):
         binary = None if self.binary is None else str(self.binary)
         options: dict[str, Any] = {'ngrok_path': binary, 'region': self.region, 'auth_token': self.token}
         config = conf.PyngrokConfig(**{key: value for key, value in options.items() if value})
+        # In threads, since the library blocks: it downloads and starts a program.
         run = asyncio.get_running_loop().run_in_executor
         server = WebhookServer(addr=self.addr, port=self.port, path=self.path, insecure=True)
         await self._resources.enter_async_context(server)

@@ -158,8 +158,10 @@ class WebhookServer(WebhookContextManager):
                 await endpoint.listen(None)
                 logger.debug("Webhooks are served at %s", url)
                 yield WebhookClientConfig(url=url)
+                # Why wait for ever? The end of this generator is the end of the server.
                 await asyncio.Event().wait()
             bundles = self._serve_securely(endpoint, [host, reachable, *self.extra_sans])
+            # Without it, the inner generator would be closed some time later, by the garbage collector.
             async with contextlib.aclosing(bundles):
                 async for bundle in bundles:
                     logger.debug("Webhooks are served at %s", url)
@@ -174,6 +176,7 @@ class WebhookServer(WebhookContextManager):
     async def _serve_securely(self, endpoint: Endpoint, hostnames: list[str]) -> AsyncGenerator[bytes, None]:
         """Listen with the certificates of the files; yield the CA bundle each time when it changes."""
         generated = self._generate(hostnames) if self.certfile is None else None
+        # Before the files are loaded: a change between the two is then noticed as a change, and not missed.
         state = _FilesState.of(self._files())
         context, bundle = self._load(generated)
         shown: bytes | None = None
@@ -185,6 +188,8 @@ class WebhookServer(WebhookContextManager):
                 yield bundle
             while True:
                 await state.wait_change(self.file_check_interval)
+                # Again before the load. It replaces the known state only if the load succeeds, so that failures
+                # are retried.
                 fresh = _FilesState.of(self._files())
                 try:
                     context, bundle = self._load(generated)
@@ -228,6 +233,7 @@ class WebhookServer(WebhookContextManager):
 
     def _make_context(self, generated: tuple[bytes, bytes, str] | None) -> ssl.SSLContext:
         cafile, cadata = self.verify_cafile, self.verify_cadata
+        # A generated certificate is its own authority, so these can only be the authorities of clients.
         if generated is not None and not (cafile or cadata or self.verify_capath):
             cafile, cadata = self.cafile, None if self.cadata is None else self.cadata.decode()
         return make_context(
@@ -305,6 +311,7 @@ async def _bind(endpoint: Endpoint, addr: str, port: int | None) -> int:
     try:
         return await endpoint.bind(addr, DEFAULT_PORT)
     except AddressError as error:
+        # The port can also be reserved by the system. Any other error is about the address.
         if error.errno not in (errno.EADDRINUSE, errno.EACCES):
             raise
         return await endpoint.bind(addr, None)
@@ -342,6 +349,7 @@ def make_context(
     if mode is not None:
         context.verify_mode = mode
     elif verified:
+        # Why not required? The API server presents no certificate unless its administrators have configured one.
         context.verify_mode = ssl.CERT_OPTIONAL
     _load_pair(context, *pair)
     return context

@@ -44,6 +44,7 @@ class ReasonedFlag(Generic[ReasonT]):
             event = self._event
         if event is not None:
             event.set()
+        # Without the lock: futures are for the event loop only, in which this is called.
         for future in self._futures:
             _release(future)
 
@@ -57,6 +58,7 @@ class ReasonedFlag(Generic[ReasonT]):
             if self.reason is not None:
                 return
             event = self._event = self._event or threading.Event()
+        # After the lock is released: otherwise, no flag could be raised meanwhile.
         event.wait(timeout)
 
 
@@ -125,10 +127,13 @@ class AsyncFlagWaiter(FlagWaiter[ReasonT], Generic[ReasonT]):
             await asyncio.sleep(0)  # a loop in a daemon that ignores the flag must not block the event loop
             return self
         loop = asyncio.get_running_loop()
+        # Why not `asyncio.timeout`? It needs a timer of the loop, and cancels the task; thousands of daemons wait
+        # like this.
         future: asyncio.Future[None] = loop.create_future()
         timer = None
         if timeout is not None and timeout != math.inf:
             timer = flag._timers.set(loop.time() + timeout, partial(_release, future))
+        # A tuple, as most flags have one waiter at most, and `set` can iterate over it while it is replaced.
         flag._futures += (future,)
         try:
             await future

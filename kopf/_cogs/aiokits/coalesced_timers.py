@@ -54,6 +54,7 @@ class CoalescedTimers:
         loop = asyncio.get_running_loop()
         if at < loop.time() + SOON:
             return loop.call_at(at, fn, context=self._context)
+        # Upwards: a timer may be late, but not early by a round.
         number = math.ceil((at - TOLERANCE) * RATE)
         turn = self._rounds.get(number)
         if turn is None:
@@ -79,6 +80,7 @@ class CoalescedTimers:
         if turn is not None:
             turn.timers.pop(timer, None)
             if not turn.timers:
+                # Otherwise, an operator without timers would still be woken up.
                 turn.handle.cancel()
                 del self._rounds[number]
 

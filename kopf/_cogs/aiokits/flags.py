@@ -29,6 +29,7 @@ async def wait_flag(flag: Flag) -> Any:
         case asyncio.Event():
             return await flag.wait()
         case asyncio.Future():
+            # The future belongs to the application: a cancelled wait must not cancel it.
             return await asyncio.shield(flag)
         case concurrent.futures.Future():
             return await _wait_foreign(flag)
@@ -48,6 +49,7 @@ async def raise_flag(flag: Flag) -> None:
         case asyncio.Event() | threading.Event():
             flag.set()
         case asyncio.Future() | concurrent.futures.Future():
+            # The application can have set or cancelled it, e.g. to stop waiting for it.
             if not flag.done():
                 flag.set_result(None)
         case _:

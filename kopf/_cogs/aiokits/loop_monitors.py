@@ -56,6 +56,7 @@ _dozing: 'set[LoopMonitor[Any]]' = set()
 
 def rouse() -> None:
     """Wake up the dozing monitors, because something starts in a loop; callable from any thread."""
+    # Called for each handler, so it must cost nothing while the monitors are awake.
     if _dozing:
         for monitor in list(_dozing):
             monitor._roused.set()
@@ -124,6 +125,7 @@ class LoopMonitor(Generic[T]):
         answered = threading.Event()
         self._asked_at = time.monotonic()
         try:
+            # Why ask only if a task runs? Each call wakes up the loop, which costs CPU in idle operators.
             self._get_loop().call_soon_threadsafe(answered.set)
         except RuntimeError:  # the loop is closed
             return False
@@ -152,6 +154,7 @@ class LoopMonitor(Generic[T]):
         blocked, reported, at = 0.0, False, time.monotonic()
         while not answered.wait(step) and not self._closed.is_set():
             previous, at = at, time.monotonic()
+            # The answer is still awaited, as `silence` is used by probes, but no task is to be blamed.
             if limit is None:
                 continue
             task = asyncio.current_task(self._get_loop())

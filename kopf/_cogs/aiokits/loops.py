@@ -38,6 +38,7 @@ def finishing(loop: asyncio.AbstractEventLoop, *, timeout: float = 5.0) -> Itera
         yield loop
     finally:
         try:
+            # Also after errors: the tasks that are still there would otherwise be destroyed while pending.
             loop.run_until_complete(_finish(timeout))
         finally:
             loop.close()
@@ -89,6 +90,7 @@ async def outwait(tasks: Tasks, *, patience: float | None, timeout: float) -> No
         return
     hung = set(tasks)
     try:
+        # If the caller is cancelled here, all tasks still count as hung, and are ended below nevertheless.
         _, hung = await asyncio.wait(tasks, timeout=patience)
     finally:
         if hung:
@@ -107,6 +109,7 @@ def find_tasks(var: contextvars.ContextVar[Any], value: object) -> set[asyncio.T
 def _get_context(task: asyncio.Task[Any]) -> contextvars.Context:
     if sys.version_info >= (3, 12):
         return task.get_context()
+    # Tasks of Python 3.11 do not reveal their context, but the garbage collector knows what they refer to.
     contexts = [each for each in gc.get_referents(task) if isinstance(each, contextvars.Context)]
     return contexts[0] if contexts else contextvars.Context()
 
@@ -124,6 +127,7 @@ async def complete(coro: Coroutine[Any, Any, T], *, patience: float) -> T:
     """
     task = asyncio.create_task(coro)
     try:
+        # The shield keeps the task from the first cancellation of the caller; the second one ends it below.
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait({task}, timeout=patience)

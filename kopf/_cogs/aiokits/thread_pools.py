@@ -59,6 +59,7 @@ class DaemonicThreadPool(ThreadPoolExecutor):
                 if len(self._workers) >= self._max_workers or not self._start_worker():
                     on_full, self._on_full = self._on_full, None
             self._jobs.put((future, lambda: fn(*args, **kwargs)))
+        # Outside of the lock, as the callback logs, and a log handler of the user can do anything, e.g. submit.
         if on_full is not None:
             on_full(len(self._workers))
         return future
@@ -86,6 +87,7 @@ class DaemonicThreadPool(ThreadPoolExecutor):
             while cancel_futures and not self._jobs.empty():
                 if (job := self._jobs.get()) is not None:
                     job[0].cancel()
+            # One for all threads: each of them passes it on to the next one.
             self._jobs.put(None)
         for thread in self._workers if wait else ():
             thread.join()
@@ -109,6 +111,7 @@ class _Places:
 def _work(jobs: _Jobs, places: _Places) -> None:
     while (job := jobs.get()) is not None:
         _do(*job, places)
+        # Otherwise, an idle thread would keep the arguments of its last function in memory.
         del job
     jobs.put(None)  # for the other threads
 

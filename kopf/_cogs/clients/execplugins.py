@@ -62,6 +62,7 @@ class _Plugin:
     def is_interactive(self) -> bool:
         """Check whether the plugin may prompt the user: if the mode permits it, and there is a terminal."""
         mode = self.spec.get('interactiveMode') or 'IfAvailable'
+        # Processes without a console have no standard input at all.
         available = sys.stdin is not None and sys.stdin.isatty()
         if mode not in ('Never', 'IfAvailable', 'Always'):
             raise self.fail(f"The exec plugin's interactive mode is unknown: {mode!r}")

@@ -141,6 +141,8 @@ def load() -> Kubeconfig | None:
         data = _read(path)
         current_context = current_context or data.get('current-context') or None
         for entry in _parse(path, data):
+            # As kubectl merges files: the first definition of a name wins as a whole; its fields are not merged with
+            # later ones.
             entries.setdefault((entry.section, entry.name), entry)
     return Kubeconfig(paths, current_context, entries)
 

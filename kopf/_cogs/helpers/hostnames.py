@@ -20,6 +20,7 @@ def get_descriptive_hostname() -> str:
     hostname = socket.gethostname()
     try:
         name, aliases, addresses = socket.gethostbyaddr(hostname)
+    # Names that no DNS server knows, and host names with parts that are too long for the encoding of names.
     except (OSError, UnicodeError):
         names = []
     else:

@@ -13,6 +13,7 @@ import orjson
 
 def dump_tightly(data: Any, default: Callable[[Any], Any] | None = None) -> bytes:
     """Return the same as `orjson.dumps`, but in no more memory than the text needs."""
+    # A view, because `bytes` of bytes would return the same object with its unused memory.
     return bytes(memoryview(orjson.dumps(data, default=default)))
 
 

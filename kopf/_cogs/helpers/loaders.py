@@ -77,6 +77,7 @@ def _load_file(path: str | os.PathLike[str], file: pathlib.Path, name: str) -> N
             f"kubectl apply -f, and into the sandbox by --crd and --load."
         )
     _expose(file.parent)
+    # With an explicit loader, as files without the suffix of Python have none by default.
     loader = importlib.machinery.SourceFileLoader(name, str(file))
     spec = importlib.util.spec_from_loader(name, loader)
     assert spec is not None  # it is never None if a loader is given
@@ -112,6 +113,7 @@ def _expose(directory: pathlib.Path) -> None:
         return
     with contextlib.suppress(OSError):
         for name in sorted({entry.name.partition('.')[0] for entry in os.scandir(directory)}):
+            # A file named e.g. `types.py` next to the handlers would otherwise break the imports of other modules.
             if name in sys.stdlib_module_names and name not in sys.modules:
                 # The module that is imported first wins later too. Some modules do not exist on this system.
                 with contextlib.suppress(ImportError):
@@ -184,6 +186,7 @@ def _locate(frames: list[traceback.FrameSummary]) -> str | None:
 
 def _format_user_part(report: traceback.TracebackException) -> str:
     """Format the traceback, the causes included, without the frames of the framework and of the import system."""
+    # Causes and contexts, too: they are printed as well, each with its own frames.
     nodes: list[traceback.TracebackException | None] = [report]
     while nodes:
         if (node := nodes.pop()) is not None:

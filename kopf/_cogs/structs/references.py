@@ -86,6 +86,7 @@ class Resource:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Resource):
             return NotImplemented
+        # The plural name first, as it is the one that usually differs.
         return self is other or (
             self.plural == other.plural and self.group == other.group and self.version == other.version
         )

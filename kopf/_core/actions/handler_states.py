@@ -116,6 +116,8 @@ class HandlerState(NamedTuple):
 
     def limited(self, now: datetime.datetime) -> 'HandlerState':
         """Return the state without effects of wrong clocks: a start in the future, or a wait longer than its delay."""
+        # A record of an operator whose clock was ahead: without the shift, time-outs would come too late by
+        # the difference.
         state = self if self.started <= now else self.shifted(now - self.started)
         if state.delayed is None or state.delay is None:
             return state

@@ -173,6 +173,7 @@ def may_match_change(handler: ChangingHandler, cause: ChangingCause) -> bool:
 
 def get_key(handler: ResourceHandler) -> tuple[int, str]:
     """Return the key of the function and the id: a function declared for several reasons or filters has one key."""
+    # The id alone is not enough: users give one id to several functions, each for its own filters.
     return id(handler.fn), handler.id
 
 

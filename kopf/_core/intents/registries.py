@@ -291,6 +291,7 @@ def get_callable_id(fn: Any) -> str:
     if name is None:
         raise ValueError(f"Cannot get id of {fn!r}. Give one by the option id=.")
     if name == '<lambda>' or name.endswith('.<lambda>'):
+        # Lambdas have no names of their own, and all of a module would have the same id.
         return f"lambda:{fn.__code__.co_filename}:{fn.__code__.co_firstlineno}"
     return str(name)
 
