@@ -171,7 +171,9 @@ class WebhookService(WebhookContextManager):
             return True
         except errors.APIError as error:
             logger.warning("This replica could not be unregistered in the secret of the webhook service: %s", error)
-            return False  # why not true? remaining webhooks can be cleaned up, but missing ones let all requests pass
+            # Why not true? Then the webhooks would be removed while other replicas may still serve them, and the API
+            # server would let all requests pass unchecked. Webhooks that stay without a server can be deleted by hand.
+            return False
 
     async def _follow(self, store: '_Store', namespace: str) -> AsyncIterator[Keyring]:
         """Yield the certificates when they change; renew them when they are due."""
@@ -290,7 +292,7 @@ class _Store:
             return None
         if 'ca.key' not in data:
             raise WebhookServiceError(
-                f"The secret {self._namespace}/{self._name} has something else than the certificates of a webhook "
+                f"The secret {self._namespace}/{self._name} contains other data than the certificates of a webhook "
                 f"service: {', '.join(sorted(data))}. Set secret= of kopf.WebhookService to another name."
             )
         try:

@@ -218,7 +218,7 @@ async def test_secrets_of_others_are_left_alone(sandbox, start):
         {'apiVersion': 'v1', 'kind': 'Secret', 'metadata': {'name': SECRET, 'namespace': 'default'}, 'data': data}
     )
     _, configs = await start()
-    with pytest.raises(WebhookServiceError, match="something else than the certificates .*: password"):
+    with pytest.raises(WebhookServiceError, match="other data than the certificates .*: password"):
         await anext(configs)
     assert json.loads(json.dumps((await sandbox.aio.get('secrets', SECRET))['data'])) == data
 

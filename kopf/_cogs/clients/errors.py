@@ -161,7 +161,9 @@ def build_error(status: int, headers: Mapping[str, str], body: bytes) -> APIErro
     if 300 <= status < 400:  # an API never redirects, but a proxy before it can, e.g. to a login page
         target = headers.get('Location')
         return APIError(
-            f"The API is not there, but at {target!r}" if target else f"HTTP {status}", status=status, headers=headers
+            f"The server redirects to {target!r}, so it is not a Kubernetes API" if target else f"HTTP {status}",
+            status=status,
+            headers=headers,
         )
     try:
         data: Any = orjson.loads(body)

@@ -123,11 +123,11 @@ def restrict(fn: Callable[..., Any], positional: int = 0) -> Callable[..., Any]:
 
 def _check(name: str, fns: Iterable[Callable[..., Any]]) -> Collection[Callable[..., Any]]:
     if not isinstance(fns, Iterable):
-        raise TypeError(f"kopf.{name}() takes a list of functions, even for one of them, not {fns!r}.")
+        raise TypeError(f"kopf.{name}() takes a list of functions, even if there is only one, not {fns!r}.")
     fns = tuple(fns)  # they are called for every object, but a generator yields them only once
     for fn in fns:
         if not callable(fn):
-            raise TypeError(f"kopf.{name}() is for functions, and {fn!r} is none.")
+            raise TypeError(f"kopf.{name}() takes only functions, not {fn!r}.")
     if any(is_async_fn(fn) for fn in fns):
         raise TypeError(f"kopf.{name}() can't take async functions: filters are evaluated at once.")
     return fns

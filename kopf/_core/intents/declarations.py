@@ -156,7 +156,7 @@ def parse_backoff(name: str, value: Any) -> tuple[float, float]:
 def parse_sources(name: str, owns: Any, watches: Any) -> tuple[Source, ...]:
     """Return the resources of the options ``owns`` and ``watches``, with the functions of the latter."""
     if isinstance(owns, str) or not isinstance(owns, Iterable):
-        raise TypeError(f"@kopf.on.{name}: owns= must be a list of resources, even for one of them, not {owns!r}.")
+        raise TypeError(f"@kopf.on.{name}: owns= must be a list of resources, even if there is only one, not {owns!r}.")
     if watches is not None and not isinstance(watches, Mapping):
         raise TypeError(f"@kopf.on.{name}: watches= must be a mapping of resources to functions, not {watches!r}.")
     if isinstance(owns, tuple) and any(isinstance(each, str) and _VERSION_LIKE.fullmatch(each) for each in owns):

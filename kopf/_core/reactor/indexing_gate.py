@@ -100,7 +100,7 @@ class IndexingGate:
             self._check(key, awaited)
 
     def excuse(self, key: Hashable) -> bool:
-        """Delay only handlers that can use the indices of the list; return whether it has delayed all of them."""
+        """Make the list delay only handlers that can use its indices; return whether it has delayed all handlers."""
         awaited = self._awaited.get(key)
         if awaited is None or not awaited.initial:
             return False
@@ -189,4 +189,4 @@ class IndexingGate:
 
 def join_names(names: Iterable[str]) -> str:
     """Return the names of indices for a log message."""
-    return ', '.join(map(repr, sorted(names))) or 'there'
+    return ', '.join(map(repr, sorted(names))) or 'of the operator'

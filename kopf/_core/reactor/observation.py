@@ -53,7 +53,7 @@ class Complaints(NamedTuple):
             )
         if self.failed_groups and self.failed_groups != previous.failed_groups:
             logger.warning(
-                "These API groups cannot be discovered now, and are looked at again until they can be: %s",
+                "These API groups cannot be discovered now; the operator retries until they can be discovered: %s",
                 ', '.join(sorted(repr(group) for group in self.failed_groups)),
             )
         for selector, resources in self.ambiguous.items():

@@ -599,9 +599,9 @@ async def test_cancelled_requests_release_everything(client, server, settings):
 
 async def test_redirects_are_not_followed(client, server):
     server.add('GET', '/x', (302, {'redirect': True}, {'Location': '/y'}))
-    with pytest.raises(errors.APIError, match="The API is not there, but at '/y'"):
+    with pytest.raises(errors.APIError, match="The server redirects to '/y'"):
         await client.get_json('/x')
-    with pytest.raises(errors.APIError, match="The API is not there, but at '/y'"):
+    with pytest.raises(errors.APIError, match="The server redirects to '/y'"):
         await read_all(client, '/x')
     assert len(server.seen) == 2
 

@@ -44,7 +44,7 @@ def test_successes_are_silent(status):
 @pytest.mark.parametrize('status', [301, 302, 307])
 @pytest.mark.parametrize(
     'headers, message',
-    [({'Location': 'https://login'}, "The API is not there, but at 'https://login'"), ({}, "HTTP 30")],
+    [({'Location': 'https://login'}, "The server redirects to 'https://login'"), ({}, "HTTP 30")],
 )
 def test_redirects_are_failures(status, headers, message):
     with pytest.raises(errors.APIError, match=message):

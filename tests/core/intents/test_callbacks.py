@@ -58,7 +58,7 @@ def test_restricted_functions_ignore_the_other_arguments():
 
 @pytest.mark.parametrize(
     'fns, message',
-    [(is_named, "takes a list of functions"), (['text'], "is for functions")],
+    [(is_named, "takes a list of functions"), (['text'], "takes only functions")],
     ids=['function', 'text'],
 )
 def test_combinations_of_what_is_no_list_of_functions_are_refused(fns, message):

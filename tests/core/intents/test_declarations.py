@@ -312,7 +312,7 @@ def test_finalizers_are_for_deletions_and_background_handlers(registry: Operator
 @pytest.mark.parametrize(
     'options, error, reason',
     [
-        ({'owns': 'pods'}, TypeError, "owns= must be a list of resources, even for one of them"),
+        ({'owns': 'pods'}, TypeError, "owns= must be a list of resources, even if there is only one"),
         ({'owns': [5]}, TypeError, "owns= names resources as 'deployments', 'apps/v1/deployments'"),
         ({'owns': ['a/b/c/d']}, TypeError, "owns= contains 'a/b/c/d': Too many positional arguments for a resource"),
         ({'owns': ['']}, TypeError, "owns= contains '': The name of a resource must not be an empty string"),

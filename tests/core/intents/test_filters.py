@@ -147,11 +147,11 @@ def test_callbacks_from_generators_are_kept(combine: Any, expected: bool) -> Non
 
 @pytest.mark.parametrize('combine', [kopf.all_, kopf.any_, kopf.none_])
 def test_only_functions_can_be_combined(combine: Any) -> None:
-    with pytest.raises(TypeError, match=r"kopf\.\w+_\(\) takes a list of functions, even for one of them, not <"):
+    with pytest.raises(TypeError, match=r"kopf\.\w+_\(\) takes a list of functions, even if there is only one, not <"):
         combine(test_only_functions_can_be_combined)
-    with pytest.raises(TypeError, match=r"kopf\.\w+_\(\) is for functions, and 'x' is none"):
+    with pytest.raises(TypeError, match=r"kopf\.\w+_\(\) takes only functions, not 'x'"):
         combine([print, 'x'])
-    with pytest.raises(TypeError, match=r"kopf\.not_\(\) is for functions"):
+    with pytest.raises(TypeError, match=r"kopf\.not_\(\) takes only functions"):
         kopf.not_(kopf.PRESENT)  # type: ignore[type-var]
 
 
