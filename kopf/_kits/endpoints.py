@@ -3,8 +3,8 @@ The HTTP side of webhook servers: it listens, receives requests for reviews, and
 
 The server is aiohttp's low-level one, ``web.Server``, without routes and middlewares: requests are many, and the API
 server waits for each of them. What is added here are the limits that aiohttp does not have: the time for a request to
-come in, for a client to read its answer, and the size of bodies by path. What is no proper request is refused with a
-4xx and a reason, in the form in which the API server shows it to its users.
+come in, for a client to read its answer, and the size of bodies by path. A malformed request is refused with a 4xx and
+a reason, in the form in which the API server shows it to its users.
 """
 
 import asyncio

@@ -34,14 +34,14 @@ Pair: TypeAlias = tuple[StrPath | bytes, StrPath | bytes | None, str | None]
 DEFAULT_PORT = 9443
 
 _EVERYWHERE = {'0.0.0.0': '127.0.0.1', '::': '::1'}
-"""The addresses to listen at, and the address by which the server can be reached."""
+"""The addresses that mean all interfaces, and for each of them one by which the server can be reached."""
 
 
 class WebhookContextManager:
     """
     Makes a server usable with ``async with``: all its resources are closed at the exit.
 
-    Otherwise, it would be closed only when its generator of client configs is, which can be late.
+    Without it, the resources would be closed only when Python closes the generator of client configs, possibly late.
     """
 
     def __init__(self) -> None:
@@ -72,8 +72,8 @@ class WebhookServer(WebhookContextManager):
         port: the port to listen at; by default, 9443, or any other that is free if that is taken.
         path: the path before the ids of the webhooks; by default, there is none.
         host: the host name in the URLs for the API; by default, the address.
-        cadata: the CA bundle by which the API checks the server, as PEM. Together with ``certfile`` only; otherwise,
-            it checks the certificates of clients, as ``verify_cadata`` does.
+        cadata: the CA bundle by which the API checks the server, as PEM, if there is a ``certfile``. Without one, the
+            server checks the certificates of its clients by this bundle, as by ``verify_cadata``.
         cafile: the same, as a file.
         cadump: a file to write the CA bundle to, e.g. for ``curl --cacert``.
         context: an SSL context to be used instead of a new one.

@@ -22,7 +22,7 @@ from kopf._cogs.structs import references
 
 _T = TypeVar('_T')
 
-_NONSENSE = (KeyError, TypeError, AttributeError)
+_MALFORMED = (KeyError, TypeError, AttributeError)
 """The errors caused by malformed documents."""
 
 _ENDING_VERBS = frozenset({'delete', 'deletecollection', 'get', 'list', 'watch'})
@@ -101,8 +101,8 @@ def explaining() -> Iterator[None]:
             remedy = "Check that the address of the server in the credentials is that of a Kubernetes API"
         else:
             remedy = (
-                "Check that the server is up and can be reached. For how long it is tried "
-                "is in settings.networking.error_backoffs"
+                "Check that the server is up and can be reached. The retries of requests "
+                "are set in settings.networking.error_backoffs"
             )
         raise DiscoveryError(f"The resources of the cluster cannot be discovered: {error}. {remedy}.") from error
 
@@ -113,7 +113,7 @@ async def _discover_core(client: api.ApiClient, groups: Collection[str] | None) 
     try:
         data = await _ask(client, '/api', 'versions')
     except (errors.APIServerError, errors.APIConnectionError):
-        # The other groups can be served meanwhile. A refusal (4xx), however, means that this is no API for this client.
+        # The other groups are served meanwhile. A refusal (4xx) is raised: this client can't use the API at all.
         return [_Version('', 'v1', None)]
     if data.get('kind') == 'APIGroupDiscoveryList':
         return list(_parse_aggregated(data))
@@ -143,7 +143,7 @@ async def _discover_version(client: api.ApiClient, group: str, version: str, pat
         return _Version(group, version, list(_parse_legacy(data, group, version)))
     except errors.APINotFoundError:
         return _Version(group, version, [])  # removed since it was listed
-    except (errors.APIError, *_NONSENSE):
+    except (errors.APIError, *_MALFORMED):
         return _Version(group, version, None)
 
 
@@ -214,7 +214,7 @@ def _parse_aggregated(data: Mapping[str, Any]) -> Iterator[_Version]:
         for version in item.get('versions') or ():
             try:
                 name, resources = version['version'], list(_parse_aggregated_version(version, group))
-            except _NONSENSE:
+            except _MALFORMED:
                 yield _Version(group, '', None)
                 continue
             # Stale resources, known from before the group's server went down, still exist.

@@ -63,7 +63,7 @@ class SelectorMapping(MutableMapping[SelectorSpec, _V]):
 
     def collect(self, resource: references.Resource) -> list[_V]:
         """List the values of all keys that match the resource, in the order of their declaration."""
-        # No key is more specific than others: of selectors for a watch, all have to be applied.
+        # Why not only the value of the most specific key? Selectors for a watch restrict it together: all are applied.
         return [value for selector, value in self._items.items() if selector.check(resource)]
 
 

@@ -115,7 +115,8 @@ def _expose(directory: pathlib.Path) -> None:
         for name in sorted({entry.name.partition('.')[0] for entry in os.scandir(directory)}):
             # A file named e.g. `types.py` next to the handlers would otherwise break the imports of other modules.
             if name in sys.stdlib_module_names and name not in sys.modules:
-                # The module that is imported first wins later too. Some modules do not exist on this system.
+                # Imported now, so that later imports find the standard module, and not the user's file of the same
+                # name. Some modules of the list do not exist on this system.
                 with contextlib.suppress(ImportError):
                     importlib.import_module(name)
     sys.path.insert(0, str(directory))
@@ -151,7 +152,8 @@ def _explain_failure(what: str, exc: Exception) -> str:
         lines.append(_format_user_part(report))
     if isinstance(exc, ModuleNotFoundError) and exc.name:
         lines.append(f"Check the spelling of {exc.name!r}, or install the package that has it for {sys.executable}.")
-    if isinstance(exc, AttributeError) and exc.name and 'Did you mean' not in lines[-1]:  # in the words of Python 3.12
+    # Since Python 3.12, tracebacks suggest names; for older versions, the same words are added here.
+    if isinstance(exc, AttributeError) and exc.name and 'Did you mean' not in lines[-1]:
         import difflib
 
         lines += [f"Did you mean: {name!r}?" for name in difflib.get_close_matches(exc.name, dir(exc.obj), n=1)]

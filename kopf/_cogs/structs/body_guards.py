@@ -32,11 +32,11 @@ class BodyGuard:
 
     @property
     def is_changed(self) -> bool:
-        """True if the state was changed since then."""
+        """True if the state was changed since the guard was created."""
         if self._copy is not None:
             return not diffs.is_same(self._copy, self.raw)
         try:
-            # Not tightly, as this text is dropped at once.
+            # Why not `dump_tightly`? It saves memory, but this text is dropped at once.
             return orjson.dumps(self.raw) != self._text
         # The handler has put something there that JSON cannot express.
         except TypeError:

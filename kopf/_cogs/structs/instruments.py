@@ -212,10 +212,11 @@ def get_current_span() -> Span | None:
 
 class ObjectStep(Span):
     """
-    One step of an object towards its rest: handlers of raw events, a decision, handlers of changes, one patch.
+    One step of handling an object: handlers of raw events, a decision, handlers of changes, one patch.
 
-    Traces call it a cycle, and metrics a reconciliation. The outcomes: ``done``, ``delayed`` until the next step,
-    ``requeued`` for it at once, ``failed`` in the framework itself (not in a handler), ``cancelled``.
+    Traces call it a cycle, and metrics a reconciliation. The outcomes: ``done``; ``delayed`` if the next step follows
+    after the ``delay``; ``requeued`` if it follows at once; ``failed`` in the framework itself (not in a handler);
+    ``cancelled``.
     """
 
     __slots__ = ('carried', 'delay', 'event', 'handlers', 'key', 'number', 'reason')
@@ -379,7 +380,11 @@ class ApiRequest(Span):
 def _replace_names(parts: list[str]) -> list[str]:
     """Replace the names in the parts of a path, if it is one of resources: ``['', 'api', 'v1', 'pods', …]``."""
     found, start = parts.copy(), _STARTS.get(parts[1], len(parts))
-    if parts[start : start + 1] == ['namespaces'] and len(parts) > start + 2 and parts[start + 2] not in _OWN_PARTS:
+    if (
+        parts[start : start + 1] == ['namespaces']
+        and len(parts) > start + 2
+        and parts[start + 2] not in _NAMESPACE_SUBRESOURCES
+    ):
         found[start + 1] = '{namespace}'
         start += 2
     if len(parts) > start + 1:
@@ -387,7 +392,7 @@ def _replace_names(parts: list[str]) -> list[str]:
     return found
 
 
-_OWN_PARTS = ('status', 'finalize')
+_NAMESPACE_SUBRESOURCES = ('status', 'finalize')
 _STARTS = {'api': 3, 'apis': 4}
 """Where the plural name is in a path, or ``namespaces`` before it: after the group and the version."""
 _VERBS = {'POST': 'create', 'PUT': 'update'}

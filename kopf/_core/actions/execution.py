@@ -38,10 +38,10 @@ DEFAULT_RETRY_DELAY = 60
 """The delay of a `TemporaryError` that is raised without a delay (in seconds)."""
 
 MAX_ATTEMPTS_AT_ONCE = 20
-"""After so many attempts, those that ask to be repeated at once are slowed down, unless they take long themselves."""
+"""The number of attempts without delays, after which a handler is slowed down unless its attempts take long."""
 
 MIN_INTERVAL = 0.5
-"""How often such a handler is called then, on average since it has started (in seconds)."""
+"""The shortest interval of the further attempts of such a handler, on average since its first one (in seconds)."""
 
 
 EXTRAS = frozenset({'deleting'})
@@ -209,8 +209,8 @@ _UNPOSTED = {'k8s_skip': True}
 def describe_error(error: BaseException) -> str:
     """Return the class and the text of an error; only the text for errors that handlers raise to report something."""
     text = str(error)
-    is_told = isinstance(error, PermanentError | TemporaryError | ExplainedError) or type(error) is Exception
-    return text if is_told and text and text != 'None' else name_error(error)
+    is_explained = isinstance(error, PermanentError | TemporaryError | ExplainedError) or type(error) is Exception
+    return text if is_explained and text and text != 'None' else name_error(error)
 
 
 class RunnableCause(Protocol):
@@ -288,7 +288,7 @@ async def run_handler(
             if _is_task_cancelled():
                 logger.warning("%s is cancelled. Will escalate.", handler)
                 raise
-            # Not this task is cancelled, but one that the function has awaited: an error like any other.
+            # This task is not cancelled, but a task that the function has awaited is. It is an error of the function.
             return _conclude_arbitrary(handler, error, limits, rules, logger)
         except (Exception, SystemExit) as error:  # a handler must not stop the operator by sys.exit()
             return _conclude_error(handler, error, limits, rules, logger)
@@ -334,8 +334,8 @@ def _conclude_error(
 ) -> Outcome:
     if isinstance(error, HandlerChildrenRetry):
         logger.debug("%s waits for its sub-handlers.", handler)
-        # Counted separately only where attempts are limited, so that other records have no other fields
-        # than upstream's.
+        # Waits are counted separately only if attempts are limited: the count needs a field that upstream's records do
+        # not have, and handlers without a limit do not need it.
         return Outcome(final=False, delay=error.delay, exception=error, uncounted=handler.retries is not None)
     if isinstance(error, TemporaryError):
         return _conclude_temporary(handler, error, limits, logger)
@@ -369,8 +369,8 @@ class _Limits:
         """
         Check that an attempt is left.
 
-        Normally, the previous attempt was final if not. But the time can have passed while the operator was down, or
-        the limits can be lower in a new version of the operator.
+        Normally, an error in the last attempt that the limits permit is final, so no other one follows. But the time
+        can run out while the operator is down, and a new version of the operator can have lower limits.
 
         Raises:
             HandlerTimeoutError: if the time is over.
@@ -395,14 +395,14 @@ class _Limits:
         """
         Return the delay until the next attempt; a longer one if the handler would be called again and again at once.
 
-        Such a handler would take all of the CPU and flood the API. Those that do something in each attempt for some
-        time, or for less than `MAX_ATTEMPTS_AT_ONCE` times, are called at once as they wish.
+        Such a handler would take all of the CPU and flood the API. The first `MAX_ATTEMPTS_AT_ONCE` attempts are never
+        delayed. Further ones are not delayed if the handler has run for `MIN_INTERVAL` for each of them already.
         """
         excess = self.attempts + 1 - MAX_ATTEMPTS_AT_ONCE
         if excess < 0 or (delay is not None and delay > 0):
             return delay
-        # On average since the start, instead of growing pauses: handlers that go on in long steps are not delayed, and
-        # there is nothing to be stored.
+        # Why not growing pauses? Handlers whose attempts take long would be delayed, too, and the length of the pause
+        # would have to be stored.
         pause = (excess + 1) * MIN_INTERVAL - (utcnow() - self.started).total_seconds()
         if pause <= 0:
             return delay
@@ -429,7 +429,7 @@ async def _call_in_time(handler: Handler, kwargs: dict[str, Any], limits: _Limit
 
 
 async def _call_briefly(handler: Handler, kwargs: dict[str, Any], rules: Execution, timeout: float) -> Any:
-    """Call the function for a limited time: cancel it then, or leave its thread."""
+    """Call the function with a time limit; after it, cancel an async function, or leave a sync one in its thread."""
     call = invocation.invoke(handler.fn, kwargs, executor=rules.executor, asynchronous=handler.asynchronous)
     text, delay = f"the run has timed out after {timeout:g} seconds", rules.default_backoff
     if handler.asynchronous:
@@ -442,7 +442,7 @@ async def _call_briefly(handler: Handler, kwargs: dict[str, Any], rules: Executi
                 raise RunTimeoutError(text, delay) from error
             raise
     # Why not `asyncio.wait_for`? It would cancel the task, though not the thread; then the end of the thread is
-    # unknown, and the next run could begin beside it.
+    # unknown, and the next run could begin while the thread still runs.
     task = asyncio.ensure_future(call)
     try:
         await asyncio.wait({task}, timeout=timeout)
@@ -518,12 +518,12 @@ def _begin_in_users_code(error: BaseException) -> BaseException | ExcInfo | None
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
         last, trace = trace, trace.tb_next
     if trace is not None:
-        return type(error), error, _leave_out_views(trace)
+        return type(error), error, _leave_out_misuse(trace)
     is_call = last is not None and last.tb_frame.f_code.co_filename == invocation.__file__
     return None if is_call else error
 
 
-_VIEWS = (
+_MISUSE_MODULES = (
     __file__,
     *(
         os.path.join(_PACKAGE, *names)
@@ -539,12 +539,12 @@ _VIEWS = (
 """The modules that raise errors about a wrong use of values: mappings, settings, exceptions."""
 
 
-def _leave_out_views(trace: TracebackType) -> TracebackType:
-    """Return the traceback without the last frames if they are in `_VIEWS`, so that it ends in the user's code."""
+def _leave_out_misuse(trace: TracebackType) -> TracebackType:
+    """Return the traceback without its last frames in `_MISUSE_MODULES`, so that it ends in the user's code."""
     entries = [trace]
     while entries[-1].tb_next is not None:
         entries.append(entries[-1].tb_next)
-    if not entries[-1].tb_frame.f_code.co_filename.startswith(_VIEWS):
+    if not entries[-1].tb_frame.f_code.co_filename.startswith(_MISUSE_MODULES):
         return trace
     while len(entries) > 1 and entries[-1].tb_frame.f_code.co_filename.startswith(_PACKAGE):
         entries.pop()
@@ -558,8 +558,8 @@ class running:
     """
     A context in which the handler and its cause are in `handler_var` and `cause_var`.
 
-    It is a class rather than a generator with `contextlib.contextmanager`: it is faster, and it takes less memory, of
-    which every running daemon needs its share.
+    Why not a generator with `contextlib.contextmanager`? A class is faster. It also takes less memory, which matters as
+    every running daemon has one instance.
     """
 
     __slots__ = ('_cause', '_cause_token', '_handler', '_handler_token')

@@ -193,7 +193,7 @@ class Daemon:
     ) -> float | None:
         """Apply the results and the patch of the function; return the time of the next run, or ``None``."""
         handler, owner, (text, version) = self.handler, self.owner, seen
-        # Of a cancelled function there is no result, only its patch.
+        # A cancelled function has no result, only a patch.
         if outcome is not None:
             deliver_results({handler.id: outcome}, patch)
             # As for other handlers: values that JSON cannot express
@@ -245,7 +245,7 @@ class Daemon:
                     logger.error(
                         "The patch of %s can't be applied; trying again in %s seconds: %r", self.handler, delay, error
                     )
-                # Not a mere sleep: the stop of the daemon ends it.
+                # Why not simply sleep? The wait must end at once when the daemon is stopped.
                 await AsyncFlagWaiter(self.stopper).wait(delay)
         finally:
             self._sending = False
@@ -282,7 +282,7 @@ class Daemon:
     def stop(self, reason: DaemonStoppingReason) -> None:
         """Signal the daemon to stop, and start the stages of that. If its function does not run, it ends at once."""
         known = self.stopper.reason
-        # Each event of a deleted object tells it again.
+        # Each further event of a deleted object signals the same reason again.
         if known is not None and reason in known:
             return
         self.stopper.set(reason)

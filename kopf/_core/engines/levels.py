@@ -37,7 +37,7 @@ from kopf._core.intents.storage_errors import StorageError
 _UNPOSTED: Final = {'k8s_skip': True}
 
 FIELDLESS: Final = ''
-"""The digest of an object that has the field of the handler no more, but matches it otherwise."""
+"""The digest of an object that has lost the field of the handler, but matches the handler otherwise."""
 
 
 class Record(Protocol):
@@ -62,7 +62,7 @@ class Host(Protocol):
     """The processor of the objects of the resource."""
 
     def call(self, record: Any, /, *, urgent: bool) -> bool:
-        """Request a worker for the object; return false if one is running, which takes the plan when it is free."""
+        """Request a worker for the object; return false if a busy worker or a throttled object must be waited for."""
 
     def get_memo(self, record: Any, /) -> Any:
         """Return the memo of the object."""

@@ -193,8 +193,8 @@ class Planner:
         plan.is_granted = True
         self._occupied += 1
         if not self._call(plan):
-            # A busy worker asks for a place by itself when it is
-            # done with the rest. Meanwhile, the place is for others.
+            # The worker is busy with other work on this object, and asks for a place itself when that is done. Until
+            # then, other objects can use the place.
             self._take_back(plan)
 
     def _take_back(self, plan: Plan) -> None:

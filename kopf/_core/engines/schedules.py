@@ -19,7 +19,7 @@ from kopf._core.intents.handlers import ScheduleHandler
 from kopf._core.intents.registries import OperatorRegistry
 
 OVERDUE_DELAY = 0.1
-"""The interval of checks of an operator that must pause but has not done so yet (in seconds)."""
+"""The interval of checks whether an operator that must pause has paused (in seconds)."""
 
 EXIT_TIMEOUT = 5.0
 """How long an exiting operator waits for a running handler (in seconds)."""
@@ -102,7 +102,8 @@ class Schedules:
                 state = state.with_outcome(outcome, utcnow())
                 if not state.finished:
                     await asyncio.sleep(outcome.delay or 0)
-            # A permanent failure ends this run only: for objects, a change begins a new cycle, but nothing would here.
+            # Why does a permanent failure not end the schedule? A failed handler of an object is tried again when the
+            # object changes. No event would ever restart a schedule.
             if handler.sharp:
                 due = base + ((loop.time() - base) // handler.interval + 1) * handler.interval
             else:
@@ -112,13 +113,13 @@ class Schedules:
         await asyncio.sleep(max(0.0, due - asyncio.get_running_loop().time()))
 
     async def _run_once(self, handler: ScheduleHandler, state: HandlerState) -> Outcome:
-        # Why not await it directly? `drain` waits for the runs, and a cancellation must not abandon a thread at once.
+        # Why not await it directly? `drain` waits for the task, and a cancellation would abandon a thread at once.
         task = asyncio.create_task(self._execute(handler, state), name=f'run of {handler}')
         self._runs.add(task)
         task.add_done_callback(self._runs.discard)
         try:
-            # Shielded, so that the end of the operator reaches the run
-            # only below: the thread of a sync handler is waited for.
+            # Shielded: when the operator ends, this task is cancelled, but the run is not. A sync handler gets time to
+            # finish first, and then the run is cancelled below.
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             if not handler.asynchronous:  # a thread cannot be cancelled, only waited for

@@ -309,7 +309,8 @@ class ObjectDaemons:
 
         Args:
             text: the serialized object before the run of the handler.
-            version: its version then. If it is another one now, the mutated state is replaced already.
+            version: the version of the object before the run. If the object has another one now, a newer state has
+                replaced the mutated one.
 
         Returns:
             An explanation of the mutations for the log; ``None`` if there were none.
@@ -476,8 +477,7 @@ class Spawner:
             return
         held = self._finalizer in (raw['metadata'].get('finalizers') or ())
         for handler in missing:
-            # Without the finalizer, the object could vanish before the
-            # daemon is told, with all that the daemon must clean up.
+            # Without the finalizer, the object could vanish before the daemon is stopped and has cleaned up.
             if held or not handler.requires_finalizer:
                 daemons = record.daemons
                 if daemons is None:

@@ -103,8 +103,8 @@ class WebhookConfigurations(WebhookRegistration):
         if self._written.get(type) == webhooks and type not in self._unsure:
             return
         path = f'/apis/{GROUP_VERSION}/{_KINDS[type][1]}/{self._name}'
-        # Before the request: if its response is lost, the API server
-        # can have stored it, and must be told again in the end.
+        # Marked before the request: if the response is lost, the API server can have stored the webhooks. So they are
+        # written again, and are cleaned up at the exit.
         self._unsure.add(type)
         try:
             # A merge patch replaces the whole list, which is what is

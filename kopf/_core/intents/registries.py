@@ -304,8 +304,8 @@ def make_handler_id(
     parent: HandlerId | None = None,
 ) -> HandlerId:
     """Return the full id of a handler: the id of its parent, its own id, and its field."""
-    # Ids are keys of stored records: any other rule would make handlers run again after an upgrade, or after a change
-    # from upstream kopf.
+    # Ids are keys of stored records. If this rule changed, an upgraded operator would run handlers again; so would
+    # an operator that switches from upstream kopf, where the rule is the same.
     own = id if id is not None else get_callable_id(fn)
     suffix = f"/{'.'.join(field)}" if field else ''
     return HandlerId(f"{parent}/{own}{suffix}" if parent else f"{own}{suffix}")

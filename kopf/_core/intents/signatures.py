@@ -37,7 +37,7 @@ def showing_options(shape: type[Any], /, **defaults: Any) -> Callable[[FnT], FnT
 
 
 def _get_own_parameters(signature: inspect.Signature) -> dict[str, inspect.Parameter]:
-    """Return the parameters without variable ones: neither the options, nor the misplaced positional arguments."""
+    """Return the parameters except ``**options``, and except ``*args``, which only catch misplaced arguments."""
     variable = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     return {name: each for name, each in signature.parameters.items() if each.kind not in variable}
 

@@ -68,7 +68,8 @@ class ObjectHost:
         if record.daemons is None:
             return
         if self.spawner is None:
-            # Not only stopped: when they end, nothing may be woken up for them, as nothing here would start them again.
+            # Why not only stop them? A daemon that ends requeues its object to be started again, but this processor
+            # starts no daemons.
             record.daemons.forget()
         else:
             record.daemons.move(self.spawner, redefined=redefined)

@@ -308,6 +308,5 @@ class Informer(ObjectSink):
     def _retry(self, record: ObjectRecord, state: IndexingState) -> None:
         state.timer = None
         if not state.running:
-            # Not counted: the handlers have waited for the first
-            # attempt, and must not wait for all that follow its errors.
+            # Not counted: the handlers wait for the first attempt of each object, but not for its retries.
             self._start(record, state, counted=False)

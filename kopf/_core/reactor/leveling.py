@@ -96,7 +96,7 @@ class LevelProcessor(Processor):
         while True:
             # The other handlers run first, so that level-triggered handlers see the state after these.
             await super().work(record)
-            # Looked at again after each wait, as the objects can have been handed over meanwhile.
+            # Checked after each `await`, as another processor can have taken over the objects meanwhile.
             if self._successor is not None or self._dropped:
                 return
             if record.has_work or record.throttled or self._workers.halted or (has_run and self._workers.is_overloaded):
@@ -166,14 +166,15 @@ class LevelProcessor(Processor):
 
     def _wake(self, record: ObjectRecord) -> None:
         super()._wake(record)
-        # A trigger that came while the object was throttled has only requeued it, and there can be no body to process.
+        # A handler that was triggered while the object was throttled has no worker yet: `call` has only requeued the
+        # object. The parent class starts a worker only if there is a body to process.
         if self._successor is None and record.requeued:
             self._workers.start(self, record)
 
     # The host of the leveler.
 
     def call(self, record: ObjectRecord, *, urgent: bool) -> bool:
-        """Request a worker for the object; return false if one is running, which takes the plan when it is free."""
+        """Request a worker for the object; return false if a busy worker or a throttled object must be waited for."""
         if self._successor is not None:
             return cast(LevelProcessor, self._successor).call(record, urgent=urgent)
         record.requeue()

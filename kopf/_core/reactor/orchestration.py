@@ -408,8 +408,7 @@ class Orchestrator:
             self._halting = self._tasks.create_task(self._halt(self._start_saving()), name='pausing')
 
     async def _halt(self, saving: asyncio.Task[None]) -> None:
-        # Not `await saving`: if the pause ends meanwhile, this task is cancelled, but what is being stored must be
-        # stored.
+        # Why not `await saving`? If the pause ends meanwhile, this task is cancelled, and would cancel the saving, too.
         await asyncio.wait({saving})
         await self._tools.workers.drain()
         # Once more, as workers that were running in the meantime have ended.

@@ -199,8 +199,8 @@ class PeeringCoordinator:
             member,
             watch,
             [
-                # Retried even if it is refused: the rights can be granted
-                # later, and peers would work on the same objects then.
+                # Retried even if it is refused, as the rights can be granted later. Without the watch, the operator
+                # would not notice its peers, and would handle the same objects as they do.
                 self._tasks.create_task(watch.persist(), name=f'observer of {watch}'),
                 self._tasks.create_task(member.run(), name=f'keep-alive in {watch}'),
             ],

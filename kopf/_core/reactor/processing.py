@@ -33,7 +33,7 @@ from kopf._core.reactor.watches import ResourceWatch
 from kopf._core.reactor.workers import WorkerPool
 
 MAX_STEPS = 1000
-"""The number of steps in a row without an event, after which the object is throttled: it is a bug by then."""
+"""The number of steps without an event, after which the object is throttled: only a bug can cause so many."""
 
 
 class Processor(ObjectSink):

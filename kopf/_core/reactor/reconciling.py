@@ -275,8 +275,7 @@ class Reconciler:
                 new=new,
                 diff=diff,
                 selected=self._decider.table.label_selector is not None,
-                # Not the flag itself: few handlers name `deleting`, and
-                # each flag is one more entry to keep for the object.
+                # A function instead of the flag, as few handlers use the flag, and each takes memory for its object.
                 deletion=functools.partial(self._host.get_deletion, record),
             )
 
@@ -301,7 +300,7 @@ class Reconciler:
             Whether the cycle is done; and the delay until the next step (in seconds), if only the delay starts it.
         """
         # Before any handlers: an object that is deleted right after its creation handlers, but before its finalizer,
-        # would vanish without its deletion handlers, and leave behind what the others have made.
+        # would vanish without its deletion handlers, and what its creation handlers have created would remain.
         if decision.add_finalizer:
             self._add_finalizer(record, decision, patch, conclusion)
             return False, None
