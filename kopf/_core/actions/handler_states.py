@@ -265,7 +265,7 @@ class State(Mapping[HandlerId, HandlerState]):
 
     def restart(self, key: HandlerId, now: datetime.datetime) -> None:
         """Start a finished handler and its sub-handlers again. Their digests stay in the records."""
-        # With all levels of sub-handlers: their parents list all of them.
+        # `subrefs` lists the sub-handlers of all levels, not only the direct ones.
         for each in (key, *self._states[key].subrefs):
             if each in self._states:
                 old = self._states[each]

@@ -68,7 +68,7 @@ class Daemon:
     def __init__(self, handler: SpawningHandler, owner: 'ObjectDaemons') -> None:
         self.handler = handler
         self.owner = owner
-        # Not an `asyncio.Event`: functions in threads wait for it, too; and events would not tell the reason.
+        # Why not an `asyncio.Event`? Functions in threads wait for it, too, and an event has no reason.
         self.stopper: ReasonedFlag[DaemonStoppingReason] = ReasonedFlag(owner.spawner.background.coalesced_timers)
         self.abandoned = False
         """Whether it did not stop in time, so that the operator does not wait for it any more; it can still run."""

@@ -114,7 +114,7 @@ class ObjectLevel:
         self.is_patched = False
         """Whether a patch of a run is being sent, and not answered yet."""
         self.aside: tuple[RawBody, float | None] | None = None
-        """The newest state received since then, and when its list was requested."""
+        """The newest state received since the patch was sent, and when its list was requested."""
         self.plans: tuple[HandlerPlan, ...] = ()
         self.timer: CoalescedTimer | asyncio.TimerHandle | None = None
         self.timer_at: float | None = None

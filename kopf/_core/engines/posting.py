@@ -212,8 +212,8 @@ class Poster:
     async def _serve(self, key: tuple[object, ...]) -> None:
         """Post one Event of the object. If there are more of them, the object waits for its next turn."""
         queue = self._queues[key]
-        # Not a limit of the request: its retries go on. But a few
-        # objects with failing Events must not block all others.
+        # The request and its retries go on, but its place becomes free: a few objects with failing Events must not
+        # block all others.
         timer = self._loop.call_later(_SLOW_AFTER, self._vacate, key)
         try:
             # One at a turn: an object with many Events must not hold up the first Event of others.

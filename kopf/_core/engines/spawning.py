@@ -117,8 +117,8 @@ class OperatorDaemons:
         """Called when the daemon has ended or is abandoned."""
         self._active.discard(daemon)
         (self._abandoned.add if daemon.abandoned and daemon.task is not None else self._abandoned.discard)(daemon)
-        # Not `asyncio.wait()` for the tasks: timers between their
-        # runs have none, and abandoned daemons go on in theirs.
+        # Why not `asyncio.wait()` for the tasks? Timers have no tasks between their runs, and the tasks of abandoned
+        # daemons go on.
         if not self._active and self._ended is not None and not self._ended.done():
             self._ended.set_result(None)
 
@@ -193,7 +193,7 @@ class ObjectDaemons:
         self.changed_at = asyncio.get_running_loop().time()
         """When another client has changed the object, or when it was first seen; by the clock of the loop."""
         self.changes = 0
-        """How many times other clients have changed the object since then."""
+        """How many times other clients have changed the object since it was first seen."""
         # Only timers with `idle` ask for it, and it is built anew for each event.
         self.essence: BodyEssence | None = spawner.essence_of(self.body) if spawner.idling else None
 

@@ -199,7 +199,7 @@ class Decider:
             # The edits have reverted each other, but some handlers have seen only one of them.
             cause = dataclasses.replace(cause, reason=Reason.UPDATE)
         decision = Decision(cause=cause, cycle=cycle, essence=essence, last=last, relevant=bool(relevant))
-        # Not while it is being deleted: the API server refuses new finalizers then.
+        # The API server refuses new finalizers on an object that is being deleted.
         decision.add_finalizer = needed and not held and not deleting
         decision.remove_finalizer = held and not needed and not deleting and not self._may_need_finalizer(failed)
         # The handlers must wait for the finalizer: an object that is deleted after their start must not vanish unseen.
@@ -242,7 +242,7 @@ class Decider:
         if deleting:
             reason = Reason.DELETE if self._is_held(body) else Reason.FREE
             changes = EMPTY if last is None else diff(last, essence)
-        # Not initial: a new object is created, not resumed, even if it is older than this process.
+        # A new object is created, not resumed, even if it is older than this process.
         elif last is None or self._is_creation_going_on(body, memory.cycle):
             # In an edited creation, there is a last handled state already: the one that the update will be from.
             return make_cause(reason=Reason.CREATE, initial=False, old=None, new=essence, diff=diff(None, essence))

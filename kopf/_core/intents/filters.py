@@ -194,8 +194,8 @@ def are_distinct(handlers: Sequence[ResourceHandler]) -> bool:
 
 def _match_metadata(handler: ResourceHandler, cause: ResourceCause) -> bool:
     return (
-        # Not again if the server has done it: an object that was deleted in a gap of the watch comes without
-        # its labels.
+        # Skipped if the server has selected the objects: an object that was deleted in a gap of the watch is
+        # reported without its labels.
         (handler.label_selector is None or cause.selected or handler.label_selector.matches(cause.body.metadata.labels))
         and _match_mapping(handler.labels, cause.body.metadata.labels, handler, cause)
         and _match_mapping(handler.annotations, cause.body.metadata.annotations, handler, cause)

@@ -63,7 +63,7 @@ class Applier:
         try:
             result = await self._send(
                 record,
-                # Not `record.uid`: for an object without a uid, that is a made-up key.
+                # Why not `record.uid`? It is a made-up key if the object has no uid.
                 cast(RawBody, record.body)['metadata'].get('uid'),
                 patch,
                 record.body,
@@ -120,12 +120,12 @@ class Applier:
             is_settled: checks whether the object in the resulting state requires no action.
             resume: requeues the object if it does require action.
         """
-        # Not `record.body`: it is dropped when the object is at rest, and can be older than what the daemons see.
+        # Why not `record.body`? It is dropped when the object is at rest, and can be older than the daemons' one.
         raw: RawBody | None = record.daemons.packed.copy()
         for delay in CONFLICT_DELAYS:
             asked_at = time.monotonic()
             result = await self._send(record, record.daemons.identity.uid, patch, raw, record.daemons.logger)
-            # Not for a gone object: a response that comes after its DELETED event would bring it back to life.
+            # A gone object is skipped: a response after its DELETED event would make it look alive again.
             if result.body is not None and not record.daemons.gone:
                 at_rest = record.body is None
                 self._accept(record, result.body, patch, asked_at)

@@ -97,7 +97,7 @@ class Unanimity:
         return self._check_guards if len(self._guards) > 1 else self._guards[0] if self._guards else None
 
     def _check_guards(self) -> bool:
-        # Not `any()` of a generator: each guard must be called, as it can begin a pause of its coordinator.
+        # Why not `any()` of a generator? Each guard must be called, as it can begin a pause of its coordinator.
         answers = [guard() for guard in self._guards]
         return any(answers)
 

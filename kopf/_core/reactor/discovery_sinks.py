@@ -42,7 +42,7 @@ class DefinitionsSink(EventSink):
             del self._uids[crd.name]
             self._definitions.note(crd.name, {})
         if self._listed:
-            # Not for the CRDs of the first list: they are compared at its end, all at once.
+            # The CRDs of the first list are compared at its end, all at once.
             self._orchestrator.note_definition()
 
     def listed(self, watch: ResourceWatch) -> None:

@@ -119,7 +119,7 @@ class Informer(ObjectSink):
 
     def refused(self, watch: ResourceWatch, error: APIError) -> bool:
         self._refusals += 1
-        # Not at the first refusal: API servers that have just started also refuse what they permit a moment later.
+        # Why not at the first refusal? API servers that have just started refuse requests that they permit soon after.
         if self._refusals == MAX_REFUSALS and self._counting:
             logger.error(
                 "The handlers do not wait for %s any more, as it cannot be listed. "

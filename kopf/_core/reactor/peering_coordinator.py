@@ -108,7 +108,7 @@ class PeeringCoordinator:
         self._safe_until = min([*expiries, now + MIN_LIFETIME])
         overdue = [each for each in members if each.is_overdue]
         for member in overdue:
-            # Not now: the pause changes what the caller is in the middle of, such as the queue of workers.
+            # Why not at once? The pause changes objects that the caller is using, such as the queue of workers.
             asyncio.get_running_loop().call_soon(member.notice_overdue)
         return bool(overdue)
 

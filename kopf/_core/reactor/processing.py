@@ -111,12 +111,12 @@ class Processor(ObjectSink):
                 record.daemons.reappear()
             if is_deleted(event):
                 self._workers.background.deletions.announce(record.uid)
-                # Not only by the worker: it can be busy with a handler for long, or wait for its turn.
+                # Why not leave it to the worker? It can be busy with a handler for long, or wait for its turn.
                 record.daemons.stop(DaemonStoppingReason.RESOURCE_DELETED)
         # Without a worker, no handler runs that could hold the flag `deleting`.
         elif record.has_worker and is_deleted(event):
             self._workers.background.deletions.announce(record.uid)
-        # Not at the top: daemons that are still stopping in the pause must see the newest state, and the deletion.
+        # Why not check it first? Daemons that are still stopping must see the newest state, and the deletion.
         if self._workers.paused and not self._receive_in_pause(record, event):
             return
         # Objects with a worker are not screened: the step in progress can change all that an event is compared with.
@@ -441,7 +441,7 @@ class Processor(ObjectSink):
             record.accept(record.daemons.packed.copy())
         record.requeue()
         if not record.throttled:
-            # Not at once: a daemon can end inside of `receive`, which must not be re-entered by the worker.
+            # Why not at once? A daemon can end inside of `receive`, and the worker must not re-enter it.
             self._workers.start(self, record, at_once=False)
 
     def is_settled(self, record: ObjectRecord, raw: RawBody) -> bool:

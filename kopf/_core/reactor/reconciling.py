@@ -412,7 +412,7 @@ class Reconciler:
         delay = decision.cycle.state.delay(decision.matching, utcnow())
         if delay is None:
             return None
-        # Not a timer without a delay: the worker would end, and the object would lose its place to the queue.
+        # Why not a timer with no delay? The worker would end, and the object would have to queue again.
         if delay <= 0:
             record.requeue()
             return None
