@@ -8,7 +8,7 @@ EXTRAS := test
 # Most tests wait for servers and clocks, so there may be more of them at once than there are cores. More than these would
 # spend more time on loading all tests than they save. What fails while the machine is busy is tried again; the summary
 # tells of it.
-PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder --reruns 2 -r R
+PARALLEL := -n 8 --dist loadfile --no-loadscope-reorder --reruns 2 -r R
 
 # The unit tests: of each module of the package, and so of all that can depend on the version of Python. The others run whole
 # operators, mostly as processes.
