@@ -5,39 +5,11 @@ import logging
 
 import pytest
 
-from kopf._cogs.configs.configuration import OperatorSettings
-from kopf._cogs.structs.bodies import Body
-from kopf._core.actions.loggers import LogFormat, ObjectLogger, configure
+from kopf._core.actions.loggers import LogFormat, configure
 
-RAW = {
-    'apiVersion': 'kopf.dev/v1',
-    'kind': 'KopfExample',
-    'metadata': {'name': 'name1', 'namespace': 'ns1', 'uid': 'uid1', 'resourceVersion': '1'},
-    'spec': {'field': 'value'},
-}
+pytestmark = pytest.mark.usefixtures('restored_logging')
+
 REF = {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'name': 'name1', 'namespace': 'ns1', 'uid': 'uid1'}
-
-
-@pytest.fixture(autouse=True)
-def _restored_logging():
-    root = logging.getLogger()
-    loggers = [root, logging.getLogger('asyncio'), logging.getLogger('aiohttp')]
-    levels = [logger.level for logger in loggers]
-    handlers = list(root.handlers)
-    yield
-    root.handlers[:] = handlers
-    for logger, level in zip(loggers, levels, strict=True):
-        logger.setLevel(level)
-
-
-@pytest.fixture()
-def logger():
-    return ObjectLogger(body=Body(RAW), settings=OperatorSettings())
-
-
-@pytest.fixture()
-def lines(capsys):
-    return lambda: capsys.readouterr().err.splitlines()
 
 
 def test_lines_have_the_message_the_extra_fields_and_the_object(logger, lines):

@@ -10,41 +10,15 @@ from kopf._cogs.structs.bodies import Body
 from kopf._core.actions.loggers import LocalObjectLogger, LogFormat, ObjectLogger, configure
 from kopf._core.engines import activities
 
-RAW = {
-    'apiVersion': 'kopf.dev/v1',
-    'kind': 'KopfExample',
-    'metadata': {'name': 'name1', 'namespace': 'ns1', 'uid': 'uid1', 'resourceVersion': '1'},
-    'spec': {'field': 'value'},
-}
+pytestmark = pytest.mark.usefixtures('restored_logging')
+
 REF = {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'name': 'name1', 'namespace': 'ns1', 'uid': 'uid1'}
 
 
-@pytest.fixture(autouse=True)
-def _restored_logging():
-    root = logging.getLogger()
-    loggers = [root, logging.getLogger('asyncio'), logging.getLogger('aiohttp')]
-    levels = [logger.level for logger in loggers]
-    handlers = list(root.handlers)
-    yield
-    root.handlers[:] = handlers
-    for logger, level in zip(loggers, levels, strict=True):
-        logger.setLevel(level)
-
-
 @pytest.fixture()
-def logger():
-    return ObjectLogger(body=Body(RAW), settings=OperatorSettings())
-
-
-@pytest.fixture()
-def cluster_logger():
-    raw = {**RAW, 'metadata': {'name': 'name1', 'uid': 'uid1'}}
-    return ObjectLogger(body=Body(raw), settings=OperatorSettings())
-
-
-@pytest.fixture()
-def lines(capsys):
-    return lambda: capsys.readouterr().err.splitlines()
+def cluster_logger(raw):
+    cluster_scoped = {**raw, 'metadata': {'name': 'name1', 'uid': 'uid1'}}
+    return ObjectLogger(body=Body(cluster_scoped), settings=OperatorSettings())
 
 
 def test_plain_lines_are_prefixed_with_the_object(logger, lines):
@@ -248,14 +222,14 @@ def test_records_equal_those_of_usual_loggers(logger, caplog, write):
     assert set(ours) - set(usual) == {'settings', 'k8s_ref', 'k8s_skip'}
 
 
-def test_references_always_have_the_same_keys(cluster_logger, caplog):
+def test_references_always_have_the_same_keys(raw, cluster_logger, caplog):
     cluster_logger.warning("hello")
-    ref = {'apiVersion': RAW['apiVersion'], 'kind': RAW['kind'], 'name': 'name1', 'uid': 'uid1', 'namespace': None}
+    ref = {'apiVersion': raw['apiVersion'], 'kind': raw['kind'], 'name': 'name1', 'uid': 'uid1', 'namespace': None}
     assert caplog.records[0].k8s_ref == cluster_logger.extra['k8s_ref'] == ref
 
 
-def test_local_loggers_are_marked_to_be_skipped(caplog):
-    logger = LocalObjectLogger(body=Body(RAW), settings=OperatorSettings())
+def test_local_loggers_are_marked_to_be_skipped(raw, caplog):
+    logger = LocalObjectLogger(body=Body(raw), settings=OperatorSettings())
     logger.warning("hello")
     assert caplog.records[0].k8s_skip is True
     assert caplog.records[0].k8s_ref == REF
