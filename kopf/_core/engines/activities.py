@@ -1,5 +1,5 @@
 """
-Activities: what the operator runs for itself, not for an object, such as startup, login, and cleanup handlers.
+Activities: groups of handlers that belong to no object, such as startup, login, and cleanup handlers.
 
 The handlers of an activity are run in rounds until each has succeeded or failed permanently. Their progress is kept
 only in memory: a restarted operator runs all of them again. Specified in the documentation's "Startup", "Shutdown",
@@ -86,7 +86,7 @@ async def run_activity(
     outcomes: dict[HandlerId, Outcome] = {}
     try:
         while not all(state.finished for state in states.values()):
-            # One after another, not at once: startup handlers often rely on what those before them have prepared.
+            # One after another: startup handlers often rely on the results of earlier ones.
             for handler, state in states.items():
                 if not state.is_due(utcnow()):
                     continue
@@ -96,7 +96,7 @@ async def run_activity(
                 if outcome.final:
                     outcomes[_make_unique(handler.id, outcomes)] = outcome
                 del outcome
-            # Also with a zero delay: handlers that are retried at once must not block the event loop.
+            # Slept even if the delay is zero: handlers that are retried at once must not block the event loop.
             await asyncio.sleep(_get_delay(states.values(), utcnow()))
         return outcomes
     finally:
@@ -145,18 +145,19 @@ def find_mistake(handler: Handler, error: BaseException) -> str | None:
     Return the line of the mistake if the handler has failed because of a mistake in its code; ``None`` otherwise.
 
     A retry of such a handler would fail in the same way. Errors raised inside of libraries, and errors about ``None``,
-    are not taken for mistakes: they can depend on the response of a server. Handlers with ``retries`` or ``timeout``
-    are retried whatever the error is, as their authors have asked for these attempts.
+    do not count as mistakes: they can depend on the response of a server. Handlers with ``retries`` or ``timeout`` are
+    always retried, as their authors have asked for these attempts.
     """
     if handler.retries is not None or handler.timeout is not None:
         return None
-    # "'NoneType' object has no attribute …" usually comes from an answer that is not there yet, so it is retried.
+    # "'NoneType' object has no attribute …" usually means that a server has not returned a value yet, so it is retried.
     if not isinstance(error, _MISTAKES) or 'NoneType' in str(error):
         if not _is_refused_setting(error):
             return None
     own, _, first = mistakes.locate(handler.fn).rpartition(':')
     places = [(own, int(first))] if first.isdecimal() else []
-    # Any frame of a library makes the error the library's. Otherwise, the innermost line of the user is the mistake.
+    # An error with any frame of a library counts as an error of the library. Otherwise, the mistake is in the innermost
+    # line of the user.
     for frame, line in traceback.walk_tb(error.__traceback__):
         path = frame.f_code.co_filename
         if path == own or not path.startswith((_PACKAGE, *_get_libraries())):
@@ -198,7 +199,7 @@ def get_credentials(outcomes: Mapping[HandlerId, Outcome]) -> dict[HandlerId, Cr
 
     Raises:
         LoginError: if there are no credentials at all, and some handlers have failed.
-        FinalLoginError: if a handler has returned something else than credentials or ``None``.
+        FinalLoginError: if a handler has returned anything but credentials or ``None``.
     """
     found: dict[HandlerId, Credentials] = {}
     for key, outcome in outcomes.items():
@@ -213,7 +214,7 @@ def get_credentials(outcomes: Mapping[HandlerId, Outcome]) -> dict[HandlerId, Cr
         for key, outcome in outcomes.items()
         if outcome.exception is not None
     ]
-    # One working login is enough: without a kubeconfig, for example, some of the usual ways always fail.
+    # One working login is enough. Others are expected to fail: for example, if there is no kubeconfig.
     if failures and not found:
         error = _get_error_type(outcomes)(f"All login handlers have failed. {'; '.join(failures)}")
         error.exit_code = _get_exit_code(outcomes)

@@ -2,9 +2,9 @@
 Admission reviews: choose the handlers for a request of the API server, run them, and build the response.
 
 A malformed request raises `ReviewError` before any handler is run. For a well-formed one, the response is always a
-well-formed review, whatever the handlers do: on anything else, the API server would apply the ``failurePolicy``, and
-its users would see no reason. Handlers are not retried, as the API server waits for seconds at most. Specified in the
-documentation's "Admission control".
+well-formed review, whatever the handlers do: for any other response, the API server would apply the ``failurePolicy``,
+and its users would see no reason. Handlers are not retried, as the API server waits for seconds at most. Specified in
+the documentation's "Admission control".
 """
 
 import asyncio
@@ -206,10 +206,10 @@ class AdmissionReviewer(Responder):
             raise ReviewError("The object is nested too deeply.") from None
         verdict = _Verdict()
         limit = time_limit_var.get()
-        # One deadline for all of them: the API server measures the whole request.
+        # One deadline for all handlers: the API server limits the time of the whole request.
         deadline = asyncio.get_running_loop().time() + limit
         for handler in handlers:
-            # One after another, not all at once: they share one patch, and its order is that of the handlers.
+            # One after another: they share one patch, which must have the order of the handlers.
             if _is_asked(handler, cause):
                 await self._call(handler, cause, verdict, deadline, limit)
         return cast(
@@ -271,8 +271,7 @@ class AdmissionReviewer(Responder):
         if not _matches(handler, cause, verdict):
             return
         verdict.strict = verdict.strict or not handler.ignore_failures
-        # Copied only if it can be needed: most handlers do not ignore
-        # their failures, and a refusal drops the patch anyway.
+        # Copied only if failures of the handler are ignored: a refusal drops the patch anyway.
         before = Patch(copy.deepcopy(dict(cause.patch)), fns=cause.patch.fns) if handler.ignore_failures else None
         guard = BodyGuard(cast(RawBody, cause.body._data())) if handler.type is WebhookType.MUTATING else None
         timeout = asyncio.timeout_at(deadline)
@@ -285,7 +284,7 @@ class AdmissionReviewer(Responder):
             self._warn_of_mistakes(handler, cause, outcome.result, was_patched=was_patched)
             del outcome  # see `Outcome.without_exception`
         except TimeoutError:
-            # A TimeoutError of something else is no reason to blame the handler.
+            # Any other TimeoutError is not a timeout of the handler.
             if not timeout.expired():
                 raise
             failure = HandlerTimeoutError(f"{handler} has not answered within {limit:g} seconds.")
@@ -297,7 +296,7 @@ class AdmissionReviewer(Responder):
         if failure is not None:
             verdict.blame(handler, failure, cause)
             del failure  # see `Outcome.without_exception`
-            if before is not None:  # the changes of a handler that is ignored must not be applied in part
+            if before is not None:  # the changes of a handler whose failure is ignored must not be applied in part
                 cause.patch.clear()
                 cause.patch.update(before)
                 cause.patch.fns.extend(before.fns)
@@ -337,7 +336,7 @@ def _matches(handler: WebhookHandler, cause: WebhookCause, verdict: '_Verdict') 
     try:
         return filters.match(handler, cause)
     except filters.FilterError as error:
-        # The request is denied rather than admitted: the handler could have denied it, too, but it cannot be asked.
+        # Denied, not admitted: the handler, which cannot be called now, could have denied it.
         text = error.explain(handler)
         cause.logger.error("%s", text)
         verdict.blame(handler, Exception(text), cause)
@@ -371,12 +370,12 @@ class _Verdict:
         self.refusals: list[_Refusal] = []
         self.mutating = False
         self.strict = False
-        """Whether any of the handlers has not declared ``ignore_failures``."""
+        """Whether any of the called handlers is declared without ``ignore_failures``."""
 
     def blame(self, handler: WebhookHandler, error: BaseException, cause: WebhookCause) -> None:
         """Deny the request because of a failed handler, or add a warning if its failures are ignored."""
         if handler.ignore_failures:
-            # Told to the client, as nothing else shows it there: `kubectl` prints warnings.
+            # The client would not see the failure otherwise: `kubectl` prints warnings.
             cause.warnings.append(f"{handler} has failed, which is ignored: {describe(error)}")
         else:
             self.refusals.append(_refuse(error))
@@ -406,8 +405,8 @@ class _Verdict:
         except Exception as error:  # raised by the patch's functions, or for values that are not JSON
             cause.logger.error("The patch cannot be applied: %s", describe(error), exc_info=error)
             if self.strict:
-                # The handlers share the patch, so it is unknown which of
-                # them made it fail: one that insists is enough to refuse.
+                # The handlers share the patch, so it is unknown which of them made it fail: the request is refused if
+                # the failures of any of them are not ignored.
                 self.refusals.append(_refuse(error))
             else:
                 cause.warnings.append(f"The patch cannot be applied, which is ignored: {describe(error)}")

@@ -3,8 +3,8 @@ Detection of blocking calls: report the handler and the line that block the even
 
 A blocking call in an async handler is the most frequent mistake with asyncio, and the hardest to find, as all other
 handlers become slow. A monitor in another thread notices that the loop is stuck; this module reads the stack of the
-loop's thread to find the line. Until then, it costs nothing, unlike the debug mode of asyncio, which measures every
-callback. Specified in the documentation's "Async".
+loop's thread to find the line. As long as nothing blocks the loop, this costs nothing, unlike the debug mode of
+asyncio, which measures every callback. Specified in the documentation's "Async".
 """
 
 import asyncio
@@ -56,7 +56,7 @@ class BlockingReporter:
         self._reported: set[str] = set()
 
     def get_limit(self) -> float | None:
-        """Return after what time a blocked loop is reported (in seconds); ``None`` if it is not reported at all."""
+        """Return how long the loop may be blocked until that is reported (in seconds); ``None`` to never report it."""
         limit = self._settings.execution.blocking_limit
         return limit if limit is None or limit > 0 else None
 

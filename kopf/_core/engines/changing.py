@@ -3,7 +3,7 @@ Running the change-detecting handlers (``@kopf.on.create`` and so on) in one ste
 
 A handler can declare sub-handlers while it runs. They are run right after it, with the same rules, and their progress
 is stored beside that of the parent. The parent is finished only when all of them are. Until then, it is retried, and
-declares them again each time. Specified in the documentation's "Sub-handlers" and "Idempotence".
+declares its sub-handlers again each time. Specified in the documentation's "Sub-handlers" and "Idempotence".
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ class Step:
         self.outcomes: dict[HandlerId, Outcome] = {}
 
     def narrowed(self, parent: ChangingHandler) -> 'Step':
-        """Return this step as the sub-handlers see it: if the parent is for a field, they are for this field, too."""
+        """Return the step for the sub-handlers: if the parent is declared for a field, so are they."""
         if not parent.field:
             return self
         step = Step(self.cause.narrowed(parent.field), self.state, self.rules, self.lifecycle)
@@ -55,12 +55,12 @@ class Step:
         pick = lifecycle if lifecycle is not None else self.lifecycle
         for handler in pick(due, **self._get_kwargs_of(pick)):
             outcome = await self._run_one(handler)
-            # After each handler, not after all of them: if the step is cancelled, the successes so far are kept.
+            # Concluded after each handler: if the step is cancelled, the successes so far are kept.
             self.state.conclude(handler.id, outcome, utcnow())
             self.outcomes[handler.id] = outcome = outcome.without_exception()
 
     def _get_kwargs_of(self, lifecycle: LifeCycleFn) -> dict[str, Any]:
-        # Kwargs about the object are slow to make (diffs, copies), so only those that the lifecycle names are made.
+        # Kwargs about the object are slow to build (diffs, copies), so only those that the lifecycle names are built.
         if lifecycle in PLAIN_LIFECYCLES:
             return {'state': self.state}
         names = read_arguments(lifecycle, positional=1).names
@@ -107,9 +107,10 @@ class SubHandlers:
 
         Raises:
             HandlerChildrenRetry: if some of them are not finished.
-            TemporaryError: if filters of some of them have failed, so that it is unknown whether these must run.
+            TemporaryError: if some of their filters have failed, so that it is unknown whether these sub-handlers must
+                run.
         """
-        # Handlers that are given to `kopf.execute` do not count: those that are declared beside them still have to run.
+        # Other handlers, passed to `kopf.execute`, do not count: the declared ones still have to run.
         self._executed = self._executed or handlers is self.declared
         step, state = self.step, self.step.state
         failures: filters.Failures = {}
@@ -137,8 +138,8 @@ def append_subhandler(fn: Callable[..., Any], options: SubHandlerOptions | Mappi
     """
     children = _get_children()
     handler = _make_child(fn, children, options)
-    # Ids of sub-handlers do not include the field, unlike those of other handlers; but one function can be declared for
-    # several fields, and ids must be unique.
+    # Unlike other ids, ids of sub-handlers do not include the field. But ids must be unique, and one function can be
+    # declared for several fields.
     if handler.field and any(each.id == handler.id and each.field != handler.field for each in children.declared):
         handler = dataclasses.replace(handler, id=HandlerId(f"{handler.id}/{'.'.join(handler.field)}"))
     if handler.field and children.step.cause.reason is Reason.UPDATE:
@@ -165,8 +166,8 @@ async def execute(
         fns: the functions, or a mapping of ids to functions.
         handlers: handlers made before.
         registry: a registry of handlers made before.
-        lifecycle: which of them to run in one step; by default, the lifecycle of the operator.
-        cause: the cause to run them for; only that of the current handler is possible.
+        lifecycle: the function that selects the handlers for one step; by default, the lifecycle of the operator.
+        cause: the cause to run them for; it must be that of the current handler.
 
     Raises:
         TypeError: if several sources of handlers are given.

@@ -40,7 +40,7 @@ Convertible = Mapping[ConversionHandler, Collection[Resource]]
 """The handlers with the resources that they are for."""
 
 _YIELD_INTERVAL = 20
-"""After how many objects other tasks get their turn: a list can be long, and sync code does not yield by itself."""
+"""After how many objects other tasks can run: a list can be long, and sync handlers do not yield to the event loop."""
 _CHANGEABLE = ('labels', 'annotations')
 
 
@@ -128,8 +128,8 @@ class Converter(Responder):
         try:
             async with timeout:
                 for obj in review.objects:
-                    # One after another: a list of thousands of objects would be
-                    # as many tasks, and the API server waits for all anyway.
+                    # One after another: thousands of objects would be thousands of tasks, and the API server waits for
+                    # all of them anyway.
                     converted.append(await self._convert(obj, review, routes, headers or {}, sslpeer or {}))
                     if len(converted) % _YIELD_INTERVAL == 0:
                         await asyncio.sleep(0)
@@ -171,7 +171,7 @@ class Converter(Responder):
         headers: Headers,
         sslpeer: SSLPeer,
     ) -> Mapping[str, Any]:
-        """Return one object in the requested version, converted through the versions between if needed."""
+        """Return one object in the requested version, converted through other versions if needed."""
         group, _, version = obj['apiVersion'].rpartition('/')
         if group != review.group or obj['kind'] != routes.resource.kind:
             raise ConversionError(
@@ -231,8 +231,7 @@ class _Routes:
     def __init__(self, resource: Resource, handlers: Sequence[ConversionHandler]) -> None:
         self.resource = resource
         self._handlers = handlers
-        # A cache of each instance: as a decorator of the method, it
-        # would keep all former routes alive. Failures are not kept.
+        # Why not decorate the method? That cache would keep all former routes alive. Failures are not cached.
         self.find: Callable[[str, str], Sequence[tuple[ConversionHandler, str]]] = functools.lru_cache(256)(self._find)
 
     def _find(self, start: str, end: str) -> Sequence[tuple[ConversionHandler, str]]:
@@ -256,7 +255,7 @@ class _Routes:
         return [(self._choose(*pair), pair[1]) for pair in itertools.pairwise(ways[end])]
 
     def _choose(self, start: str, end: str) -> ConversionHandler:
-        """Return the handler for two versions: the one that names more of them rather than accepting any."""
+        """Return the handler for two versions: preferably, one that names them, rather than one that accepts any."""
         found = [handler for handler in self._handlers if handler.converts(start, end)]
         best = max(map(_get_precision, found))
         first, *others = [handler for handler in found if _get_precision(handler) == best]
@@ -308,7 +307,8 @@ def _finish(old: Mapping[str, Any], result: object, patch: Patch, api_version: s
             f"by patch; it has returned {result!r}."
         )
     new = old if result is None else result
-    # Encoded and decoded to find values that are not JSON, and to share none with the handler, which can keep them.
+    # Encoded and decoded to detect values that are not JSON, and to share no values with the handler, which can keep
+    # them.
     new = orjson.loads(encode(patch.applied_to(new) if patch else new))
     metadata, given = dict(old['metadata']), new.get('metadata')
     if given is not None and not isinstance(given, Mapping):

@@ -2,8 +2,8 @@
 The conversion strategies of CRDs (``spec.conversion``): they tell the API server to call the operator's webhook server.
 
 When the operator exits, a strategy is left as it is, unless the handlers are declared with ``persistent=False``:
-without a conversion, the API server would serve and store objects of one version as if they were of another. If another
-client has changed the strategy in the meantime, it is never overwritten.
+without a conversion, the API server would serve and store objects of one version as if they were of another. A strategy
+that another client has changed meanwhile is never overwritten.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ class ConversionStrategies(WebhookRegistration):
 
     def __init__(self, client: ApiClient) -> None:
         super().__init__(client)
-        # The keys of all these are the names of CRDs.
+        # All keys are names of CRDs.
         self._persistent: dict[str, bool] = {}
         self._sent: dict[str, Mapping[str, Any]] = {}
         self._written: dict[str, Mapping[str, Any]] = {}
@@ -76,13 +76,13 @@ class ConversionStrategies(WebhookRegistration):
 
     async def _write_over(self, name: str, strategy: Mapping[str, Any]) -> None:
         for _ in range(ATTEMPTS - 1):
-            with contextlib.suppress(errors.APIUnprocessableError):  # raised, too, if the resource version has changed
+            with contextlib.suppress(errors.APIUnprocessableError):  # also raised if the resource version has changed
                 await self._write(name, strategy)
                 return
         await self._write(name, strategy)
 
     async def _write(self, name: str, strategy: Mapping[str, Any]) -> None:
-        """Write the strategy of one CRD, unless it is there already, or another client has changed it."""
+        """Write the strategy of one CRD, unless it is up to date, or another client has changed it."""
         crd = await self._read(name)
         if crd is None:
             logger.error("Objects of %s cannot be converted: it is no custom resource, as it has no CRD.", name)
@@ -103,10 +103,10 @@ class ConversionStrategies(WebhookRegistration):
             return
         else:
             logger.info("Reconfiguring the conversion strategy of %s.", name)
-            # Otherwise, a killed operator would restore its own dead address after its next run.
+            # The strategy of a killed operator is not remembered: its address is dead, and must not be restored.
             if not _is_own(current, name):
                 self._previous[name] = current
-            # Before the request: its response can be lost, and what was stored nevertheless must be cleaned up, too.
+            # Set before the request: even if its response is lost, the strategy can be stored, and must be cleaned up.
             self._sent[name] = strategy
             await self._patch(crd, strategy)
         self._written[name] = strategy
@@ -165,7 +165,7 @@ def _get_strategy(crd: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _is_own(strategy: Mapping[str, Any], name: str) -> bool:
-    """Check whether an operator of this framework has written the strategy, maybe a previous run of this one."""
+    """Check whether an operator of this framework has written the strategy: perhaps this one in a previous run."""
     config = (strategy.get('webhook') or {}).get('clientConfig') or {}
     path = config.get('url') or (config.get('service') or {}).get('path') or ''
     return bool(path.endswith(f'/{ENDPOINT}{name}'))

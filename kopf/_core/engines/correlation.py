@@ -19,7 +19,7 @@ BURST = 25
 """The size of the token bucket of an object: how many requests it can make at once."""
 
 REFILL_INTERVAL = 300.0
-"""The time in which the token bucket gets one more token (in seconds)."""
+"""The time after which the token bucket gets one more token (in seconds)."""
 
 MAX_SIMILAR = 10
 """How many Events that differ only in their messages are posted one by one, before the next ones are combined."""
@@ -73,7 +73,7 @@ class Correlator(Generic[EventT]):
         self.dropped = 0
         """The number of Events that exceeded the limit of requests."""
         self._clock = clock
-        self._budgets: _Cache[tuple[float, float]] = _Cache()  # the tokens that were left, and at which time
+        self._budgets: _Cache[tuple[float, float]] = _Cache()  # the number of tokens left, and the time of that count
         self._groups: _Cache[tuple[float, tuple[int, ...]]] = _Cache()  # the last time, and hashes of the messages
         self._series: _Cache[EventSeries[EventT]] = _Cache()
 
@@ -89,7 +89,8 @@ class Correlator(Generic[EventT]):
         seen_at, numbers = self._groups.get(hash(key)) or (now, ())
         if now - seen_at > SIMILARITY_INTERVAL:
             numbers = ()
-        # One more than the limit is enough to know that it is exceeded; a flood of messages must not fill the memory.
+        # One message above the limit is kept to show that it is exceeded. More would let a flood of messages fill the
+        # memory.
         if number not in numbers and len(numbers) <= MAX_SIMILAR:
             numbers = (*numbers, number)
         self._groups.put(hash(key), (now, numbers))

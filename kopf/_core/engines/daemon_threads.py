@@ -4,8 +4,8 @@ Threads of sync daemons: each running daemon has a thread of its own.
 The threads are not taken from the pool of the handlers: a daemon would occupy one for as long as its object exists, and
 a few daemons would block all handlers. The number of threads is limited; daemons above the limit wait, with a warning.
 
-They are daemon threads in the sense of `threading`, too: the interpreter does not join them at exit, so a daemon
-that ignores its ``stopped`` flag does not hold up the process. `ThreadPoolExecutor` would join its threads.
+They are also daemon threads in the sense of `threading`: the interpreter does not join them at exit, so a daemon that
+ignores its ``stopped`` flag does not delay the end of the process. `ThreadPoolExecutor` would join its threads.
 """
 
 import itertools
@@ -28,7 +28,7 @@ class DaemonThreads(Executor):
     """
     An executor that starts a thread for every call, with a limit of running threads.
 
-    Callers reserve a place by `admit` before they submit a call, and give it back by `release` afterwards. Both are
+    Callers reserve a thread by `reserve` before they submit a call, and release it by `release` afterwards. Both are
     called only in the event loop, so no locks are needed.
     """
 
@@ -39,12 +39,12 @@ class DaemonThreads(Executor):
         self._numbers = itertools.count(1)
         self._warned = False
 
-    def admit(self, enter: Callable[[], bool], who: object) -> None:
+    def reserve(self, enter: Callable[[], bool], who: object) -> None:
         """
-        Call the function now, or as soon as there is a free place.
+        Call the function now, or as soon as a thread is free.
 
         Args:
-            enter: the function, which returns whether it uses the place. If so, the caller gives it back by `release`.
+            enter: the function, which returns whether it uses the thread. If so, the caller must call `release` later.
             who: the daemon, for the log.
         """
         if self._taken < self._settings.max_threads:
@@ -61,9 +61,9 @@ class DaemonThreads(Executor):
             )
 
     def release(self) -> None:
-        """Release a place, and pass it to the next daemon that waits for one."""
+        """Release a thread, and pass it to the next daemon that waits for one."""
         self._taken -= 1
-        # Several, if needed: those that were stopped while they waited leave the place free.
+        # Why a loop? Daemons that were stopped while they waited do not use the thread.
         while self._queue and self._taken < self._settings.max_threads:
             self._enter(self._queue.popleft())
 

@@ -1,9 +1,9 @@
 """
 Daemons and timers: one handler of one object, from its start to its end.
 
-There can be tens of thousands of them. So a running daemon is one task, without a watcher, a queue, or an event. A
-timer between its runs, or a daemon before a retry, is not even a task, but an entry in the coalesced timers. The stages
-of stopping are timers of the loop. Nothing is polled: a daemon that ends wakes up the handling of its object.
+There can be tens of thousands of them. So a running daemon is one task, without further tasks, queues, or events.
+Between the runs of a timer, and before a retry of a daemon, there is no task, only an entry in the coalesced timers.
+The stages of stopping are timers of the loop. Nothing is polled: a daemon that ends requeues its object.
 
 Specified in the documentation's "Daemons" and "Timers".
 """
@@ -43,7 +43,7 @@ HALTED_DELAY = 0.1
 """The interval of checks of an operator that must pause but has not done so yet (in seconds)."""
 
 TIMER_RESOLUTION = 0.001
-"""How much too early an event loop may call a timer (in seconds): uvloop counts in milliseconds."""
+"""How early an event loop can fire a timer (in seconds): uvloop rounds times to milliseconds."""
 
 _PASSING_ERRORS = (APIServerError, APIConnectionError, APITooManyRequestsError)
 
@@ -68,7 +68,7 @@ class Daemon:
     def __init__(self, handler: SpawningHandler, owner: 'ObjectDaemons') -> None:
         self.handler = handler
         self.owner = owner
-        # Why not an `asyncio.Event`? Functions in threads wait for it, too, and an event has no reason.
+        # Why not an `asyncio.Event`? Threads wait for it, too, and an event has no reason.
         self.stopper: ReasonedFlag[DaemonStoppingReason] = ReasonedFlag(owner.spawner.background.coalesced_timers)
         self.abandoned = False
         """Whether it did not stop in time, so that the operator does not wait for it any more; it can still run."""
@@ -90,7 +90,7 @@ class Daemon:
 
     def resume(self) -> None:
         """Called when the object has changed: run the function now if it waits only for a change."""
-        # Other waiting timers look at the time of the change by themselves when they are due: see `_schedule`.
+        # Other timers check the time of the change when they are due: see `_schedule`.
         if self.task is None and self._due == math.inf:
             self._schedule(self._now())
 
@@ -114,14 +114,14 @@ class Daemon:
 
     def _begin(self) -> None:
         if self._has_thread:
-            self.owner.spawner.background.threads.admit(self._enter, self.handler)
+            self.owner.spawner.background.threads.reserve(self._enter, self.handler)
         else:
             self._enter()
 
     def _enter(self) -> bool:
-        """Start the task of the function; return whether it is started, and so uses its thread."""
+        """Start the task of the function; return whether it has started, so that it uses its thread."""
         if self.stopper.is_set():
-            # The queue of threads is not searched when a daemon stops: its turn comes, and is passed on.
+            # A stopped daemon stays in the queue for threads until its turn.
             return False  # it was stopped while it was waiting for a thread
         if self.owner.spawner.background.halted:
             self._timer_handle = self.owner.spawner.background.coalesced_timers.set(
@@ -147,7 +147,7 @@ class Daemon:
                 # Awaited directly, without coroutines in between: thousands of them would be in memory here.
                 outcome = await self._call(patch)
             except asyncio.CancelledError:
-                pass  # the patch is applied nevertheless, as it has the results of what the function has done so far
+                pass  # the patch is applied nevertheless: it contains what the function has done so far
             at = await self._apply(outcome, patch, began, seen)
             del outcome  # see `Outcome.without_exception`
             if at == math.inf and self.owner.changes != changes:
@@ -158,7 +158,7 @@ class Daemon:
             self.owner.spawner.host.fail(error)
         except Exception:
             self.owner.logger.exception("%s has ended because of an unexpected error.", self.handler)
-        # Before the rest: `_schedule` can begin the next run at once, and a daemon with a task counts as running.
+        # Cleared first: `_schedule` can begin the next run at once, and a daemon with a task counts as running.
         self.task = None
         if self._has_thread:
             self.owner.spawner.background.threads.release()
@@ -211,7 +211,7 @@ class Daemon:
         if not outcome.final:
             self.state = state.with_outcome(outcome, utcnow())
             return now + (outcome.delay or 0)
-        # A permanent failure ends a timer, too: an interval is no retry.
+        # A permanent failure ends a timer, too: its next run would be a retry.
         if outcome.exception is not None or not isinstance(handler, TimerHandler):
             return None
         self.state = None
@@ -220,7 +220,7 @@ class Daemon:
         if handler.sharp:
             missed = max(0, (now - self._base) // handler.interval) if handler.interval > 0 else 0
             return self._base + (missed + 1) * handler.interval
-        # The interval is counted from when the run was due, if the loop was late: otherwise, delays would add up.
+        # If the loop was late, the interval is counted from when the run was due: otherwise, delays would add up.
         lag = began - self._due
         return now + handler.interval - (lag if lag < handler.interval else 0)
 
@@ -236,8 +236,8 @@ class Daemon:
                 except LoginError:
                     raise
                 except Exception as error:
-                    # A refusal would be repeated for the same patch; and a
-                    # stopping daemon must not hold its object any longer.
+                    # Not retried if the API refuses the patch, as it would refuse the same patch again; or if the
+                    # daemon is stopping, as it must not hold its object any longer.
                     if not isinstance(error, _PASSING_ERRORS) or self.stopper.is_set():
                         logger.exception("The patch of %s is lost: %r: %r", self.handler, patch, error)
                         return None
@@ -280,7 +280,7 @@ class Daemon:
     # Stopping.
 
     def stop(self, reason: DaemonStoppingReason) -> None:
-        """Signal the daemon to stop, and start the stages of that. If its function does not run, it ends at once."""
+        """Signal the daemon to stop, and start the stages of stopping. It ends at once if its function does not run."""
         known = self.stopper.reason
         # Each further event of a deleted object signals the same reason again.
         if known is not None and reason in known:
@@ -288,8 +288,8 @@ class Daemon:
         self.stopper.set(reason)
         if self.task is None:
             self._finish()
-        # Stages that have begun are not started over for another reason. But an exiting operator has limits even for
-        # daemons that have none: it would never end otherwise.
+        # The stages are not restarted for another reason. But an exiting operator sets limits even for daemons that
+        # have none: otherwise, it would never end.
         elif known is None or (reason is DaemonStoppingReason.OPERATOR_EXITING and self._get_own_limits()[1] is None):
             self._start_stopping()
 
@@ -298,7 +298,8 @@ class Daemon:
         if self._get_own_limits()[0] > 0:
             self.stopper.set(DaemonStoppingReason.DAEMON_SIGNALLED)
             self.owner.logger.debug("%s is signalled to exit gracefully.", self.handler)
-        # A timer even without a back-off: functions that wait for the flag return before it, and are not cancelled.
+        # Why a timer even without a back-off? Functions that wait for the flag return before it fires, and are not
+        # cancelled.
         self._set_timer(backoff, self._start_waiting if timeout is None else self._cancel)
 
     def _get_limits(self) -> tuple[float, float | None]:
@@ -314,7 +315,7 @@ class Daemon:
         return backoff, timeout
 
     def _get_own_limits(self) -> tuple[float, float | None]:
-        """Return the same as declared for the handler, without the limits of an exiting operator."""
+        """Return these limits as declared for the handler, without those of an exiting operator."""
         handler = self.handler
         if isinstance(handler, DaemonHandler):
             return handler.cancellation_backoff or 0, handler.cancellation_timeout
@@ -355,7 +356,7 @@ class Daemon:
         return self.owner.spawner.settings.background.cancellation_polling if delay is None else delay
 
     def _abandon(self) -> None:
-        # Marked first: `discard` and `notify` treat it as ended, although its task goes on.
+        # Set first: `discard` and `notify` treat an abandoned daemon as ended, although its task goes on.
         self.abandoned = True
         self.stopper.set(DaemonStoppingReason.DAEMON_ABANDONED)
         # This text is that of upstream kopf, by which users filter their logs. The advice is a message of its own.
@@ -387,7 +388,7 @@ class Daemon:
             "on its own" if for_good else "on request",
         )
         self.owner.spawner.background.discard(self)
-        # Last, as it can have the object processed, for which this daemon must not exist any more.
+        # Called last: it can start the processing of the object, in which this daemon must not exist any more.
         self.owner.remove(self, for_good=for_good)
 
     def _set_timer(self, delay: float, callback: Any) -> None:

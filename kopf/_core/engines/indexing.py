@@ -24,7 +24,7 @@ from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.handlers import IndexingHandler
 
 MAX_ATTEMPTS_AT_ONCE = 5
-"""How many attempts of a function follow each other at once, if its errors have no delay."""
+"""How many attempts of a function are made without pauses, if its errors have no delay."""
 
 MIN_PAUSE, MAX_PAUSE = 0.1, 10.0
 """The pauses before the further attempts: they double each time (in seconds). An event of the object ends a pause."""
@@ -48,14 +48,15 @@ class Store(ephemera.Store[_V], Generic[_V]):
         return len(self._values)
 
     def __iter__(self) -> Iterator[_V]:
-        # A list made by one call of C: a loop could be interrupted by the event loop's thread, which changes the dict.
+        # Copied by one call in C: a loop in Python could be interrupted by the event loop's thread, which changes the
+        # dict.
         return iter(list(self._values.values()))
 
     def __contains__(self, value: object) -> bool:
         return value in list(self._values.values())
 
     def __getstate__(self) -> Any:
-        # Copied and pickled without the objects: their records are internal, and refer to much more.
+        # Without the keys, which are internal records of objects, and refer to much more.
         return None, {'_values': dict(enumerate(self))}
 
 
@@ -204,7 +205,7 @@ class ResourceIndexing:
             state = excluded.get(id)
             if retrying and state is None:
                 continue
-            # An event does not shorten the delay that the error has requested; the retry sees the newest state anyway.
+            # An event does not shorten the delay that the error has requested. The retry sees the newest state anyway.
             if state is not None and not state.is_due(utcnow()):
                 continue
             failures: filters.Failures = {}
@@ -222,8 +223,7 @@ class ResourceIndexing:
             if len(cause.patch):
                 self._drop_patch(handler, cause)
             if outcome.exception is not None:
-                # Removed: the values were made from a former state. Here,
-                # the function was asked, and could not confirm them.
+                # Removed: these values are from a former state, and the function has failed to confirm them.
                 indexer.discard(obj)
                 excluded[id] = _exclude(state, outcome)
                 del outcome  # see `Outcome.without_exception`

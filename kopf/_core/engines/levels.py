@@ -62,7 +62,7 @@ class Host(Protocol):
     """The processor of the objects of the resource."""
 
     def call(self, record: Any, /, *, urgent: bool) -> bool:
-        """Request a worker for the object; return false if a busy worker or a throttled object must be waited for."""
+        """Request a worker for the object; return false if it must wait for a busy worker or a throttled object."""
 
     def get_memo(self, record: Any, /) -> Any:
         """Return the memo of the object."""
@@ -72,7 +72,7 @@ class Host(Protocol):
 
 
 class HandlerPlan(Plan):
-    """When one handler is to be run for one object, and by what it was triggered last."""
+    """When one handler is to be run for one object, and the digest of the state that has triggered it last."""
 
     __slots__ = ('controller', 'digest', 'level')
 
@@ -112,7 +112,7 @@ class ObjectLevel:
         """The version of the state; ``None`` if the next state is accepted with any version."""
         self.seen_at = 0.0
         self.is_patched = False
-        """Whether a patch of a run is being sent, and not answered yet."""
+        """Whether a patch of a run is being sent, and its response has not arrived yet."""
         self.aside: tuple[RawBody, float | None] | None = None
         """The newest state received since the patch was sent, and when its list was requested."""
         self.plans: tuple[HandlerPlan, ...] = ()
@@ -136,7 +136,7 @@ class ObjectLevel:
         self.is_patched = True
 
     def put_aside(self, raw: RawBody, asked_at: float | None) -> None:
-        """Keep the state until the patch is answered."""
+        """Keep the state until the response to the patch arrives."""
         self.aside = raw, asked_at
 
     def end_patching(self) -> tuple[RawBody, float | None] | None:
@@ -156,8 +156,7 @@ class ObjectLevel:
         """Set the timer to the time when the first of the plans is due; cancel it if none is planned."""
         due_at = min((plan.due_at for plan in self.plans if plan.due_at is not None), default=None)
         due_at = None if levels.is_closed else due_at
-        # One timer for the object, not one for each handler, and
-        # not set anew if nothing changes for the earliest of them.
+        # One timer for all handlers of the object. It is kept if the earliest plan has not changed.
         if due_at != self.timer_at:
             if self.timer is not None:
                 self.timer.cancel()
@@ -212,7 +211,7 @@ class Controller:
             yield record.namespace, record.name
 
     def trigger_all(self, keys: Collection[Key], reason: Trigger) -> None:
-        """Trigger the handler for the objects with these keys, as far as they exist and match."""
+        """Trigger the handler for those objects with these keys that exist and match."""
         for key in keys:
             plan = self._plans.get(key)
             if plan is not None and plan.digest:
@@ -245,7 +244,7 @@ class Levels:
         (self._timed.add if is_set else self._timed.discard)(level)
 
     def close(self) -> None:
-        """Cancel all timers: the event loop can outlive the operator, and would keep it in memory by them."""
+        """Cancel all timers: an event loop that outlives the operator would keep the operator in memory by them."""
         self.is_closed = True
         for level in list(self._timed):
             level.set_timer(self)
@@ -325,10 +324,11 @@ class Leveler:
     def _compare(self, plan: HandlerPlan, digest: str | None, reason: Trigger, *, is_own: bool) -> None:
         former, plan.digest = plan.digest, digest
         if digest is None:
-            # Also what is planned: a retry must not be run for an object that the handler does not select any more.
+            # Planned retries are dropped, too: they must not run for an object that the handler does not select any
+            # more.
             plan.controller.planner.drop(plan)
-        # The own patch of a handler does not trigger it, or it would
-        # never end. But the first match does, by whatever cause.
+        # A handler is not triggered by its own patch, or it would never come to rest. But the first match triggers it,
+        # even if its own patch is the reason.
         elif former == digest or (is_own and former) or not (former or digest):
             return
         else:
@@ -382,7 +382,7 @@ class Leveler:
         """Receive the response to a patch of a run. Changes that the patch explains do not trigger its handler."""
         level = run.plan.level
         if level.record.level is not level:
-            # Deleted meanwhile, or known anew: then the new one has begun with a newer state.
+            # The object was deleted meanwhile, or was received again with a newer state.
             return
         try:
             is_ours = not self._is_edited(Body(level.packed.copy()), Body(raw), patch)
@@ -441,7 +441,7 @@ class Leveler:
     # Runs.
 
     def give_back(self, record: Record) -> None:
-        """Called when the worker does other work on the object first: other objects can be run meanwhile."""
+        """Called when the worker does other work on the object first: handlers of other objects can run meanwhile."""
         if record.level is not None:
             for plan in record.level.plans:
                 plan.controller.planner.give_back(plan)
@@ -457,7 +457,7 @@ class Leveler:
         for plan in () if level is None else level.plans:
             reasons = plan.controller.planner.take(plan)
             if reasons:
-                # A copy for each run, as the function can change it in place, while others look at the same state.
+                # A copy for each run: the function can change it in place, while others read the same state.
                 raw = cast(RawBody, plan.level.packed.copy())
                 body = Body(raw)
                 return Run(plan, reasons, raw, Patch(body=body), ObjectLogger(body=body, settings=self._settings))
@@ -475,7 +475,7 @@ class Leveler:
         outcome = await run_handler(handler, cause, state, rules)
         if guard.is_changed:
             self.host.report_mutation(record, guard.explain(), [handler.id])
-            # In place: the body and the patch of the run refer to this very dict.
+            # In place, as the body and the patch of the run refer to this dict.
             run.raw.clear()  # type: ignore[attr-defined]
             run.raw.update(guard.original)
         if outcome.result is not None and not isinstance(outcome.result, Again):
@@ -502,8 +502,8 @@ class Leveler:
         recurring = plan.digest != FIELDLESS
         planner.end(plan, outcome if is_served else None, now, held=thread is not None, recurring=recurring)
         if thread is not None:
-            # The thread cannot be stopped, so the next run waits for it: handlers never expect to run twice at once for
-            # an object.
+            # The thread cannot be stopped, so the next run waits for it: a handler must never run twice at the same
+            # time for one object.
             thread.add_done_callback(lambda _: planner.release(plan))
         plan.level.set_timer(self._levels)
 

@@ -1,10 +1,11 @@
 """
-Peers: the records by which operators know of each other, and the commands that pause and resume operators.
+The records by which operators know of their peers, and the commands that pause and resume operators.
 
 Each operator keeps its record in the status of a shared object of the kind ``KopfPeering``. An operator pauses if there
-is another one with a higher priority. A record is alive for its lifetime since its last observed change, measured by
-the clock of the observer, as clocks of other machines can be wrong. The timestamp of the record counts only when the
-record is seen for the first time, since its last change was not observed. Specified in the documentation's "Peering".
+is another one with a higher priority. A record is alive until its lifetime has passed since its last observed change.
+The observer measures this by its own clock, as clocks of other machines can be wrong. The timestamp in the record is
+used only when the record is seen for the first time, as its last change was not observed. Specified in the
+documentation's "Peering".
 """
 
 import dataclasses
@@ -48,9 +49,9 @@ class Peer:
     lifetime: int = 60
     lastseen: str = ''
     waiting: bool = False
-    """Whether it takes over, and waits until the operators with lower priorities have paused."""
+    """Whether the operator takes over, and waits until operators with lower priorities have paused."""
     paused: bool = False
-    """Whether it has stopped all its work, while another operator waits for that."""
+    """Whether the operator has stopped all its work, while another operator waits for that."""
 
     def __repr__(self) -> str:
         return (
@@ -95,8 +96,8 @@ def detect_own_id(*, manual: bool) -> str:
     Return the identity of this operator.
 
     Args:
-        manual: whether it is for the commands of a user, whose identity is the same each time. Otherwise, the identity
-            is unique for each run of an operator.
+        manual: whether the identity is for the commands of a user: then it is the same each time. Otherwise, it is
+            unique for each run of an operator.
     """
     pod = os.environ.get('POD_ID')
     if pod:

@@ -1,10 +1,10 @@
 """
-The membership of this operator in one peering object: it renews its own record, and observes those of the others.
+The membership of this operator in one peering object: it renews its own record, and observes the records of its peers.
 
-From the records follows whether this operator has to pause. This is decided as soon as a record changes, and exactly
-when the lifetime of a record ends, even while a request is in progress: at that moment, the next operator begins to
-work, and two must never work at once. An operator that cannot renew its own record in time pauses, too: the others
-must assume that it is dead, and take over. No requests are made while the peering object is absent.
+The records determine whether this operator must pause. The decision is made whenever a record changes, and exactly when
+the lifetime of a record ends, even while a request is in progress: at that moment, another operator begins to work, and
+two must never work at once. An operator that cannot renew its own record in time pauses, too: its peers must assume
+that it is dead, and take over. No requests are made while the peering object is absent.
 """
 
 import asyncio
@@ -31,10 +31,10 @@ RETRY_DELAY = 5.0
 """The pause after a failed request, and the minimal interval of restoring or removing the same record (in seconds)."""
 
 REQUEST_TIMEOUT = 10.0
-"""The time limit of a request (in seconds): a slow one is of no use, as the lifetime of the record goes on."""
+"""The time limit of a request (in seconds): a slower one is useless, as the lifetime of the record passes meanwhile."""
 
 EXIT_TIMEOUT = 2.0
-"""How long the exiting operator waits for its record in progress (in seconds): it must not come after its removal."""
+"""How long the exiting operator waits for a renewal in progress (in seconds): it must not come after the removal."""
 
 _UNSEEN = ('expired', 'unannounced')
 """The reasons of pauses in which the peering object has no valid record of this operator."""
@@ -75,7 +75,7 @@ class PeeringMember:
     ) -> None:
         self.name = settings.peering.name
         self.known = False
-        """Whether it is decided if this operator may work. It must not work until then."""
+        """Whether the first decision is made. The operator must not work until then."""
         self.paused = False
         """Whether this operator must not work, according to the last decision."""
         self._client = client
@@ -100,7 +100,7 @@ class PeeringMember:
         self._removal = 0.0
         self._expiry: float | None = None
         self._refused = False  # whether the API server has refused our own record at the last attempt
-        self._unsure = False  # our own record can be in the object, as the response to its request is lost
+        self._unsure = False  # our own record can be in the object: the response to its request was lost
         self._reason: object = None
         self._reported = (False, False, False)  # the last values of `known`, `paused`, `joined`, to report only changes
         self._wakeup = asyncio.Event()
@@ -134,7 +134,7 @@ class PeeringMember:
             self._renewal = 0.0
         elif (asked_at is not None and asked_at > self._seen_at) or not self._is_outdated(body):
             first = not self._present
-            # What was observed of a former object of this name says nothing about the records of the new one.
+            # Observations of a former object of this name say nothing about the records of the new one.
             if first:
                 self._observed.clear()
             self._present = True
@@ -151,8 +151,8 @@ class PeeringMember:
             self._reconsider()
 
     def _is_unannounced(self) -> bool:
-        # Other operators pause only when they see our record, so waiting for them before that would be in vain.
-        # Where the peering is optional, an operator that may not write its record works without it.
+        # Other operators pause only when they see our record, so it is useless to wait for them before. If the peering
+        # is optional, an operator that is not permitted to write its record works without it.
         return bool(self._present) and self._expiry is None and (self.mandatory or not self._refused)
 
     def _is_over(self) -> bool:
@@ -193,19 +193,19 @@ class PeeringMember:
                 continue
             other = self._observed.get(identity)
             if other is None or other.peer != peer:
-                # Only in the first state, a record can be old already: then, its own timestamp counts.
+                # Only a record in the first state can be old already: then, its own timestamp counts.
                 dead = peer.lifetime <= 0 or (first and peer.seems_dead(clock))
                 other = ObservedPeer(peer, now if dead else now + peer.lifetime)
-            # Unchanged records keep their end: it is counted from the last observed change, by our own clock.
+            # The end of an unchanged record stays: it is counted from the last observed change, by our own clock.
             observed[identity] = other
         self._observed = observed
-        # Seen in the object itself, not taken from our requests: another operator can have removed the record.
+        # Read from the object, not from our requests: another operator can have removed the record.
         self._listed = status.get(self._identity) is not None
 
     def halt(self, halted: bool) -> None:
-        """Called when the paused operator has stopped all its work, or works again. Others can wait for that."""
+        """Called with true when the paused operator has stopped all its work, with false when it works again."""
         self._halted = halted
-        # The record gets another flag, which is written at once: an operator that takes over waits for it.
+        # The flag in the record is written at once: an operator that takes over can wait for it.
         self._wakeup.set()
 
     @property
@@ -234,7 +234,7 @@ class PeeringMember:
             ends.append(self._expiry)
         end = min((end for end in ends if (self._present or self._ending) and end > now), default=None)
         self._timer = (
-            # The clock of the loop stands still while the machine is suspended, unlike that of the lifetimes.
+            # The clock of the loop stops while the machine is suspended, the lifetimes continue.
             None if end is None else asyncio.get_running_loop().call_at(end - get_suspended_time(), self._note_end, end)
         )
 
@@ -243,7 +243,7 @@ class PeeringMember:
         self._reconsider()
 
     def _reach(self, moment: float) -> None:
-        """Move all times up to this moment to the past: a timer can be too early, and nothing would be due then."""
+        """Move all times up to this moment to the past: a timer can fire too early, when nothing is due yet."""
         now = read_time()
         if self._renewal <= moment:
             self._renewal = min(self._renewal, now)
@@ -269,8 +269,8 @@ class PeeringMember:
         alive = [other.peer for other in self._observed.values() if other.until > now]
         higher = [peer for peer in alive if peer.priority > priority]
         equal = [peer for peer in alive if peer.priority == priority]
-        # The reasons about our own record come before the peers: an operator
-        # that they do not see must not work, whatever it sees of them.
+        # Our own record is checked before the records of the peers: an operator that its peers do not see must not
+        # work.
         if not self._present and not self._ending:
             self._set_decision(self.mandatory, 'absent')
         elif self._expiry is not None and self._expiry <= now:
@@ -287,7 +287,8 @@ class PeeringMember:
         self.known = True
         self._set_timer(now)
         decision = (self.known, self.paused, self.joined)
-        # Only changes are reported: each renewal of each peer comes here, and all watches would be checked for it.
+        # Why only changes? Each renewal of each peer comes here, and the orchestrator would check all watches each
+        # time.
         if decision != self._reported:
             self._reported = decision
             self._changed()
@@ -327,13 +328,12 @@ class PeeringMember:
                 if self._present is not None:
                     if self._present:
                         await self._maintain_records()
-                    # After the own record is written, not before: the
-                    # operators with lower priorities pause because of it.
+                    # After our own record is written: operators with lower priorities pause because of it.
                     if not self.known and not self._is_unannounced():
                         await self._take_over()
                     self._decide()
-                    # The decision can change the flags: these are written at once, as others wait for them. After a
-                    # failure, `_wait` keeps the pause.
+                    # The decision can change the flags. These are written at once, as peers wait for them; but after a
+                    # failure, `_wait` pauses first.
                     if self._present and not self._failing and self._get_flags() != self._written_flags:
                         continue
                 await self._wait()
@@ -392,7 +392,7 @@ class PeeringMember:
 
     async def _maintain_records(self) -> None:
         if not self._listed and self._expiry is not None:
-            # Another operator has removed our record, as its clock is wrong. The pause limits the rate of that fight.
+            # Another operator with a wrong clock has removed our record. The pause limits how often both repeat this.
             self._renewal = min(self._renewal, self._announced + RETRY_DELAY)
         if read_time() >= self._renewal or (not self._failing and self._get_flags() != self._written_flags):
             await self._announce()
@@ -406,8 +406,7 @@ class PeeringMember:
         if self.is_overdue:
             self._decide()  # the operator was suspended, and another one could have taken over
         lifetime = self._settings.peering.lifetime
-        # The lifetime is counted from before the request, and so
-        # ends earlier here than in the view of any other operator.
+        # The lifetime is counted from before the request. So it ends earlier here than for any other operator.
         started = read_time()
         own = Peer(
             self._identity,
@@ -419,7 +418,7 @@ class PeeringMember:
         record = {**own.as_record(), **dict.fromkeys(self._written_flags - flags), **dict.fromkeys(flags, True)}
         self._unsure = True
         try:
-            # Not cancelled with the task: a request on its way could be processed after the removal of the record, and
+            # Not cancelled with this task: the server could process the request after the removal of the record, and
             # the next operator would wait for a dead one.
             body = await complete(self._touch({self._identity: record}), patience=EXIT_TIMEOUT)
         except (errors.APIError, TimeoutError) as error:
@@ -432,8 +431,8 @@ class PeeringMember:
         self._failing = self._unsure = False
         self._log_keepalive('not found' if body is None else 'ok')
         if body is not None:
-            # Random, so that operators do not send their requests simultaneously; and early enough for retries. With
-            # short lifetimes, the random part would be too long, so the record is renewed at the half.
+            # Randomized, so that operators do not send their requests simultaneously; and early enough for retries. For
+            # short lifetimes, the random part would be too long, so the record is renewed after a half of its lifetime.
             self._renewal = started + max(lifetime / 2, lifetime - random.uniform(5, 10))
             self._expiry = started + lifetime
             self._announced, self._own, self._written_flags = started, own, flags
@@ -446,7 +445,7 @@ class PeeringMember:
         asked_at = time.monotonic()
         try:
             body = await self._touch(dict.fromkeys(identities), version=self._version)
-        # The owner of a record can have renewed it just now. Its next state is looked at anyway.
+        # The owner of a record can have renewed it just now. The next state of the object shows that.
         except errors.APIConflictError:
             return
         except (errors.APIError, TimeoutError) as error:

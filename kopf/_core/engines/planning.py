@@ -1,8 +1,8 @@
 """
 The planning of level-triggered handlers: triggers, priorities, limits of concurrency, and delays after errors.
 
-All of it is pure: no clock, no tasks, no requests. The times are arguments, and a callback requests workers. So a model
-test can try any sequence of events, thousands of times.
+This module is pure: it has no clock, tasks, or requests. The times are arguments, and a callback requests workers. So a
+model test can try thousands of sequences of events.
 
 A trigger says only that something has changed, not what: the handler reads the newest state anyway. So triggers are
 neither queued nor merged: an object that was triggered many times has one plan, with the set of the reasons.
@@ -20,11 +20,11 @@ GROWTH = 2
 """The factor by which each delay after an error is longer than the previous one."""
 
 SPREAD = 0.1
-"""The random variation of delays and intervals, as a fraction: not all objects are to be handled at the same moment."""
+"""The random variation of delays and intervals, as a fraction: objects must not all be handled at the same moment."""
 
 
 LONGEST_DELAY = 365 * 24 * 3600.0
-"""The longest time to wait (in seconds). Handlers can ask for infinite ones, which clocks and timers do not know."""
+"""The longest time to wait (in seconds). Handlers can request infinite delays, which timers do not support."""
 
 
 class Trigger(enum.StrEnum):
@@ -41,7 +41,7 @@ class Trigger(enum.StrEnum):
 
 
 _CALM: Final = frozenset({Trigger.START, Trigger.INTERVAL})
-"""The triggers with a low priority: they can concern all objects at once, and must not delay the others."""
+"""The triggers with a low priority: they can come for all objects at once, and must not delay other triggers."""
 
 NONE: Final[frozenset[Trigger]] = frozenset()
 
@@ -104,11 +104,11 @@ class Plan:
         self.is_waiting = False
         """Whether it is queued, because the limit of concurrency is reached or a list is awaited."""
         self.is_granted = False
-        """Whether it occupies a place within the limit of concurrency, and a worker is requested for it."""
+        """Whether it counts for the limit of concurrency, and a worker is requested for it."""
         self.is_held = False
         """Whether a thread of an earlier run is still running: no other run may begin until it ends."""
         self.is_counted = False
-        """Whether a failure of the current run counts as an attempt; runs by other triggers between retries do not."""
+        """Whether a failure of the current run counts as an attempt: runs by other triggers between retries do not."""
         self.failures = 0
         """How many attempts have failed in a row."""
         self.due_at: float | None = None
@@ -122,8 +122,8 @@ class Planner:
 
     Args:
         pace: how often it may be run.
-        call: requests a worker for the object of the plan; it returns false if one is running, which takes the plan
-            when it is free.
+        call: requests a worker for the object of the plan. It returns false if the object has a running worker, which
+            takes the plan when it is free.
         rng: the source of random variation.
     """
 
@@ -138,7 +138,7 @@ class Planner:
     # Awaited lists.
 
     def expect(self, key: Hashable) -> None:
-        """Begin no runs until `dismiss` is called with this key: the awaited list would trigger them once more."""
+        """Begin no runs until `dismiss` is called with this key: the awaited list would trigger another run."""
         self._awaited.add(key)
 
     def dismiss(self, key: Hashable) -> None:
@@ -193,8 +193,8 @@ class Planner:
         plan.is_granted = True
         self._occupied += 1
         if not self._call(plan):
-            # The worker is busy with other work on this object, and asks for a place itself when that is done. Until
-            # then, other objects can use the place.
+            # The worker is busy with other work on this object. It calls `take` itself when that is done. Until then,
+            # the place is free for other objects.
             self._take_back(plan)
 
     def _take_back(self, plan: Plan) -> None:
@@ -210,7 +210,7 @@ class Planner:
     # Runs.
 
     def give_back(self, plan: Plan) -> None:
-        """Called when the worker does other work on the object first: the place is free for other objects meanwhile."""
+        """Called when the worker does other work on the object first. Meanwhile, another object can run."""
         if plan.is_granted:
             self._take_back(plan)
             self._admit()
@@ -226,7 +226,8 @@ class Planner:
             self._occupied += 1
         reasons, plan.reasons = plan.reasons, NONE
         plan.is_running, plan.is_granted, plan.is_urgent, plan.due_at = True, False, False, None
-        # Runs for other triggers do not count as attempts: frequent edits would let the back-off grow to its limit.
+        # Runs by other triggers do not count as attempts: otherwise, frequent edits would let the back-off grow to its
+        # limit.
         plan.is_counted = not plan.failures or Trigger.RETRY in reasons
         return reasons
 

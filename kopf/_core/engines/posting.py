@@ -33,11 +33,12 @@ _DEFAULT_LIMIT = 8
 """
 For how many objects Events are posted at once, unless the settings limit it.
 
-Few, as Events must not take the connections away from patches; yet enough for thousands of Events a second.
+The limit is low, as Events must not take the connections away from patches; but it is enough for thousands of Events a
+second.
 """
 
 _SLOW_AFTER = 1.0
-"""After how long a slow request (usually, with retries) does not count for the limit any more (in seconds)."""
+"""After what time a slow request (usually, with retries) does not count for the limit any more (in seconds)."""
 
 _POSTING_DELAY = 0.1
 """How long a new Event waits (in seconds): it usually comes right before a patch, which must not wait behind it."""
@@ -85,7 +86,7 @@ class Poster:
         self._settings = settings
         self._writer: events.EventWriter | None = None
         self._correlator: Correlator[K8sEvent] = Correlator()
-        # The objects with Events wait for a place (ready), or have a place (serving), or are slow (neither).
+        # An object with Events waits for a place (ready), or has a place (serving), or is slow (in neither).
         self._queues: dict[tuple[object, ...], collections.deque[EventSeries[K8sEvent]]] = {}
         self._ready: collections.deque[tuple[object, ...]] = collections.deque()
         self._serving: set[tuple[object, ...]] = set()
@@ -155,7 +156,7 @@ class Poster:
         """
         if _is_event(event.ref):
             return
-        # Without `call_soon_threadsafe` where possible: it would wake up the selector for each Event.
+        # `call_soon_threadsafe` is avoided where possible: it would wake up the selector for each Event.
         if threading.get_ident() == self._thread:
             self._put(event)
             return
@@ -169,7 +170,8 @@ class Poster:
         if self._closed:
             logger.debug("The operator has ended, the event is not posted: %r", event)
             return
-        # With the uid: Events of a deleted object are not counted together with those of its namesake.
+        # The uid is included: Events of a deleted object are not counted together with those of a new object of the
+        # same name.
         key = tuple(event.ref.get(name) for name in ('apiVersion', 'kind', 'namespace', 'name', 'uid'))
         message = self._correlator.combine((key, event.type, event.reason), str(event.message))
         is_combined = message != event.message
@@ -212,11 +214,11 @@ class Poster:
     async def _serve(self, key: tuple[object, ...]) -> None:
         """Post one Event of the object. If there are more of them, the object waits for its next turn."""
         queue = self._queues[key]
-        # The request and its retries go on, but its place becomes free: a few objects with failing Events must not
-        # block all others.
+        # A slow request goes on, but its place becomes free: a few objects with failing Events must not block all
+        # others.
         timer = self._loop.call_later(_SLOW_AFTER, self._vacate, key)
         try:
-            # One at a turn: an object with many Events must not hold up the first Event of others.
+            # One Event in each turn: an object with many Events must not delay the first Event of others.
             await self._post(queue.popleft())
         finally:
             timer.cancel()
@@ -278,7 +280,7 @@ class K8sPoster(logging.Handler):
         try:
             poster = self._find_poster(record)
             if poster is not None:
-                # Looked up once more, as the base class passes nothing on from `handle` to `emit`.
+                # Looked up again: the base class passes nothing from `handle` to `emit`.
                 posting = poster.settings.posting
                 poster.post(
                     K8sEvent(
@@ -312,9 +314,9 @@ def event(
     Nothing is posted outside of a running operator, or for objects that are Events themselves.
 
     Args:
-        objs: the object or objects that the Event is about: bodies as in handlers, or as from other clients.
+        objs: the object or objects that the Event is about: bodies from handlers or from other clients.
         type: the type, such as ``Normal``, ``Warning``, ``Error`` (these obey ``settings.posting.level``) or any other.
-        reason: the reason: a word in the camel case.
+        reason: the reason: a word in camel case.
         message: an arbitrary text, which is shortened if it is longer than Kubernetes permits (1024 characters).
         backoffs: the delays (seconds) between attempts if the API fails, one or many;
             ``settings.posting.default_backoffs`` by default.

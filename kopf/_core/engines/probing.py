@@ -40,12 +40,12 @@ logger = logging.getLogger(__name__)
 
 
 class ProbesError(ExplainedError, OSError):
-    """Raised when the server cannot listen at the endpoint; the text says why, and what to do about it."""
+    """Raised when the server cannot listen at the endpoint. The message contains the reason and the remedy."""
 
 
 READINESS_PATH = '/readyz'
 TIMEOUT_MARGIN = 1.0
-"""How much later than the operator's loop the server's loop ends the wait for the probe handlers (in seconds)."""
+"""How much longer the server's loop waits for the probe handlers than the operator's loop (in seconds)."""
 
 EXIT_TIMEOUT = 2.0
 """How long the exiting operator waits for the cancelled probe handlers (in seconds)."""
@@ -130,8 +130,8 @@ class Probes:
             self._task = asyncio.create_task(self._run(), name='probes')
         if self._task is not None:
             async with asyncio.timeout(self._settings.probing.timeout):
-                # Shielded: the timeout of one request must not cancel
-                # the handlers, for whose results the next request waits.
+                # Shielded: the timeout of one request must not cancel the handlers. The next request waits for their
+                # results.
                 await asyncio.shield(self._task)
         return self._findings
 
@@ -193,7 +193,7 @@ class ProbeServer:
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
-        # Not an executor: its threads are joined at exit, so that a stuck server would keep the process alive.
+        # Why not an executor? Its threads are joined at exit, so a stuck server would keep the process alive.
         threading.Thread(target=self._run, name='kopf-probes', daemon=True).start()
         try:
             self.port = await asyncio.wrap_future(self._listening)
@@ -281,7 +281,7 @@ class ProbeServer:
     async def _collect(self) -> Mapping[HandlerId, ProbeResult]:
         assert self._loop is not None
         future = asyncio.run_coroutine_threadsafe(self._probes.collect(), self._loop)
-        # Normally, the timeout of `collect` comes first; this one is for an operator's loop that becomes stuck.
+        # Normally, `collect` times out first. This timeout is for an operator's loop that becomes stuck.
         async with asyncio.timeout(self._settings.probing.timeout + TIMEOUT_MARGIN):
             return await asyncio.wrap_future(future)
 
@@ -309,7 +309,7 @@ def make_response(results: Mapping[HandlerId, Any], reasons: Sequence[str]) -> '
 
 
 def _encode(content: Mapping[Any, Any]) -> str:
-    """Return the content as JSON. Odd results of the handlers are not a failure: anything is encoded somehow."""
+    """Return the content as JSON. Results that JSON does not support are converted to strings."""
     try:
         return orjson.dumps(content, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
     except TypeError:  # e.g. integers above 64 bits, half characters, tuples as keys

@@ -1,10 +1,10 @@
 """
 Relations between objects: which objects must be reconciled when an object of another resource changes.
 
-They follow from the owner references of the changed object, or from a function of the user. Only the version of each
-object and the keys of its dependents are kept. When it changes, both the former and the new dependents are triggered.
-Why not call the function with the old object, too? The old objects would be kept in memory, and the function could
-return other keys than before: it can read indices.
+They are found by the owner references of the changed object, or by a function of the user. Only the version of each
+object and the keys of its dependents are kept. When an object changes, both its former and its new dependents are
+triggered. Why not call the function with the old object, too? The old objects would be kept in memory, and the function
+could return other keys than before: it can read indices.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -43,7 +43,7 @@ class MappingError(Exception):
 
 
 class Relations:
-    """Which objects of one handler depend on the objects of one source."""
+    """The objects of one handler that depend on the objects of one source."""
 
     __slots__ = ('_failed', '_handler', '_known', '_source')
 

@@ -1,5 +1,5 @@
 """
-The common base of webhooks: it runs a handler once, with the kwargs for the object of the request.
+The base of admission and conversion: it runs a handler once, with the kwargs for the object of the request.
 
 Handlers of webhooks are not retried, and no progress is stored, as the API server waits for the response. Admission
 reviews are in `admission`, conversion reviews in `conversion_reviews`.

@@ -1,11 +1,11 @@
 """
 Spawning of daemons and timers: decide which of them must run for an object, start them, and stop them.
 
-A `Spawner` is for the objects of one resource: it starts daemons for objects that match the filters, and stops those of
-objects that do not match any more. It checks an object only when the object has changed. `ObjectDaemons` are the
+A `Spawner` is for the objects of one resource: it starts daemons for objects that match the filters, and stops the
+daemons of objects that no longer match. It checks an object only when the object has changed. `ObjectDaemons` are the
 daemons of one object. They share a live body, which is replaced by each newer state, whether it comes from the watch or
-from the response to a patch. `OperatorDaemons` are those of all resources: it stops them when the operator pauses or
-exits.
+from the response to a patch. `OperatorDaemons` are the daemons of all resources: they are stopped when the operator
+pauses or exits.
 """
 
 import asyncio
@@ -140,7 +140,7 @@ class OperatorDaemons:
         Abandoned daemons are waited for only until that timeout, and are then cancelled.
         """
         self.closing = True
-        # From the beginning, not from the end of the others: abandoned daemons had their limits already.
+        # Counted from the beginning, as abandoned daemons have exceeded their own limits already.
         deadline = asyncio.get_running_loop().time() + EXIT_TIMEOUT
         for daemon in list(self._active):
             daemon.stop(DaemonStoppingReason.OPERATOR_EXITING)
@@ -180,7 +180,7 @@ class ObjectDaemons:
         """The newest known state of the object."""
         self.body = Body.living_in(self.packed)
         metadata = raw['metadata']
-        # The strings of the record, not equal ones of the body: there can be many objects, and much memory is saved.
+        # The strings of the record, not equal ones of the body, as that saves memory for many objects.
         self.identity = Identity(metadata.get('uid') and record.uid, record.name, record.namespace)
         self.version = metadata.get('resourceVersion')
         self.seen_at = time.monotonic()
@@ -194,7 +194,7 @@ class ObjectDaemons:
         """When another client has changed the object, or when it was first seen; by the clock of the loop."""
         self.changes = 0
         """How many times other clients have changed the object since it was first seen."""
-        # Only timers with `idle` ask for it, and it is built anew for each event.
+        # Built only for timers with `idle`, as it is built again for each event.
         self.essence: BodyEssence | None = spawner.essence_of(self.body) if spawner.idling else None
 
     def __iter__(self) -> Iterator[Daemon]:
@@ -227,7 +227,7 @@ class ObjectDaemons:
             daemon.stop(reason)
 
     def forget(self) -> None:
-        """Called when the object is gone from the cluster, even if it was to be held: stop all daemons."""
+        """Stop all daemons: the object is gone from the cluster, even if daemons were to hold it."""
         self.gone = True
         self.known = {handler: daemon for handler, daemon in self.known.items() if daemon is not None}
         self.stop(DaemonStoppingReason.RESOURCE_DELETED)
@@ -241,7 +241,7 @@ class ObjectDaemons:
         """
         Called when another spawner takes over the object.
 
-        Daemons of handlers that the new spawner has, too, go on. The others are stopped, and their replacements start
+        A daemon goes on if the new spawner has its handler, too. Other daemons are stopped; their replacements start
         when they have ended.
 
         Args:
@@ -256,7 +256,7 @@ class ObjectDaemons:
                 self.known[key or handler] = daemon
         if spawner.idling and self.essence is None:
             self.essence = spawner.essence_of(self.body)
-        gone, self.gone = self.gone, True  # daemons that end at once need not wake the object up: it is listed again
+        gone, self.gone = self.gone, True  # daemons that end now need not requeue the object: it is listed again
         for daemon in self:
             if redefined or daemon.handler not in spawner.keys:
                 daemon.stop(DaemonStoppingReason.RESOURCE_DELETED)
@@ -272,8 +272,8 @@ class ObjectDaemons:
 
         Args:
             raw: the state.
-            patch: the operator's own patch, if this is the response to it. Only what the patch does not explain counts
-                as a change by other clients.
+            patch: the operator's own patch, if this is the response to it. Only changes that are not made by the patch
+                count as changes by other clients.
             asked_at: when the state was requested from the API, by the monotonic clock. If that was after the known
                 state was received, this one is newer even with a lower version: versions go back when the storage of
                 a cluster is restored from a backup.
@@ -284,7 +284,7 @@ class ObjectDaemons:
         version = raw['metadata'].get('resourceVersion')
         if not version or (is_older_version(version, self.version) and (asked_at is None or asked_at <= self.seen_at)):
             return False  # a state without a version is not a full body, but the identity of a deleted object
-        # Before the body is replaced, as the effect of the patch is predicted from the former one.
+        # Called before the body is replaced, as the effect of the patch is predicted from the former body.
         changed = self.spawner.idling and self._notice_edit(raw, patch)
         self.packed[0], self.version, self.seen_at = raw, version, time.monotonic()
         if changed:
@@ -315,7 +315,7 @@ class ObjectDaemons:
         Returns:
             An explanation of the mutations for the log; ``None`` if there were none.
         """
-        # The texts first: to parse and compare the objects is needed only if a handler has changed something.
+        # The texts are compared first: the objects are parsed and compared only if a handler has changed something.
         if version != self.version or self.packed.text == text:
             return None
         changed = self.packed[0]
@@ -389,12 +389,12 @@ class Spawner:
         self.rules_of_threads = self.rules._replace(executor=background.threads)
         self._reports = filters.FailureReports()
         self.keys: dict[SpawningHandler, SpawningHandler] = {}
-        """For each handler, the first one with the same function and id: one daemon runs, whichever of them matches."""
+        """For each handler, the first one with the same function and id: one daemon runs for all of them."""
         self._firsts: dict[tuple[str, int], SpawningHandler] = {}
         for handler in table.spawning:
             self.keys[handler] = self._firsts.setdefault((handler.id, id(handler.fn)), handler)
         self._finalizer = decider.finalizer
-        # Most daemons have no filters: then no cause is made for each event only to find that out.
+        # Most daemons have no filters. Then it is unnecessary to create a cause for each event.
         self._always: Sequence[SpawningHandler] | None = None  # the handlers without filters, if none has any
         if all(filters.is_unconditional(handler) for handler in table.spawning):
             self._always = list(filters.deduplicate(table.spawning))
@@ -421,7 +421,8 @@ class Spawner:
             held = bool(failures) and self._finalizer in (raw['metadata'].get('finalizers') or ())
             return SpawningPlan(matching, (), holding=bool(matching) or held, failures=failures)
         keys = {self.keys[handler] for handler in (*matching, *failures) if isinstance(handler, SpawningHandler)}
-        # Those that have ended by themselves are known, too: as documented, they are not started again for this object.
+        # `known` includes daemons that have ended by themselves: as documented, they are not started again for this
+        # object.
         missing = [handler for handler in matching if self.keys[handler] not in daemons.known]
         excess = [
             daemon
@@ -472,7 +473,7 @@ class Spawner:
         return any(self.keys[handler] not in known for handler in plan.missing) or daemons.holding
 
     def _spawn(self, record: Record, raw: RawBody, missing: Sequence[SpawningHandler]) -> None:
-        # They are still missing in the next plan, which is made when the operator goes on and all objects are listed.
+        # They are still missing in the next plan, which is made when the operator resumes and lists all objects.
         if self.background.halted or self.background.closing:
             return
         held = self._finalizer in (raw['metadata'].get('finalizers') or ())
@@ -486,9 +487,10 @@ class Spawner:
                 daemons.spawn(handler)
 
     async def _wait_instantly(self, daemons: ObjectDaemons) -> None:
-        """Wait shortly for daemons that stop at once: then, the finalizer is removed in the same step."""
+        """Wait shortly for daemons that stop at once, so that the finalizer is removed in the same step."""
         settings = self.settings.background
-        # Turns of the loop, not time: a function that only returns ends within a few of them, and nothing is delayed.
+        # Why iterations of the loop, not a time? A function that only returns ends within a few of them, without a
+        # delay.
         for _ in range(settings.instant_exit_zero_time_cycles or 0):
             if not daemons.stopping:
                 return

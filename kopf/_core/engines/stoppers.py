@@ -46,7 +46,7 @@ SyncDeletionFlag = SyncFlagWaiter[DaemonStoppingReason]
 AsyncDeletionFlag = AsyncFlagWaiter[DaemonStoppingReason]
 
 
-# Only for the weak references: flags of daemons do without that slot, as there can be many.
+# A subclass for weak references: the many flags of daemons do not need that slot.
 class _Flag(ReasonedFlag[DaemonStoppingReason]):
     __slots__ = ('__weakref__',)
 

@@ -107,8 +107,7 @@ class WebhookConfigurations(WebhookRegistration):
         # written again, and are cleaned up at the exit.
         self._unsure.add(type)
         try:
-            # A merge patch replaces the whole list, which is what is
-            # wanted here: webhooks of former handlers must not stay.
+            # A merge patch replaces the whole list. This is intended: webhooks of former handlers must not stay.
             await self._client.patch(path, {'webhooks': webhooks}, MERGE_PATCH, logger=logger)
         except errors.APIClientError as error:
             self._unsure.discard(type)
@@ -139,8 +138,8 @@ def name_endpoints(handlers: Collection[WebhookHandler]) -> dict[WebhookHandler,
     """
     Return the last part of the URL for each of the handlers: normally, it is the id.
 
-    A validating and a mutating handler with the same id get different ones, as the API server calls them separately,
-    and a response with a patch is an error for the former.
+    A validating and a mutating handler with the same id get different parts: the API server calls them separately, and
+    a validating webhook must not respond with a patch.
     """
     types: dict[str, set[WebhookType]] = {}
     for handler in handlers:
@@ -166,8 +165,8 @@ def build_webhooks(
     """
     Return the ``webhooks`` of one configuration object.
 
-    Those that differ only in their rules become one webhook: a handler can be declared for several resources. Names are
-    made unique by numbers, as the API server demands.
+    A handler can be declared for several resources: webhooks that differ only in their rules become one webhook. Names
+    are made unique by numbers, as the API server requires.
     """
     webhooks: dict[str, dict[str, Any]] = {}
     for handler, resources in served.items():

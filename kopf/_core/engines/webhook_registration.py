@@ -67,7 +67,7 @@ class WebhookRegistration(ABC):
         failures = 0
         while True:
             await self._changed.wait()
-            # Before the objects are written: what changes meanwhile needs another round.
+            # Cleared before writing: changes during the requests need another round.
             self._changed.clear()
             if self._client_config is None:
                 continue
@@ -90,8 +90,7 @@ class WebhookRegistration(ABC):
         """
         Remove the webhooks that must not stay; log an error if that fails.
 
-        A request in progress is waited for rather than cancelled: the API server would process it nevertheless, maybe
-        after the removal.
+        A request in progress is awaited, not cancelled: the API server could still process it after the removal.
         """
         self._closed = True
         if self._client_config is None:

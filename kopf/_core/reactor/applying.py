@@ -56,9 +56,10 @@ class Applier:
             record: the record of the object.
             decision: the decision that the conclusion belongs to, if there is one.
             patch: the changes that handlers request.
-            conclusion: the progress, the handled state, and the finalizers, which are stored only with all the changes.
+            conclusion: the framework's own data (progress, handled state, finalizers), stored only with all the
+                changes.
         """
-        # Before the request, not after: what the stream brings while it is in progress can be newer than its response.
+        # Taken before the request: events that arrive while it is in progress can be newer than its response.
         asked_at = time.monotonic()
         try:
             result = await self._send(
@@ -82,7 +83,7 @@ class Applier:
             return Application(True)
         stored = patch
         if result.remaining_fns:
-            # The values are sent before the functions, so they are stored although the functions are refused.
+            # The values are sent before the functions, so they are stored even if the functions are refused.
             stored = Patch(dict(patch)) if result.body is not None else Patch()
             self.keep_unsaved(record, decision, Patch(fns=patch.fns), stored)
         else:
@@ -120,17 +121,18 @@ class Applier:
             is_settled: checks whether the object in the resulting state requires no action.
             resume: requeues the object if it does require action.
         """
-        # Why not `record.body`? It is dropped when the object is at rest, and can be older than the daemons' one.
+        # Why not `record.body`? It is dropped when the object is at rest, and can be older than the state that the
+        # daemons have.
         raw: RawBody | None = record.daemons.packed.copy()
         for delay in CONFLICT_DELAYS:
             asked_at = time.monotonic()
             result = await self._send(record, record.daemons.identity.uid, patch, raw, record.daemons.logger)
-            # A gone object is skipped: a response after its DELETED event would make it look alive again.
+            # Ignored if the object was deleted meanwhile: the response would make it look alive again.
             if result.body is not None and not record.daemons.gone:
                 at_rest = record.body is None
                 self._accept(record, result.body, patch, asked_at)
-                # The echo is going to be dropped as the operator's own. So, what the patch of the daemon means for the
-                # handlers must be found out here, or the change would never reach them.
+                # The echo will be dropped, as it is the operator's own. So, check here whether this patch is a change
+                # for the handlers: it would never reach them otherwise.
                 if record.has_worker or not is_settled(record, cast(RawBody, record.body)):
                     resume(record)
                 elif at_rest:
@@ -145,7 +147,7 @@ class Applier:
         )
 
     async def reload(self, record: ObjectRecord, known: RawBody) -> None:
-        """Request the state of the object, as no event has brought it."""
+        """Request the newest state of the object from the API server, instead of waiting for an event."""
         record.clear_outdated()
         resource = self._decider.table.resource
         url = resource.get_url(namespace=record.namespace, name=record.name)
@@ -156,7 +158,8 @@ class Applier:
             return  # RBAC permits watching, but not getting: only an event can bring the state
         except APINotFoundError:
             raw = None
-        # A new object of this name is not taken for this one: patches must never land on it. Its own event brings it.
+        # The response can be about a new object of the same name. It is ignored: a patch for the former object must
+        # never reach the new one, which comes by its own event.
         if raw is not None and raw['metadata'].get('uid') == known['metadata'].get('uid'):
             self._accept(record, raw, Patch(), asked_at)
         else:
@@ -206,23 +209,23 @@ class Applier:
                 self._decider.retract(decision, stored)
 
     def _forget(self, record: ObjectRecord) -> None:
-        """Called when the API says that the object is deleted: the DELETED event of the stream is handled then."""
+        """Forget the state of an object that the API server reports as gone. Its DELETED event is still to come."""
         record.forget_state()
-        record.mark_outdated()  # late events are to be verified: they can be from before the deletion
+        record.mark_outdated()  # late events must be verified: they can be from before the deletion
         record.expect(Expectation.of_deletion(timeout=self._settings.persistence.consistency_timeout))
 
     def _accept(self, record: ObjectRecord, raw: RawBody, patch: Patch, asked_at: float) -> None:
         """Take the state from the response to a patch, and expect its echo in the stream."""
         if record.daemons is not None:
             if not record.daemons.update(raw, patch, asked_at=asked_at):
-                raw = record.daemons.packed.copy()  # a newer one has come: from a daemon's patch, or from the stream
+                raw = record.daemons.packed.copy()  # a newer state has come: from a daemon's patch, or from the stream
         record.accept(raw)
         timeout = self._settings.persistence.consistency_timeout
         record.expect(Expectation.after_patch(raw, record.expected, timeout=timeout))
 
 
 def complete(record: ObjectRecord, patch: Patch, log: AnyLogger) -> None:
-    """Add the changes that handlers requested before, and that could not be applied yet."""
+    """Add the earlier changes of handlers that could not be applied yet; drop values that cannot be stored."""
     patching.discard_unstorable(patch, log)
     if record.pending_patch is not None:
         _merge(patch, record.pending_patch)
@@ -234,5 +237,5 @@ def _merge(patch: Patch, older: Patch) -> None:
     newer = Patch(copy.deepcopy(dict(patch)))
     patch.update(copy.deepcopy(dict(combine_values(older, newer))))
     # The older functions come first. They are applied after all values, so the newer values are set once more after
-    # them: otherwise, a function from a former step would undo what a handler has wanted since.
+    # them: otherwise, a function from a former step would undo what a handler has requested since.
     patch.fns[:0] = [*older.fns, *([newer.apply_to] if older.fns and newer else [])]

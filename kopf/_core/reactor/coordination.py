@@ -1,8 +1,9 @@
 """
 Coordination between operators: which of them may handle objects now, and in which namespaces.
 
-The orchestrator asks one `Coordinator`. Each way of coordination, such as peering, is one class of this protocol, and
-is created in `make_coordinator` if the settings enable it. If there are several, all of them must permit the handling.
+The orchestrator asks one `Coordinator`. Each way of coordination, such as peering, is a class that implements this
+protocol; `make_coordinator` creates it if the settings enable it. If there are several, all of them must permit the
+handling.
 """
 
 import asyncio
@@ -45,13 +46,13 @@ class Coordinator(Protocol):
         """Check whether watching may begin in this namespace; with ``None``, for the whole cluster."""
 
     def rediscover(self, resources: Collection[Resource]) -> None:
-        """Called with all discovered resources: select those that it uses. A call of `adjust` follows."""
+        """Select the resources to use, of all discovered ones. A call of `adjust` follows."""
 
     def adjust(self, namespaces: Set[Namespace], affected: Affected = None) -> Affected:
         """
-        Coordinate in these namespaces, and stop that in namespaces that are not served any more.
+        Start coordination in these namespaces, and stop it in namespaces that are no longer served.
 
-        It must not call back ``changed``: the orchestrator reads the new decisions when it returns.
+        An implementation must not call ``changed`` from here: the orchestrator reads the new decisions anyway.
 
         Args:
             namespaces: all namespaces that are served.
@@ -62,10 +63,10 @@ class Coordinator(Protocol):
         """
 
     def note_ending(self, namespace: Namespace, ending: bool) -> None:
-        """Called with ``ending`` when the namespace is being deleted; without it when it is deleted or created anew."""
+        """Called with true when the namespace is being deleted, with false when it is gone or is created again."""
 
     def halt(self, halted: bool) -> None:
-        """Called with ``halted`` when all work has stopped for a pause; without it when the work resumes."""
+        """Called with true when all work has stopped for a pause, with false when the work resumes."""
 
     async def leave(self) -> None:
         """Let other operators take over. Called when the operator exits, after all work has ended."""

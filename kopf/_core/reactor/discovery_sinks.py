@@ -65,7 +65,7 @@ class DefinitionsSink(EventSink):
 
 
 class NamespaceSink(EventSink):
-    """Reports to the orchestrator which namespaces exist, of those that match the patterns."""
+    """Reports the existing namespaces that match the patterns to the orchestrator."""
 
     def __init__(
         self,

@@ -1,13 +1,14 @@
 """
-Telling states from before the operator's last patch, which must not be handled as if they were new, from new ones.
+Distinguishing new states of an object from stale ones, which are from before the operator's last patch.
 
-A watch stream lags behind: after a patch, it brings older states, then the echo of the patch, then newer states.
-Numeric resource versions are compared. Other versions are only compared for equality with that of the echo: an event
-before it is held back until the echo comes, or until ``settings.persistence.consistency_timeout`` is over. Then, it
-counts as new. Specified in the documentation's "Consistency".
+Stale states must not be handled as if they were new. A watch stream lags behind: after a patch, it brings older states,
+then the echo of the patch, then newer states. Numeric resource versions are compared. Other versions are only compared
+for equality with that of the echo: an event before it is held back until the echo comes, or until
+``settings.persistence.consistency_timeout`` is over. After that, the event counts as new. Specified in the
+documentation's "Consistency".
 
 Resource versions go back when the cluster's storage is restored from a backup. A list that was requested after the
-patch shows that. But the caches of API servers can lag behind, too, so older versions from a list, and those that
+patch reveals this. But the caches of API servers can lag behind, too, so older versions from a list, and those that
 follow it, are also held back until the timeout.
 """
 
@@ -29,9 +30,9 @@ class Verdict(enum.Enum):
     OLDER = enum.auto()
     """It is from before that patch."""
     NEWER = enum.auto()
-    """It is newer, or counts as newer, as the time for it to be unsure is over."""
+    """It is newer, or counts as newer because the timeout is over."""
     UNSURE = enum.auto()
-    """Its version cannot be compared, or is not to be trusted: it is to be held back."""
+    """Its version cannot be compared or trusted: the event is held back."""
 
 
 class Expectation:
@@ -65,17 +66,17 @@ class Expectation:
     @classmethod
     def of_deletion(cls, *, timeout: float) -> 'Expectation | None':
         """
-        Return the expectation of the deletion only, for some time (in seconds), as the API says the object is gone.
+        Return the expectation of a deletion for some time (in seconds): the API server has reported a missing object.
 
-        What the stream still brings of it is from before that, and would be handled as if the object was new. But after
-        that time it is handled if it is there: a proxy or a failing server could have said so, too.
+        The events that the stream still brings are from before that, and would be handled as if the object were new.
+        After the timeout, they are handled nevertheless: a proxy or a failing server could have given a wrong answer.
         """
         if timeout <= 0:
             return None
         now = time.monotonic()
         expected = cls(_NEVER, made_at=now, deadline=now + timeout)
-        # By its number, every version is lower than this one. Without the doubt, an object that exists after all would
-        # be ignored for ever, not only until the deadline.
+        # Every version is lower than this one. Without the doubt, an object that still exists would be ignored for
+        # ever, not only until the deadline.
         expected._doubted = True
         return expected
 
@@ -112,7 +113,7 @@ class Expectation:
         return Verdict.UNSURE if time.monotonic() < self._deadline else Verdict.NEWER
 
     def hold_back(self, event: RawEvent) -> None:
-        """Keep the event until it is known whether it is stale, instead of an older one."""
+        """Keep the event, instead of an older one, until it is known whether it is stale."""
         self._unsure = event
 
     def take_unsure(self) -> RawEvent | None:
@@ -124,9 +125,9 @@ class Expectation:
         """
         Return what is expected after a DELETED event: nothing, unless the event is older than the last patch.
 
-        Then, the object still existed after the event: it has only stopped matching the selectors of the watch. It can
-        match again, and events before the patch are stale. The echo of the patch is not, as the record is reset by
-        then.
+        If the event is older, the object existed after it: it has only stopped matching the selectors of the watch.
+        When it matches again, events from before the patch are stale. The echo of the patch is not stale, because the
+        record has been reset by then.
         """
         version = event['object']['metadata'].get('resourceVersion')
         if version is None or self._version == _NEVER or not (version.isdecimal() and self._version.isdecimal()):

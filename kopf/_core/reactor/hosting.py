@@ -103,15 +103,15 @@ class ObjectHost:
             self._owner.wake(record)
 
     def restore(self, record: ObjectRecord, guard: BodyGuard, keys: Collection[HandlerId]) -> None:
-        """Undo what these handlers have modified in place, so that no other handler sees it, and warn about it."""
+        """Undo the in-place changes of these handlers, so that others do not see them; warn about the changes."""
         self.report_mutation(record, guard.explain(), keys)
         # While the handlers ran, a newer state can have replaced theirs: it must not be undone.
         if record.body is guard.raw:
             record.restore(guard.original)
 
     def report_mutation(self, record: ObjectRecord, explanation: str, keys: Collection[HandlerId]) -> None:
-        """Warn, once for each handler, that it has modified the object in place, which is undone."""
-        # Once for each handler, not for each object: the remedy is the same, and there can be thousands of objects.
+        """Warn, once for each handler, that its in-place changes of the object are undone."""
+        # Why not once for each object? The remedy is the same, and there can be thousands of objects.
         if not self._told.issuperset(keys):
             self._told.update(keys)
             log = make_logger(record, self._decider.table.resource, self._settings)

@@ -100,7 +100,7 @@ class IndexingGate:
             self._check(key, awaited)
 
     def excuse(self, key: Hashable) -> bool:
-        """Make the list delay only handlers that can use its indices; return whether it has delayed all handlers."""
+        """Let the list delay only handlers that can use its indices; return whether it delayed all handlers before."""
         awaited = self._awaited.get(key)
         if awaited is None or not awaited.initial:
             return False
@@ -121,7 +121,7 @@ class IndexingGate:
         if (awaited := self._awaited.get(key)) is None:
             task.add_done_callback(self._end)
         else:
-            # Counted, without a flag for each object: to check the flags of all objects at each end would be quadratic.
+            # A counter, not a flag for each object: checking all flags whenever a task ends would be quadratic.
             awaited.objects += 1
             task.add_done_callback(functools.partial(self._end_counted, key, awaited))
 
@@ -143,7 +143,7 @@ class IndexingGate:
         self._initial -= awaited.initial
         self._filling.subtract(awaited.indices)
         filled = [index for index in awaited.indices if not self._filling[index]]
-        # Removed, not left at zero: `is_open` looks at the keys alone.
+        # Why not leave them at zero? `is_open` looks at the keys alone.
         for index in filled:
             del self._filling[index]
         self._notify(bool(filled) or not self._awaited or (awaited.initial and not self._initial))

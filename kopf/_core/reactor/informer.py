@@ -3,7 +3,7 @@ Indexing the objects of a watch before their events are processed.
 
 If a resource is indexed, there is an `Informer` between its watch and its `Processor`. It passes an event on when the
 object is indexed. So, slow index functions delay the handlers of the object, but slow handlers do not delay indexing.
-Of an indexed object, only its values in the indices are kept, and its exclusions from indices while they last.
+For an indexed object, only its values in the indices are kept, and its exclusions from indices while they last.
 
 The `IndexingGate` delays all handlers until the indices that they can use are complete.
 """
@@ -32,10 +32,10 @@ from kopf._core.reactor.watches import ResourceWatch
 logger = logging.getLogger(__name__)
 
 MAX_REFUSALS = 2
-"""The number of times that the API refuses to list a resource, after which no handlers wait for it any more."""
+"""After how many refusals to list a resource no handlers wait for it any more."""
 
 MAX_FAILURES = 2
-"""The number of other failures to list a resource, after which only handlers that can use its indices wait for it."""
+"""After how many other failures to list a resource only handlers that can use its indices wait for it."""
 
 
 class IndexingState:
@@ -100,8 +100,8 @@ class Informer(ObjectSink):
 
     def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
         state = record.indexing
-        # At once, if no function runs: deletions are not indexed. Otherwise, the event waits for the function: it must
-        # not overtake the event that is being indexed.
+        # Deletions are not indexed, so they are passed on at once. But while a function runs, they wait: they must not
+        # overtake the event that is being indexed.
         if event['type'] == 'DELETED' and (state is None or not state.running):
             self._discard(record)
             self._sink.receive(record, event, listed_since=listed_since)
@@ -174,7 +174,7 @@ class Informer(ObjectSink):
         self._sink.retire(successor, records)
 
     def _remove(self, records: Collection[ObjectRecord]) -> None:
-        """Remove the objects from the indices; those that are being indexed, when their functions have ended."""
+        """Remove the objects from the indices. An object that is being indexed is removed when its functions end."""
         self._dropped = True
         for record in records:
             state = record.indexing
@@ -219,7 +219,7 @@ class Informer(ObjectSink):
                     break
         finally:
             state.running = False
-            # Discarded once more: a function that has ended after `_remove` has stored its values meanwhile.
+            # Why again? A function that ended after `_remove` has stored its values in between.
             if self._dropped:
                 self._discard(record)
                 if self._successor is not None and state.event is not None:
@@ -250,14 +250,14 @@ class Informer(ObjectSink):
             )
             state.cancel_timer()
             if state.event is None:
-                # Unless a newer event has come, which replaces it.
+                # If a newer event has come, it replaces this one.
                 state.event = event
             state.timer = asyncio.get_running_loop().call_later(delay, self._retry, record, state)
             return False
         state.delays = None
         return True
 
-    # A method, as type checkers take an attribute for unchanged after an `await`, and the code below for unreachable.
+    # Why not the attribute itself? Type checkers assume that it does not change during an `await`.
     def _is_over(self) -> bool:
         return self._dropped
 
@@ -300,13 +300,13 @@ class Informer(ObjectSink):
                 state.retried = event
                 state.timer = asyncio.get_running_loop().call_later(delay, self._retry, record, state)
                 return
-            # Even retries without a delay let others run: a function
-            # that does not wait for anything would block the event loop.
+            # A function that retries without a delay and never waits would block the event loop.
             await asyncio.sleep(0)
             await self._indexing.index(record, cause, state.excluded, retrying=True)
 
     def _retry(self, record: ObjectRecord, state: IndexingState) -> None:
         state.timer = None
         if not state.running:
-            # Not counted: the handlers wait for the first attempt of each object, but not for its retries.
+            # The handlers wait only for the first attempt of each object, not for its retries, so this one is not
+            # counted.
             self._start(record, state, counted=False)

@@ -1,10 +1,10 @@
 """
 Level-triggered handlers in the reactor: the workers that run them, and the watches that trigger them.
 
-The objects of a resource with such handlers have a `LevelProcessor`: a processor whose workers run these handlers
-when the other work on the object is done or delayed. So they never run beside other handlers of the object, and delayed
-retries of other handlers do not delay them. Resources without such handlers have a plain `Processor`, so that these
-features cost them nothing.
+The objects of a resource with such handlers have a `LevelProcessor`: a processor whose workers run these handlers when
+the other work on the object is done or delayed. So they never run at the same time as other handlers of the object, and
+delayed retries of other handlers do not delay them. Resources without such handlers have a plain `Processor`, so that
+these features cost them nothing.
 
 A `RelationSink` is put between the watch and the processor of a resource that such handlers depend on.
 """
@@ -61,7 +61,7 @@ class LevelProcessor(Processor):
         if self._successor is None:
             if event['type'] == 'DELETED':
                 self._leveler.forget(record)
-            elif not self._workers.paused:  # otherwise, all is listed again after the pause
+            elif not self._workers.paused:  # events of a pause are skipped: all objects are listed again after it
                 self._leveler.notice(record, event['object'], asked_at=listed_since)
         super().receive(record, event, listed_since=listed_since)
 
@@ -145,7 +145,7 @@ class LevelProcessor(Processor):
                 try:
                     applied, delay = await self._applier.apply(record, None, patch, Patch())
                 except Exception:
-                    record.keep_patch(former)  # this one is not kept: the next run decides anew what is to be patched
+                    record.keep_patch(former)  # this patch is not kept: the next run makes a new one
                     raise
             if applied and record.body is not None and record.body is not run.raw:
                 self._leveler.notice_patched(run, record.body, patch)
@@ -154,10 +154,10 @@ class LevelProcessor(Processor):
 
     def _fail(self, run: Run, error: Exception) -> Outcome:
         """
-        Take an error of the patch for one of the handler: it is run again.
+        Treat an error of the patch as an error of the handler, which is run again.
 
-        Why is the patch not kept and tried again, as those of other handlers are? It is not the only one that the
-        handler can make of the newest state. While it were refused, nothing that happens would have an effect.
+        Why not keep the patch and send it again, as for other handlers? The next run makes a better patch from the
+        newest state. And as long as a kept patch is refused, no trigger would have an effect.
         """
         if is_refusal(error):
             is_users_fault = is_fault_of(run.patch, error)
@@ -174,7 +174,7 @@ class LevelProcessor(Processor):
     # The host of the leveler.
 
     def call(self, record: ObjectRecord, *, urgent: bool) -> bool:
-        """Request a worker for the object; return false if a busy worker or a throttled object must be waited for."""
+        """Request a worker for the object; return false if it must wait for a busy worker or a throttled object."""
         if self._successor is not None:
             return cast(LevelProcessor, self._successor).call(record, urgent=urgent)
         record.requeue()
@@ -253,8 +253,8 @@ class RelationSink(ObjectSink):
         self._sink.listed(watch)
 
     def refused(self, watch: ResourceWatch, error: APIError) -> bool:
-        # At the first failure, unlike the gate of indices: an early
-        # run costs one more run later, but it is never wrong.
+        # Already at the first failure, unlike the gate of indices: a run that is too early is never wrong, it only
+        # causes one more run later.
         self._stop_waiting()
         return self._sink.refused(watch, error)
 

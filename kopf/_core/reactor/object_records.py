@@ -71,7 +71,7 @@ class ObjectRecord:
 
     def __init__(self, uid: str, namespace: str | None, name: str, *, initial: bool) -> None:
         self.uid = uid
-        self.namespace = sys.intern(namespace) if type(namespace) is str else namespace  # many objects share few
+        self.namespace = sys.intern(namespace) if type(namespace) is str else namespace  # namespaces are shared
         self.name = name
         self.initial = initial
         """Whether the object existed before this process started to watch, and is not resumed yet."""
@@ -109,7 +109,7 @@ class ObjectRecord:
         self.handled_digest: str | None = None
         """The digest of the last handled state, if that state cannot be stored on the object."""
         self.missing_fields: frozenset[FieldPath] = NO_FIELDS
-        """The fields that the object lacks in order to match some handlers: when one is added, it is an update."""
+        """The fields whose absence keeps some handlers from matching: adding such a field counts as an update."""
         self.selftriggering: SelfTriggering | None = None
         """The updates in a row that the handlers have triggered by their own patches, if there are any."""
         self.selfpatching: SelfTriggering | None = None
@@ -179,7 +179,7 @@ class ObjectRecord:
     # Events.
 
     def put_pending(self, event: RawEvent) -> None:
-        """Keep the event for the worker, instead of an older one."""
+        """Keep the event for the worker. It replaces an older one."""
         self.pending = event
 
     def fold_pending(self) -> None:
@@ -241,7 +241,7 @@ class ObjectRecord:
             self.wakeup = None
 
     def wake(self) -> None:
-        """Called when the timer fires; ends a delay after a failure, too."""
+        """Called when the timer fires. It also ends a delay after a failure."""
         self.wakeup, self.throttled = None, False
 
     # Failures of the framework.
@@ -294,7 +294,7 @@ class ObjectRecord:
         self.cycle = cycle
 
     def end_cycle(self, followup: 'Cycle | None') -> None:
-        """Called when a change is handled, which includes resuming the object; a follow-up change can be given."""
+        """Called when a change (or the resuming of the object) is handled. A follow-up change can begin at once."""
         self.cycle, self.initial = followup, False
 
     def leave_cycle(self) -> None:
@@ -302,7 +302,7 @@ class ObjectRecord:
         self.cycle = None
 
     def note_missing_fields(self, fields: frozenset[FieldPath]) -> None:
-        """Remember the fields that the object lacks in order to match some handlers."""
+        """Remember the fields whose absence keeps some handlers from matching."""
         self.missing_fields = fields
 
     def note_handled(self, digest: str | None) -> None:

@@ -38,7 +38,7 @@ class Complaints(NamedTuple):
     """The closest existing names, suggested for unresolved selectors."""
 
     def about_groups(self, failed: Collection[str], hidden: Collection[Resource]) -> 'Complaints':
-        """Return the same with the groups that cannot be discovered, if resources can be missing because of that."""
+        """Return these complaints with the undiscovered groups that can be the reason why resources are missing."""
         missing = {selector.group for selector in self.unresolved}
         wanted = {group for group in failed if missing & {group, None}} | {resource.group for resource in hidden}
         return self._replace(failed_groups=frozenset(wanted))
@@ -131,8 +131,8 @@ def _resolve_selectors(
     ambiguous = {
         selector: chosen
         for selector, chosen in found.items()
-        # Selectors such as `kopf.EVERYTHING` are meant for several groups. A name alone is not: to serve a wrong
-        # resource is worse than to serve none.
+        # Selectors such as `kopf.EVERYTHING` are meant for several groups. A name alone is not: serving a wrong
+        # resource is worse than serving none.
         if selector.is_specific and len({resource.group for resource in chosen}) > 1
     }
     served = {selector: chosen for selector, chosen in found.items() if chosen and selector not in ambiguous}
@@ -227,8 +227,8 @@ class Absences:
     The resources that were discovered before and are missing now; they are served until they are certainly gone.
 
     One of several API servers can lag behind the others, or just be starting, so that it does not list some resources.
-    If these were not served any more, their daemons would be stopped. So, their CRDs are checked. Resources without
-    CRDs (of aggregated APIs) must be missing for some time.
+    If the operator stopped serving these at once, it would stop their daemons. So, it checks their CRDs first.
+    Resources without CRDs (of aggregated APIs) must be missing for some time.
     """
 
     def __init__(self, definitions: Definitions) -> None:
@@ -269,7 +269,7 @@ class Absences:
 
 
 def get_groups(registry: OperatorRegistry) -> set[str] | None:
-    """Return the API groups that the handlers name; ``None`` if some handlers name none: all are to be discovered."""
+    """Return the API groups that the handlers name; ``None`` (all groups) if some handlers name none."""
     groups = {selector.group for watched in (True, False) for selector in registry.iter_selectors(watched=watched)}
     return None if None in groups else {group for group in groups if group is not None}
 

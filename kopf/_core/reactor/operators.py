@@ -253,9 +253,9 @@ class Operator:
                 identity=self._options.get('identity'),
                 tasks=tasks,
             )
-            # Called in the reverse order: nothing new begins; indexing and workers
-            # end; then what they have left in memory is stored; only then the record
-            # in the peering is removed, as the peers take over the objects at once.
+            # These are called in reverse order: nothing new begins; indexing and workers end; results that are only in
+            # memory are stored. The record in the peering is removed last, as the peers then take over the objects at
+            # once.
             stack.callback(orchestrator.close)
             stack.push_async_callback(orchestrator.coordinator.leave)
             stack.push_async_callback(orchestrator.save)
@@ -269,7 +269,7 @@ class Operator:
                 tasks.create_task(self._watch_failures(indexing_gate.failure), name='indexing')
                 if orchestrator.webhooks is not None:
                     tasks.create_task(orchestrator.webhooks.run(), name='webhooks')
-                # The probes are answered already: they tell what the start is waiting for.
+                # The probes are answered before the start is complete: they report what it is waiting for.
                 await orchestrator.start()
                 tasks.create_task(schedules.run(), name='schedules')
                 await self._tell_readiness(serving=True)

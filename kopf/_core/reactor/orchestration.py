@@ -56,7 +56,7 @@ Watching = tuple[ResourceWatch, ObjectSink, asyncio.Task[None]]
 """A watch with its sink, and the task that runs it."""
 
 Leaving = tuple[ResourceWatch, ObjectSink, asyncio.Task[None], asyncio.Task[None] | None]
-"""The same for a watch that is being stopped; with the task that releases its objects, when that has begun."""
+"""A watch that is being stopped, its sink, its task, and the task that releases its objects, if it has begun."""
 
 NAMESPACE = Resource('', 'v1', 'namespaces', kind='Namespace', namespaced=False)
 """The resource of namespaces. Every cluster has it, so it is not discovered."""
@@ -98,7 +98,7 @@ class Orchestrator:
         self.coordinator = make_coordinator(
             tools.client, tools.context.settings, identity=identity, tasks=tasks, changed=self._adjust
         )
-        # Without peers, no guard at all, rather than one that always permits: it is called for each event.
+        # Why not a guard that always permits, if there are no peers? It would be called for each event.
         if (guard := self.coordinator.guard) is not None:
             tools.workers.guard(guard)
             tools.schedules.guard(guard)
@@ -183,7 +183,7 @@ class Orchestrator:
             resource,
             None,
             sink,
-            # The selectors of the settings choose objects to handle, not the namespaces and CRDs in which these are.
+            # The selectors of the settings are for the objects to handle, not for namespaces and CRDs.
             selective=False,
             instruments=self._tools.context.instruments,
         )
@@ -265,7 +265,7 @@ class Orchestrator:
             else:
                 delays = itertools.chain(SETTLING_DELAYS, itertools.repeat(SETTLING_DELAYS[-1]))
                 await asyncio.sleep(0.1)  # changes usually come together, such as CRDs of one chart
-            # Before the discovery, not after: what changes while it is in progress can be missing in its result.
+            # Cleared before the discovery: changes that are made while it is in progress can be missing in its result.
             self._changed.clear()
             try:
                 if await self._discover():
@@ -359,8 +359,8 @@ class Orchestrator:
                 former = scope if scope in self._leaving else predecessors.pop(get_place(*scope), None)
                 self._watches[scope] = self._start_watch(scope, table, former and self._leaving.pop(former))
                 self._served[scope] = table
-        # Only now: a watch that was started above can have taken over the objects of a leaving one, with all that runs
-        # for them. If the leaving one ended first, daemons would be stopped and workers waited for.
+        # Why not earlier? A watch that was started above can have taken over the objects of a leaving watch, with their
+        # workers and daemons. If the leaving watch ended first, it would stop these daemons and wait for these workers.
         for scope in leaving:
             if scope in self._leaving:
                 self._leaving[scope] = self._end_watch(scope, *self._leaving[scope][:3])
@@ -431,7 +431,7 @@ class Orchestrator:
             asyncio.create_task(sink.save(record), name=repr(record))
             for watch, sink in pairs
             for record in watch.get_known()
-            # A running worker stores its own results; storing them here, too, would be a second patch beside that.
+            # A running worker stores its own results: storing them here, too, would take a second patch.
             if record.in_memory_only and not workers.is_at_work(record)
         }
         if not tasks:
@@ -453,7 +453,7 @@ class Orchestrator:
         if self._halting is not None:
             self._halting.cancel()
         if self._saving is not None and not self._saving.done():
-            # The plans are dropped on resuming. If they were dropped before they are stored, handlers would run twice.
+            # Resuming drops the progress in memory. If it were dropped before it is stored, handlers would run twice.
             self._resuming = self._tasks.create_task(self._resume_later(self._saving), name='resuming')
         else:
             self._go_on()
@@ -464,10 +464,9 @@ class Orchestrator:
 
     def _go_on(self) -> None:
         self.coordinator.halt(False)
-        # All objects are listed again. To list only what has changed in the pause is not enough: a peer can have died
-        # in the middle of handling an object that did not change.
+        # Why not continue the streams? Events of the pause were not handled. And a peer can have died in the middle of
+        # handling an object that did not change: only a list brings that object.
         for scope, (watch, sink, task) in self._watches.items():
-            # Why not continue the stream? Events of the pause were not handled, so all objects are listed again.
             task.cancel()
             watch.restart()
             watch.pause(False)

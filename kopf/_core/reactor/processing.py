@@ -86,7 +86,7 @@ class Processor(ObjectSink):
 
     @property
     def arguments(self) -> frozenset[str] | None:
-        """The arguments that the handlers can use, indices among them; ``None`` if it can be any argument."""
+        """The arguments that the handlers can use, including indices; ``None`` if they can use any."""
         return self._decider.table.arguments
 
     @property
@@ -98,7 +98,7 @@ class Processor(ObjectSink):
 
     def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
         """Receive the next event of an object: keep it for the worker, or drop it if it requires no action."""
-        # Timers, and events that `echoes` has held back, still come here after the hand-over.
+        # Timers, and events that `echoes` has held back, still arrive here after the hand-over.
         if self._successor is not None:
             self._successor.receive(record, event, listed_since=listed_since)
             return
@@ -113,18 +113,18 @@ class Processor(ObjectSink):
                 self._workers.background.deletions.announce(record.uid)
                 # Why not leave it to the worker? It can be busy with a handler for long, or wait for its turn.
                 record.daemons.stop(DaemonStoppingReason.RESOURCE_DELETED)
-        # Without a worker, no handler runs that could hold the flag `deleting`.
+        # Only running handlers can hold the flag `deleting`, and they have a worker.
         elif record.has_worker and is_deleted(event):
             self._workers.background.deletions.announce(record.uid)
-        # Why not check it first? Daemons that are still stopping must see the newest state, and the deletion.
+        # Why not check for a pause first? Daemons that are still stopping must see the newest state, and the deletion.
         if self._workers.paused and not self._receive_in_pause(record, event):
             return
-        # Objects with a worker are not screened: the step in progress can change all that an event is compared with.
-        # The worker compares it at its turn.
+        # With a worker, the event is not screened now: the step in progress can change everything that it would be
+        # compared with. The worker compares the event when it takes it.
         if not record.has_worker and not record.throttled and not self._screen(record, event):
             return
-        # One event, not a queue of them: a busy object is handled from its newest state, as documented, and the memory
-        # is bounded however often it changes.
+        # Why not a queue of events? A busy object is handled from its newest state, as documented; and the memory is
+        # bounded, however often the object changes.
         record.put_pending(event)
         if not record.throttled:
             self._workers.start(self, record, urgent=listed_since is None)
@@ -192,7 +192,7 @@ class Processor(ObjectSink):
         return self
 
     def retire(self, successor: ObjectSink, records: Collection[ObjectRecord]) -> None:
-        """Hand the objects over to another processor; those with running workers, when their step has ended."""
+        """Hand the objects over to another processor. Objects with running workers follow when their step has ended."""
         self._dropped, self._successor = True, successor.processor
         self._successor.take_over(self, records)
 
@@ -215,7 +215,7 @@ class Processor(ObjectSink):
         # Handlers of raw events get all events, stale ones included. A known body means a timer or a cycle in progress.
         if self._observing or record.body is not None or record.cycle is not None or event['type'] == 'DELETED':
             return True
-        # Before `is_settled`: the essence before the operator's last patch differs, as if another client had undone it.
+        # A stale event must not reach `is_settled`: it looks as if another client had undone the operator's last patch.
         if not self._managing or self._sift(record, event):
             return False
         return not self._reconciler.is_settled(record, event['object'])
@@ -281,8 +281,7 @@ class Processor(ObjectSink):
                     delay = await self._process_observed(record, event, number=steps)
                 else:
                     delay = await self._process(record, event)
-            # Not throttled as an error of this object: without
-            # credentials, no object can be handled, and the operator ends.
+            # Why not throttle the object? Without credentials, no object can be handled, so the operator ends.
             except LoginError:
                 raise
             except Exception as error:
@@ -315,7 +314,8 @@ class Processor(ObjectSink):
         Returns:
             The delay until the next step (in seconds); ``None`` if no step is planned.
         """
-        # Before the step: what requeues the object during it (its response, a daemon that ends) is for the next one.
+        # Cleared before the step: a requeue during the step (by its response, by a daemon that ends) is for the next
+        # one.
         requeued = record.take_requeue()
         if event is None:
             if record.unverified:
@@ -328,7 +328,7 @@ class Processor(ObjectSink):
         body = Body(event['object'])
         patch = Patch(body=body)
         if self._observing:
-            # Before the deletion and the staleness are looked at: handlers of raw events get all events as they come.
+            # Called before the checks for deletion and staleness: handlers of raw events get all events as they come.
             event = await self._reconciler.observe(record, event, body, patch)
         if event['type'] == 'DELETED':
             await self._save_before_forgetting(record)
@@ -353,8 +353,8 @@ class Processor(ObjectSink):
             if pause:
                 return pause
         if patch or requeued or not stale:
-            # To a stale state, the patch of handlers of raw events can be applied; but a decision by it would take the
-            # operator's own last patch for undone.
+            # A stale state is good enough to apply the patch of handlers of raw events. It is not good enough for a
+            # decision: the operator's last patch would look undone.
             deciding = record.body is not None
             record.adopt(event['object'])
             return await self._reconciler.reconcile(record, patch, deciding=deciding)
@@ -423,7 +423,7 @@ class Processor(ObjectSink):
             self._successor._wake(record)
             return
         record.wake()
-        # Otherwise, the deletion has been handled meanwhile.
+        # Without either, the deletion has been handled meanwhile.
         if record.body is not None or record.pending is not None:
             record.requeue()
             self._workers.start(self, record)
@@ -437,7 +437,7 @@ class Processor(ObjectSink):
         if self._dropped or (record.expected is not None and record.expected.is_ending):
             return
         if record.body is None:
-            # A copy, as handlers can change it in place, and the daemons go on with theirs.
+            # A copy, as handlers can change it in place, while the daemons still use the original.
             record.accept(record.daemons.packed.copy())
         record.requeue()
         if not record.throttled:

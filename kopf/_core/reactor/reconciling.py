@@ -71,7 +71,7 @@ class Reconciler:
 
     def is_settled(self, record: ObjectRecord, raw: RawBody) -> bool:
         """Check whether the object in this state requires no action."""
-        # An unchanged object is not settled either: resuming handlers are for exactly those.
+        # Even if the object has not changed: resuming handlers are called for exactly such objects.
         if record.initial and self._decider.table.resuming_ids:
             return False
         holding = False
@@ -92,7 +92,7 @@ class Reconciler:
         Returns:
             The event as it was before the handlers, which can have modified its object in place.
         """
-        # Without other handlers, the object is dropped after this event: what is changed in it harms no later step.
+        # Without other handlers, the object is dropped after this event, so in-place changes harm no later step.
         guard = BodyGuard(event['object']) if self._managing else None
         local = LocalObjectLogger(body=body, settings=self._settings)
         cause = WatchingCause(
@@ -113,8 +113,7 @@ class Reconciler:
                 self._reports.report({handler: error}, cause)
                 continue
             if matching and not self._watching_is_distinct:
-                # After the filters, not before: deduplicated earlier,
-                # only the filters of the first declaration would count.
+                # Deduplicated only after the filters: otherwise, only the filters of the first declaration would count.
                 key = filters.get_key(handler)  # a function that is declared with several filters is called once
                 matching = key not in called
                 called.add(key)
@@ -168,7 +167,7 @@ class Reconciler:
         Returns:
             The delay until the next step (in seconds); ``None`` if an event, or a requeue, starts it.
         """
-        # This step does what the timer would begin. Handlers that are still delayed get a new timer from its result.
+        # This step replaces the one that the timer would start. Handlers that are still delayed get a new timer.
         record.cancel_wakeup()
         holding = False
         if deciding and self._host.spawner is not None:
@@ -192,7 +191,7 @@ class Reconciler:
             with background(not self._workers.is_urgent(record), self._workers.pressure):
                 applied, retry_delay = await self._applier.apply(record, decision, patch, conclusion)
             if not applied:
-                # The cycle is not ended: what it has not stored is concluded with the next state.
+                # The cycle goes on: its results that are not stored yet are stored with the next state.
                 return retry_delay
         record.keep_patch(None)
         if decision is None and deciding:
@@ -234,7 +233,8 @@ class Reconciler:
             record.requeue()
         if decision.reason not in (Reason.CREATE, Reason.UPDATE):
             return 0
-        # They are remembered only for objects that no handlers match: the stored state of others shows the change.
+        # Missing fields are remembered only for objects that no handlers match: for others, the stored state shows the
+        # change.
         if decision.relevant:
             record.note_missing_fields(NO_FIELDS)
         record.note_handled(self._find_handled_digest(record, decision))
@@ -275,7 +275,7 @@ class Reconciler:
                 new=new,
                 diff=diff,
                 selected=self._decider.table.label_selector is not None,
-                # A function instead of the flag, as few handlers use the flag, and each takes memory for its object.
+                # A function instead of the flag: few handlers use the flag, and each flag takes memory.
                 deletion=functools.partial(self._host.get_deletion, record),
             )
 
@@ -285,7 +285,7 @@ class Reconciler:
             self._reports.report(
                 failures, make_cause(reason=Reason.NOOP, initial=False, old=None, new=None, diff=EMPTY)
             )
-        # With a failed filter, it is unknown whether the object matches, so what is known from before stays.
+        # If a filter has failed, it is unknown whether the object matches, so the fields known from before are kept.
         if not failures and (decision is None or not decision.relevant):
             record.note_missing_fields(self._decider.find_missing_fields(body, make_cause))
         return decision
@@ -310,11 +310,11 @@ class Reconciler:
         # After the handlers, not before: their values are newer than what could not be applied, and must win.
         complete(record, patch, decision.cause.logger)
         # If a filter has failed, its handler can be one of those to wait for. If the cycle ended, the change would
-        # never reach that handler, even after the filter is mended.
+        # never reach that handler, even after the filter is fixed.
         done = decision.cycle.state.done(decision.matching) and not decision.incomplete
         if done and _is_held_by_daemons(record, decision):
             done = False  # the progress must not be purged while the finalizer stays for the daemons
-            # In a pause, it is stored at once: the operator that takes over would call the handlers again.
+            # In a pause, it is stored at once: otherwise, the operator that takes over would call the handlers again.
             if outcomes and not patch and not self._workers.paused:
                 # Daemons usually end soon. Then one patch is enough, so the progress is not stored now.
                 return False, DAEMONS_GRACE
@@ -386,8 +386,8 @@ class Reconciler:
             self._decider.conclude(decision, patch, conclusion, done=done)
             self._decider.records.flush()
         except StorageError:
-            # The handlers have finished, and are not called again:
-            # without this, the changes that they request were lost.
+            # The handlers have finished, and are not called again: without this, the changes that they request would be
+            # lost.
             self._applier.keep_unsaved(record, decision, patch, Patch())
             raise
         self._release(record, decision, conclusion, done=done)

@@ -165,7 +165,7 @@ async def run_tasks(
 
 
 def _find_strangers(root_tasks: Collection[asyncio.Task[None]]) -> set[asyncio.Task[Any]]:
-    """Return the tasks that existed before the root tasks; all existing tasks if it is unknown for the root tasks."""
+    """Return the tasks that existed before the root tasks; all existing tasks if that is unknown."""
     known = [_predecessors[task] for task in root_tasks if task in _predecessors]
     return set.intersection(*map(set, known)) if known else asyncio.all_tasks()
 
@@ -243,7 +243,7 @@ class _Signals:
         timeouts = [instance.settings.process.ultimate_exiting_timeout for instance in self._operators]
         patience = max((timeout for timeout in timeouts if timeout is not None), default=None)
         if patience is not None and None not in timeouts:
-            # A thread, not a timer of the loop: what hangs can be the event loop itself.
+            # A thread, not a timer of the event loop, as the loop itself can hang.
             self._killing = threading.Timer(patience, _kill, [patience])
             self._killing.daemon = True
             self._killing.start()

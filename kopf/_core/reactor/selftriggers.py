@@ -4,7 +4,7 @@ Detecting handlers that trigger themselves: an update handler that patches the f
 Such a loop often ends after some steps. If it does not, it would take all of the CPU and flood the API. So, it is
 logged once, and slowed down with growing pauses until another client edits the object. Requests that handlers send on
 their own, not by the argument ``patch``, count as edits of other clients. Custom storages are treated in the same way
-if they write more than the essence, or if their essence includes what changes with each patch.
+if they write more than the essence, or if their essence includes data that changes with each patch.
 
 Handlers of raw events (``@kopf.on.event``) are called for each event, such as one of a change in the status. So, they
 are called without pauses, but their patches are held back.
@@ -28,7 +28,7 @@ MAX_UPDATES = 20
 """The number of updates in a row, each triggered by the patch of the former one, that run without pauses."""
 
 MAX_GAP = 0.5
-"""The time between two updates (in seconds), after which they do not count as a row: they are rare enough."""
+"""The time between two updates (in seconds) above which they do not count as a row: they are rare enough."""
 
 MIN_PAUSE, MAX_PAUSE = 0.1, 60.0
 
@@ -67,7 +67,7 @@ class SelfTriggering:
     def note(self, essence: BodyEssence) -> float:
         """Count a change with the resulting essence; return the pause before the next one (in seconds)."""
         now = time.monotonic()
-        # From the end of the pause, not from its beginning: otherwise, the first long pause would end the row.
+        # Counted from the end of the pause: otherwise, the first long pause would end the row.
         since = now - max(self._noticed_at, self._resumes_at)
         self._count = self._count + 1 if since <= MAX_GAP else 1
         self._essence, self._noticed_at = essence, now
@@ -162,7 +162,7 @@ class SelfTriggers:
         self, triggering: SelfTriggering | None, patch: Patch, body: Body, *, own: bool
     ) -> tuple[SelfTriggering | None, float]:
         """
-        Called after handlers of raw events: count their patch if they were called for the event of their former one.
+        Called after handlers of raw events: count their patch if their previous patch has caused this event.
 
         Patches that change nothing are not counted, as they bring no events. Patches of events in a pause are not
         counted either: one patch with the newest values is sent for all of them.

@@ -32,7 +32,7 @@ from kopf._core.intents.storage_errors import StorageError
 from kopf._core.reactor.object_records import ObjectRecord, is_deleted, make_logger
 
 RECOVERY_PAUSE = 1.0
-"""The time after a failure (in seconds), before which no change of the object starts another attempt."""
+"""How long after a failure no change of the object starts another attempt (in seconds)."""
 
 _MAX_QUOTE = 180
 """The maximum length of the quoted message of the API (in characters), so that the explanation fits into one line."""
@@ -67,7 +67,7 @@ class Throttle:
         return self._delays.next(), not is_known
 
     def get_pause(self) -> float:
-        """Return the time (in seconds), before which even a change of the object starts no attempt."""
+        """Return the time (in seconds) until a change of the object can start another attempt."""
         return max(0.0, self._failed_at + RECOVERY_PAUSE - time.monotonic())
 
 
@@ -137,7 +137,7 @@ class Throttling:
         sift: Callable[[], bool],
     ) -> bool:
         """Return whether the event is a reason for another attempt. A stale event is not."""
-        # A deletion is always a reason, but only once: the events that follow it would start an attempt each.
+        # A deletion is always a reason, but only once: otherwise, each event that follows it would start an attempt.
         if is_deleted(event):
             known = record.body is not None and is_deleted({'type': None, 'object': record.body})
             return event['type'] == 'DELETED' or not known
@@ -207,7 +207,7 @@ def explain_refusal(error: Exception, *, is_users_fault: bool) -> str:
             "Remove some of its annotations, or store the state of handling elsewhere: "
             "settings.persistence.progress_storage, settings.persistence.diffbase_storage"
         )
-    # By the text, as the API server fails to decode such objects, and names no field and no reason then.
+    # Recognized by its text: the API server fails to decode such objects, and names neither a field nor a reason.
     elif re.search(r'ObjectMeta\.(labels|annotations) of type string', what):
         remedy = "Values of labels and annotations must be strings: use str() or json.dumps()"
     elif is_users_fault:

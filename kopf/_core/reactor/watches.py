@@ -89,7 +89,7 @@ class RefusalAccepted(Exception):
 
 
 class StreamBroken(Exception):
-    """The stream cannot be continued for another reason than an error of the API: in one word, and in a message."""
+    """The stream cannot be continued, for a reason other than an error of the API. ``reason`` is one word."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -119,11 +119,11 @@ class ResourceWatch:
         self.namespace = namespace
         self.state = WatchState.STOPPED
         self.paused = False
-        """Whether the operator is paused: what comes is not handled."""
+        """Whether the operator is paused, so that events are not handled."""
         self.failure: str | None = None
         self.failing_since: float | None = None
         self.refused = False
-        """The API does not permit to watch the objects, and the sink does without them as long as this is so."""
+        """Whether the API server forbids watching, and the sink works without the objects as long as it does."""
         self.last_event_at = time.monotonic()
         self.records: dict[str, ObjectRecord] = {}
         # The objects with a DELETED event that still have workers or daemons. They can come back if they only stopped
@@ -162,9 +162,10 @@ class ResourceWatch:
 
     async def persist(self) -> None:
         """
-        Watch until cancelled, also if the sink accepts that it is refused.
+        Watch until cancelled, even if the sink accepts a refusal.
 
-        The rights can be granted later. API servers that have just started refuse what they will permit, too.
+        The rights can be granted later. And API servers that have just started refuse requests that they permit soon
+        after.
         """
         while True:
             await self.run()
@@ -177,7 +178,7 @@ class ResourceWatch:
             while True:
                 try:
                     await self._list_and_stream()
-                # Not retried here: the vault has repeated the login already. What is left cannot be solved by waiting.
+                # Not retried here: the vault has repeated the login already. Waiting would not help.
                 except LoginError:
                     raise
                 except errors.APIError as error:
@@ -190,7 +191,8 @@ class ResourceWatch:
                     self._since = None
                     await self._fail(error)
                 else:
-                    # API servers end all streams after a while, so this is no failure: neither logged nor slowed down.
+                    # API servers end all streams after a while, so this is not a failure: it is neither logged nor
+                    # slowed down.
                     await self._back_off(self._settings.watching.reconnect_backoff, 'ended')
         except RefusalAccepted:
             pass
@@ -203,8 +205,8 @@ class ResourceWatch:
         if error.status == 410 or error.reason in EXPIRATIONS:
             logger.debug("Restarting the watch-stream for %s: %s", self, error)
             self._since = None
-            # The first one is usual after a long silence, or a compaction of the storage. Repeated ones are a failure:
-            # a server that forgets faster than it lists would be listed all the time.
+            # One expiration is normal after a long silence, or after a compaction of the storage. Repeated ones are a
+            # failure: if versions expired before each list is complete, the objects would be listed all the time.
             previous, self._expired_at = self._expired_at, time.monotonic()
             if previous is None or self._expired_at - previous > EXPIRATION_PERIOD:
                 await self._back_off(self._settings.watching.reconnect_backoff, 'expired', error)
@@ -233,7 +235,7 @@ class ResourceWatch:
         self._departed, predecessor._departed = predecessor._departed, self._departed
 
     async def report_deletions(self) -> None:
-        """Report all objects as deleted, together with their namespace or resource. The watch is stopped by then."""
+        """Report all objects as deleted, as their namespace or resource is. Called when the watch has stopped."""
         self._conclude_list()
         for number, record in enumerate(list(self.records.values()), start=1):
             self._take(self._make_deletion(record))
@@ -283,7 +285,7 @@ class ResourceWatch:
                         raise
                     logger.debug("The server has no streaming lists of %s; using chunked ones.", self)
                     self._client.note_lack(self._streamed_list)
-                # Anew, as the streamed list can have brought a part of the objects.
+                # Start over: the streamed list can have brought a part of the objects.
                 self._begin_list()
             await self._list()
         elif self._silences >= SUSPICIOUS_SILENCES:
@@ -299,7 +301,7 @@ class ResourceWatch:
         return {
             'watch': 'true',
             'allowWatchBookmarks': 'true',
-            # At least 1, as the API takes whole seconds, and zero for a default of its own.
+            # Whole seconds, as the API requires. At least 1, as zero means the default of the server.
             'timeoutSeconds': None if watching.server_timeout is None else max(1, int(watching.server_timeout)),
             **self._selectors(),
             **params,
@@ -324,8 +326,8 @@ class ResourceWatch:
         limit = self._settings.watching.chunk_size or CHUNK_SIZE
         token: str | None = None
         while True:
-            # Without resourceVersion=0, by which servers answer from their caches: the list could be older than what is
-            # known, and would be taken for deletions of the newest objects.
+            # Why not resourceVersion=0, so that servers answer from their caches? Such a list can be older than the
+            # known objects: the newest of them would look deleted.
             params = {'limit': limit, 'continue': token, **self._selectors()}
             page = await self._client.get_json(self._path, params, logger=logger)
             if not isinstance(page, dict) or not isinstance(page.get('items', 0), list | None):
@@ -347,7 +349,7 @@ class ResourceWatch:
 
     def _end_list(self, version: str | None) -> None:
         """Report the objects that are not in the list as deleted; continue from its resource version."""
-        # A needless DELETED event stops daemons and empties indices; a missing one is made up for by the next list.
+        # A needless DELETED event stops daemons and empties indices; the next list makes up for a missing one.
         if self._unlisted and self._flawed:
             logger.warning(
                 "%d objects are not in the list of %s; but they can exist, as some items of the list are malformed.",
@@ -391,7 +393,7 @@ class ResourceWatch:
                             count += self._take_line(line)
                             if number % MAX_AT_ONCE == 0:
                                 await asyncio.sleep(0)
-                                silence.renew()  # the lines have come already, however long it takes to handle them
+                                silence.renew()  # the lines are here already, however long it takes to handle them
                         self._note_health()
                         if hasty and self._since is not None:
                             hasty = False
@@ -417,7 +419,7 @@ class ResourceWatch:
         try:
             event = decode(line)
             type_, raw = event['type'], event['object']
-        # The stream goes on. If it were started again from the same version, it would bring the same line again.
+        # Why not restart the stream? From the same version, it would bring the same line again.
         except (ValueError, KeyError, TypeError):
             self._flawed = True
             logger.warning("Ignoring a malformed line in the watch-stream for %s: %r", self, line[:200])
@@ -433,8 +435,8 @@ class ResourceWatch:
             listing = self._since is None
             # Handlers must not see how the server lists: the type of listed objects is documented as `None`.
             self._take({'type': None if listing and type_ == 'ADDED' else type_, 'object': raw})
-            # In the initial part of a stream, objects come in any
-            # order: from their versions, it could not be continued.
+            # In the initial part of a stream, objects come in any order: the stream cannot be continued from their
+            # versions.
             if not listing:
                 self._since = get_meta(raw).get('resourceVersion') or self._since
             return True
@@ -487,8 +489,8 @@ class ResourceWatch:
             self._unlisted.pop(uid, None)
         else:
             if self._unlisted and self._unlisted.pop(uid, None) is None and record is None:
-                # Before the new object: sinks that know objects by their
-                # names would take the new one for deleted otherwise.
+                # Reported before the new object: otherwise, sinks that know objects by their names would consider the
+                # new one deleted.
                 self._bury_predecessor(meta.get('namespace'), meta['name'])
             self._listed += event['type'] is None
             # The same record, not a new one: a second worker would handle the object beside the one that still runs.
@@ -510,8 +512,8 @@ class ResourceWatch:
 
     def _bury_predecessor(self, namespace: str | None, name: str) -> None:
         """Report the former object of this name as deleted, as the list has brought a new one."""
-        # Made only when a list brings the first new object, and dropped with the list. An index of all names for all
-        # time would cost memory for each object at rest.
+        # Created when a list brings the first new object, and dropped with the list. A permanent index of all names
+        # would cost memory for each object at rest.
         if self._predecessors is None:
             self._predecessors = {f'{record.namespace}/{record.name}': record for record in self._unlisted.values()}
         predecessor = self._predecessors.get(f'{namespace}/{name}')
@@ -545,8 +547,8 @@ class ResourceWatch:
         if healthy_since is not None and time.monotonic() - healthy_since > HEALTHY_AFTER:
             self._backoff = MIN_BACKOFF
         self._healthy_since = None
-        # Both are random, so that the watches of a recovered server do not return
-        # at once; but never before the time that the server has requested.
+        # Both delays are randomized, so that the watches do not all return to a recovered server at the same time; but
+        # never before the time that the server has requested.
         delay = max(at_least * random.uniform(1.0, 1.2), self._backoff * random.uniform(0.8, 1.2))
         self._backoff = min(MAX_BACKOFF, self._backoff * 2)
         self._failures += 1

@@ -115,8 +115,7 @@ class WebhookRuntime:
             for task in done:
                 task.result()
         finally:
-            # Otherwise, the other replicas would still be ready to
-            # answer, but the API server would not call them any more.
+            # Only by the last replica: otherwise, the API server would not call the other replicas any more.
             if await self._is_last():
                 for upkeep in self._kept:
                     await upkeep.clean_up()

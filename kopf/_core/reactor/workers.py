@@ -31,13 +31,13 @@ logger = logging.getLogger(__name__)
 
 
 MAX_WAITING = 32
-"""The number of queued requests of workers that are not urgent, at which no more of such workers are started."""
+"""While so many requests of non-urgent workers are queued, no more non-urgent workers are started."""
 
 MAX_AT_ONCE = 16
 """
-The number of workers that are not urgent, to be started in one iteration of the event loop.
+How many non-urgent workers are started in one iteration of the event loop.
 
-Only in the next iteration, it is known how many of them have queued requests.
+It is known only in the next iteration how many of them have queued requests.
 """
 
 DRAINING_INTERVAL = 0.05
@@ -57,7 +57,7 @@ class ObjectProcessor(Protocol):
 
     @property
     def arguments(self) -> frozenset[str] | None:
-        """The arguments that the handlers can use, indices among them; ``None`` if it can be any argument."""
+        """The arguments that the handlers can use, including indices; ``None`` if they can use any."""
 
     def work(self, record: ObjectRecord) -> Coroutine[Any, Any, None]:
         """Process the object until nothing is left to do now."""
@@ -81,15 +81,15 @@ class WorkerPool:
         self._instruments = instruments
         self._indexing_gate = indexing_gate
         indexing_gate.listeners.append(self._queue_held)
-        # Not in a task group: it would cancel all workers at the first failure, and at the end of the operator,
-        # although the threads of sync handlers cannot be cancelled, and `close` gives time to the others.
+        # Why not a task group? It would cancel all workers at the first failure and at the end of the operator. But the
+        # threads of sync handlers cannot be cancelled, and `close` gives other handlers time to finish.
         self._tasks: dict[asyncio.Task[None], ObjectRecord] = {}
         self._starting = 0  # the number of workers that run synchronously just now, until their first real await
         self._not_urgent: set[ObjectRecord] = set()  # running or queued, but not urgent
         self._queue: FairPriorityQueue[ObjectRecord, ObjectProcessor] = FairPriorityQueue()
         # Objects held at the indexing gate, by the arguments of their handlers.
         self._held: dict[frozenset[str] | None, dict[ObjectRecord, ObjectProcessor]] = {}
-        self._started = 0  # the number of not urgent ones in this iteration of the loop
+        self._started = 0  # the number of non-urgent workers started in this iteration of the loop
         self._start_handle: asyncio.Handle | None = None
         self._closed = False
         self._is_overdue: Callable[[], bool] | None = None
@@ -103,7 +103,7 @@ class WorkerPool:
         """Fails with the error of a worker that must end the operator."""
 
     def guard(self, is_overdue: Callable[[], bool]) -> None:
-        """Set the function that checks whether the operator must pause though its timers have not fired yet."""
+        """Set the function that checks whether the operator must pause, even if its timers have not fired yet."""
         self._is_overdue = is_overdue
         self.background.guard(is_overdue)
 
@@ -199,7 +199,7 @@ class WorkerPool:
         # New objects do not overtake urgent ones in the queue, even if a place has just become free.
         if self._queue.is_urgent or not self._has_place():
             return False
-        # What makes no requests adds nothing to the pressure, so it need not wait for the queue of the API client.
+        # Workers without requests add nothing to the pressure, so they need not wait for the queue of the API client.
         return urgent or not processor.requesting or (not self._queue and self._is_pressure_low())
 
     def _is_pressure_low(self) -> bool:
@@ -216,7 +216,8 @@ class WorkerPool:
             if self._tasks:
                 await asyncio.wait(self._tasks)
             else:
-                # Not `asyncio.wait()` for the tasks of the daemons: a daemon can be abandoned while its task goes on.
+                # Why not `asyncio.wait()` for the tasks of the daemons? A daemon can be abandoned while its task goes
+                # on.
                 await asyncio.sleep(DRAINING_INTERVAL)
 
     def resume(self) -> None:
@@ -241,7 +242,7 @@ class WorkerPool:
         return self._indexing_gate.is_complete or self._indexing_gate.is_open(processor.arguments)
 
     def _hold(self, processor: ObjectProcessor, record: ObjectRecord) -> None:
-        """Hold the object until the indices are complete that its handlers can use."""
+        """Hold the object until the indices that its handlers can use are complete."""
         record.fold_pending()
         self._held.setdefault(processor.arguments, {})[record] = processor
 

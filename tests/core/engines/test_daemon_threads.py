@@ -45,7 +45,7 @@ def test_daemons_above_the_limit_wait_for_a_place(threads, caplog):
         return lambda: entered.append(name) or True
 
     for name in 'abcd':
-        threads.admit(make(name), name)
+        threads.reserve(make(name), name)
     assert entered == ['a', 'b']
     threads.release()
     assert entered == ['a', 'b', 'c']
@@ -60,11 +60,11 @@ def test_daemons_above_the_limit_wait_for_a_place(threads, caplog):
 
 def test_a_daemon_that_does_not_start_takes_no_place(threads):
     entered = []
-    threads.admit(lambda: False, 'gone')
+    threads.reserve(lambda: False, 'gone')
     for name in 'ab':
-        threads.admit(lambda name=name: entered.append(name) or True, name)
-    threads.admit(lambda: False, 'gone while waiting')
-    threads.admit(lambda: entered.append('c') or True, 'c')
+        threads.reserve(lambda name=name: entered.append(name) or True, name)
+    threads.reserve(lambda: False, 'gone while waiting')
+    threads.reserve(lambda: entered.append('c') or True, 'c')
     assert entered == ['a', 'b']
     threads.release()
     assert entered == ['a', 'b', 'c']
