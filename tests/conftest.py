@@ -1,6 +1,6 @@
 """What all tests share: determinism, and the cluster for the end-to-end tests.
 
-By default, that is the sandbox: nobody's KUBECONFIG is touched by a plain `pytest`, which needs no cluster, no Go, and
+By default, that is the sandbox: no KUBECONFIG is touched by a plain `pytest`, which needs no cluster, no Go, and
 little time. With `--cluster=real`, it is a real control plane, or a failure: there is no silent choice.
 """
 
@@ -87,7 +87,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def cluster(request: pytest.FixtureRequest) -> Iterator[ControlPlane | SandboxPlane]:
-    """The sandbox, or a real control plane: that of $KUBECONFIG, or one started for this run, or by CLUSTER_DIR."""
+    """Yield the sandbox or a real control plane: that of $KUBECONFIG, or one started for this run or by CLUSTER_DIR."""
     if request.param == "sandbox":
         with SandboxPlane() as plane:
             yield plane
@@ -101,7 +101,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[ControlPlane | SandboxPl
 
 @pytest.fixture(scope="session")
 def kubeapi(cluster: ControlPlane | SandboxPlane) -> KubeApi:
-    """A client of the cluster that knows the kind of the examples."""
+    """Return a client of the cluster that knows the kind of the examples."""
     with pytest.MonkeyPatch.context() as patching:
         patching.setenv("KUBECONFIG", cluster.kubeconfig)
         api = KubeApi()
@@ -111,7 +111,7 @@ def kubeapi(cluster: ControlPlane | SandboxPlane) -> KubeApi:
 
 @pytest.fixture
 def namespace(kubeapi: KubeApi) -> Iterator[str]:
-    """A namespace of the test's own, removed with all that is in it."""
+    """Yield a namespace of the test's own, removed with all that is in it."""
     name = f"kopf-test-{secrets.token_hex(4)}"
     kubeapi.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
     yield name

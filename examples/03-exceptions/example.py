@@ -32,7 +32,7 @@ def strict(**_):
 @kopf.on.create("kopfexamples", errors=kopf.ErrorsMode.IGNORED)
 def nice_to_have(**_):
     """... or to be of no importance."""
-    raise RuntimeError("Nobody will miss this.")
+    raise RuntimeError("It is of no importance.")
 
 
 @kopf.on.create("kopfexamples", retries=2)

@@ -26,7 +26,7 @@ def binary() -> pathlib.Path:
 
 
 def missing() -> str:
-    """What is missing for a control plane, with the remedy; empty if nothing is."""
+    """Return what is missing for a control plane, with the remedy; empty if nothing is."""
     if os.environ.get("KUBECONFIG"):
         return ""
     if not binary().exists() and not shutil.which("go"):
@@ -73,7 +73,7 @@ class ControlPlane:
         self._run("restart")
 
     def _start(self) -> None:
-        # Somebody else's cluster is reused and left running: that is what CLUSTER_DIR is for.
+        # The user's own cluster is reused and left running: that is what CLUSTER_DIR is for.
         if not os.environ.get("CLUSTER_DIR"):
             self._temporary = tempfile.TemporaryDirectory(prefix="kubelab-", ignore_cleanup_errors=True)
             self._directory = pathlib.Path(self._temporary.name) / "cluster"
@@ -101,7 +101,7 @@ class ControlPlane:
 
 
 def free_ports(count: int) -> int:
-    """The first of so many consecutive ports that nobody listens on."""
+    """Return the first of so many consecutive ports that are free."""
     for first in range(16443, 32000, count):
         try:
             for port in range(first, first + count):

@@ -84,7 +84,7 @@ class KubeApi:
             raise ApiError(error.code, text) from None
 
     def path(self, api_version: str, kind: str, namespace: str | None = None, name: str = "") -> str:
-        """The URL path of an object, or of the list if there is no name; cluster-scoped kinds ignore the namespace."""
+        """Return the URL path of an object, or of a list; cluster-scoped kinds ignore the namespace."""
         root = f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
         if (api_version, kind) not in self._plurals:
             for item in self.request("GET", root)["resources"]:
@@ -111,7 +111,7 @@ class KubeApi:
         return applied
 
     def get(self, api_version: str, kind: str, namespace: str | None, name: str) -> Object | None:
-        """The object, or None if there is none."""
+        """Return the object, or None if there is none."""
         try:
             return self.request("GET", self.path(api_version, kind, namespace, name))
         except ApiError as error:
@@ -157,7 +157,7 @@ class KubeApi:
 
 
 def documents(source: pathlib.Path | str | Object) -> Iterator[Object]:
-    """The objects of a YAML file, of a YAML text, or the object itself."""
+    """Yield the objects of a YAML file, of a YAML text, or the object itself."""
     import yaml
 
     if isinstance(source, dict):

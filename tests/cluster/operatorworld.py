@@ -42,7 +42,7 @@ class Log(logging.Handler):
         super().__init__()
         self.texts = []
         self.changed = changed
-        self.loop = None  # of those who wait
+        self.loop = None  # of the waiting tests
 
     def emit(self, record):
         self.texts.append(record.getMessage())
@@ -74,7 +74,7 @@ class World:
         self.changed.set()
 
     def declare(self, decorator, id, *args, does=None, resource='kopfexamples', **options):
-        """A handler that notes that it is called, and then does something: calls it, raises it, or returns it."""
+        """Return a handler that notes its call, and then calls, raises, or returns what was given."""
         options.setdefault('registry', self.registry)
 
         @decorator(resource, *args, id=id, **options)
@@ -88,7 +88,7 @@ class World:
         return fn
 
     def called(self, id, name=None):
-        """The kwargs of all calls of the handler."""
+        """Return the kwargs of all calls of the handler."""
         return [call.kwargs for call in self.calls if call.id == id and name in (None, call.name)]
 
     @property
@@ -114,7 +114,7 @@ class World:
 
     @contextlib.asynccontextmanager
     async def gap(self):
-        """A time in which operators see nothing of the cluster; after it, all their watches have to list again."""
+        """Hide the cluster from operators for a while; after it, all their watches have to list again."""
         self.sandbox.faults.refuse_connections()
         yield
         self.sandbox.faults.forget_history()
@@ -176,7 +176,7 @@ class World:
         await self.handled(f'fence-{self.fences}')
 
     def patches(self, name='obj'):
-        """The patches of the object by operators."""
+        """Return the patches of the object by operators."""
         return [
             json.loads(request.body)
             for request in self.sandbox.requests
@@ -186,7 +186,7 @@ class World:
 
 @contextlib.contextmanager
 def new_world():
-    """A sandbox with the kind of the examples, known to operators as the cluster to log in to."""
+    """Yield a sandbox with the kind of the examples, known to operators as the cluster to log in to."""
     with Sandbox(crds=[ROOT / 'examples' / 'crd.yaml']) as sandbox, pytest.MonkeyPatch.context() as patching:
         patching.setenv('KUBECONFIG', str(sandbox.kubeconfig))
         world = World(sandbox)

@@ -89,7 +89,7 @@ class Background:
 
 
 class Walkthrough:
-    """What somebody does who follows a README.
+    """What a reader does who follows a README.
 
     :param folder: where the files are that are written on the way.
     :param kubeconfig: that of a control plane, with the namespace as the default; None for a sandbox of its own.

@@ -116,7 +116,7 @@ class Replayer:
         )
 
     def play(self, steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The normalised answers to the steps, after each other, in a new namespace."""
+        """Return the normalised answers to the steps, after each other, in a new namespace."""
         namespace = f"replay-{secrets.token_hex(4)}"
         own = self.send("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}}, "application/json")
         other = self.send("GET", "/api/v1/namespaces/default", None, "")
@@ -169,7 +169,7 @@ class Replayer:
         return self.send("PATCH" if verb in PATCHES else verb, f"{place}?{query}" if query else place, text, media)
 
     def send(self, method: str, path: str, body: Any, media: str) -> dict[str, Any]:
-        """The answer to one request: its status, its body, and its warnings."""
+        """Return the answer to one request: its status, its body, and its warnings."""
         data = None if body is None else (body if isinstance(body, str) else json.dumps(body)).encode()
         headers = {**self._headers, **({} if data is None else {"Content-Type": media})}
         request = urllib.request.Request(self._server + path, data, headers, method=method)
@@ -190,7 +190,7 @@ class Replayer:
 
 
 def _normalised(answers: list[dict[str, Any]], namespace: str) -> Iterator[dict[str, Any]]:
-    """Names, times, versions and uids that are the same in all runs."""
+    """Replace names, times, versions and uids by those that are the same in all runs."""
     seen: dict[str, dict[str, str]] = {"uid": {}, "version": {}}
 
     def number(kind: str, text: str) -> str:
@@ -224,7 +224,7 @@ def _order(entry: dict[str, Any]) -> list[str]:
 
 
 def scenarios(path: pathlib.Path) -> dict[str, list[dict[str, Any]]]:
-    """The scenarios of a replay; a step without a body may be a plain string."""
+    """Return the scenarios of a replay; a step without a body may be a plain string."""
     loaded = yaml.safe_load(path.read_text())
     return {
         name: [step if isinstance(step, dict) else {step: None} for step in steps] for name, steps in loaded.items()

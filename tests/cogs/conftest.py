@@ -63,10 +63,10 @@ def _issue(
 
 @pytest.fixture(scope='session')
 def pki(tmp_path_factory: pytest.TempPathFactory) -> PKI:
-    """Certificates without key identifiers, as clusters often have."""
+    """Return certificates without key identifiers, as clusters often have."""
     folder = tmp_path_factory.mktemp('pki')
     ca = _issue('authority', None)
-    pairs = {'server': _issue('localhost', ca), 'client': _issue('somebody', ca)}
+    pairs = {'server': _issue('localhost', ca), 'client': _issue('alice', ca)}
     (folder / 'ca.crt').write_bytes(ca[0].public_bytes(serialization.Encoding.PEM))
     for name, (cert, key) in pairs.items():
         (folder / f'{name}.crt').write_bytes(cert.public_bytes(serialization.Encoding.PEM))

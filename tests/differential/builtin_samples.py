@@ -1,6 +1,7 @@
 """Samples of built-in kinds: valid objects as people write them, with and without what may be left out.
 
-Nothing here makes a controller work: Jobs are managed by somebody else, and webhooks are about kinds that do not exist.
+Nothing here makes a controller work: Jobs are managed by other controllers,
+and webhooks are about kinds that do not exist.
 """
 
 import random
@@ -209,7 +210,7 @@ def _job_spec(rng: random.Random) -> Body:
 
 
 def _job(rng: random.Random) -> Body:
-    return {"spec": {**_job_spec(rng), "managedBy": "example.com/nobody"}}
+    return {"spec": {**_job_spec(rng), "managedBy": "example.com/absent"}}
 
 
 def _cronjob(rng: random.Random) -> Body:

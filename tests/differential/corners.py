@@ -189,7 +189,7 @@ class Corners:
         body = {} if method in ("POST", "PUT", "PATCH") else None
         step = Step(f"word {method}", method, path, body=body, shallow=path in PRESENT)
         if method == "DELETE" and path.rpartition("/")[2] != "x":
-            step.params = [("labelSelector", "twins=nobody")]
+            step.params = [("labelSelector", "twins=absent")]
         return step
 
     def _review(self) -> Step:
@@ -269,13 +269,13 @@ class Corners:
                 ),
                 Step("namespace patch", "PATCH", path, body={"spec": {"finalizers": []}}, type=merge, target=path),
                 Step("namespace patch", "PATCH", f"{path}/status", body={"status": {"phase": "Odd"}}, type=merge),
-                Step("namespace collection", "DELETE", "/api/v1/namespaces", [("labelSelector", "twins=nobody")]),
+                Step("namespace collection", "DELETE", "/api/v1/namespaces", [("labelSelector", "twins=absent")]),
                 Step("namespace delete", "DELETE", path, [("dryRun", "All")]),
             ]
         )
 
     def _life(self) -> Iterable[Step]:
-        """The end of a namespace with something in it."""
+        """Yield the steps of a namespace that ends with something in it."""
         self._count += 1
         name = f"{self.name}-e{self._count}"
         path = f"/api/v1/namespaces/{name}"
@@ -301,7 +301,7 @@ class Corners:
         yield Step("life", "GET", path, until=404)
 
     def _definition(self) -> Step:
-        """A definition that is good or not so good; none is stored."""
+        """Return a definition that is good or not so good; none is stored."""
         rng = self.rng
         self._count += 1
         plural, group = f"c{self._count}s", f"{self.name}.example.dev"
@@ -490,7 +490,7 @@ class Corners:
                 node[key] = value
 
     def _elsewhere(self) -> Step:
-        """Objects in places where they do not belong."""
+        """Return a step with an object in a place where it does not belong."""
         rng = self.rng
         widget = {"apiVersion": f"{G}/v1", "kind": "Widget", "metadata": {"name": "x"}, "spec": {"size": 1}}
         config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "x"}}

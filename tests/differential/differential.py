@@ -103,7 +103,7 @@ class Comparison:
         )
 
     def signature(self) -> str:
-        """What the difference is, without the names."""
+        """Return what the difference is, without the names."""
         kind = self.step.label if not self.same_status else ""
         return kind + " | ".join(sorted({re.sub(r"\[\d+]", "[]", path) for path, _, _ in self.differences()})[:4])
 
@@ -248,7 +248,7 @@ def _short(value: Any) -> str:
 
 @contextlib.asynccontextmanager
 async def sandbox(path: str) -> AsyncIterator[str]:
-    """The kubeconfig of the sandbox, a new one if it was not named."""
+    """Yield the kubeconfig of the sandbox, a new one if it was not named."""
     if path:
         yield path
         return
@@ -260,10 +260,10 @@ async def sandbox(path: str) -> AsyncIterator[str]:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, action="append", help="can be repeated; any if none is given")
-    parser.add_argument("--fresh", type=int, default=0, help="how many seeds that nobody knows are added")
+    parser.add_argument("--fresh", type=int, default=0, help="how many random seeds are added")
     parser.add_argument("--requests", type=int, default=1000, help="how many for each seed")
     parser.add_argument("--episode", type=int, help="only this one")
     parser.add_argument("--length", type=int, default=LENGTH, help="requests of an episode")

@@ -414,7 +414,7 @@ class Episode:
         return step
 
     def _edit(self, resource: Resource) -> tuple[Callable[[Body, Memory], Body], str]:
-        """A change of the object as it is now."""
+        """Return a change of the object as it is now."""
         rng = self.rng
         new = sample(resource, "x", self.namespace, self.name, rng)
         label, spoilt = mischief.of_value(resource, copy.deepcopy(new), rng)
@@ -507,7 +507,7 @@ class Episode:
         return Step(f"patch {resource.plural} {label}", "PATCH", path, params, body, type, target=path)
 
     def _change(self, resource: Resource, name: str) -> tuple[str, Any]:
-        """A merge patch for the object."""
+        """Return a merge patch for the object."""
         rng = self.rng
         model = self._model(resource, name)
         path = self._path(resource, name)

@@ -65,7 +65,7 @@ OWNERS: list[Any] = [
 
 
 def paths(value: Any, prefix: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The places in the value where something can be spoilt."""
+    """Yield the places in the value where something can be spoilt."""
     if prefix:
         yield prefix
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
@@ -84,7 +84,7 @@ def put(body: Any, path: tuple[Any, ...], value: Any) -> None:
 
 
 def dig(body: Any, path: tuple[Any, ...]) -> Any:
-    """What is at the path."""
+    """Return what is at the path."""
     for key in path:
         body = body[key]
     return body
@@ -96,7 +96,7 @@ def _in_spec(body: Body, rng: random.Random) -> tuple[Any, ...] | None:
 
 
 def of_value(resource: Resource, body: Body, rng: random.Random) -> Spoilt:
-    """A wrong type, a null, something missing or unknown, or a value out of the bounds."""
+    """Return a wrong type, a null, something missing or unknown, or a value out of the bounds."""
     how = rng.choice(["type", "null", "missing", "unknown", "bounds", "bounds", "unknown-nested"])
     path = _in_spec(body, rng)
     if how == "unknown" or path is None:
@@ -315,13 +315,13 @@ WAYS: list[tuple[Callable[[Resource, Body, random.Random], Spoilt], float]] = [
 
 
 def spoil(resource: Resource, body: Body, rng: random.Random) -> Spoilt:
-    """A copy of the body with something wrong, and the word for it."""
+    """Return a copy of the body with something wrong, and the word for it."""
     way = rng.choices([way for way, _ in WAYS], [weight for _, weight in WAYS])[0]
     return way(resource, copy.deepcopy(body), rng)
 
 
 def sample(resource: Resource, name: str, namespace: str, episode: str, rng: random.Random) -> Body:
-    """A good object of that name."""
+    """Return a good object of that name."""
     meta: Body = {"name": name, "labels": {"twins": episode, "n": str(rng.randint(0, 3))}}
     if rng.random() < 0.2:
         meta["annotations"] = {"example.com/note": "x", "other": ""}

@@ -35,7 +35,7 @@ class Names:
         self._counts: dict[str, int] = {}
 
     def normal(self, value: Any) -> Any:
-        """The value as both servers should have it."""
+        """Return the value as both servers should have it."""
         match value:
             case dict():
                 return self._object(value)
@@ -71,7 +71,7 @@ class Names:
         return result
 
     def _sorted_causes(self, status: dict[str, Any]) -> dict[str, Any]:
-        """What is wrong is told in the order of a map of Go: in none. Quoted objects are compared as such."""
+        """Sort the causes, which come in the order of a map of Go: in none. Quoted objects are compared as such."""
         causes = [
             {**cause, "message": self._text(self._requoted(str(cause.get("message"))))}
             for cause in status["details"]["causes"]
@@ -129,7 +129,7 @@ def _time(found: re.Match[str]) -> str:
 
 
 def decoded(text: str, content_type: str) -> Any:
-    """The body of an answer: JSON, YAML, the lines of a watch, or text."""
+    """Return the body of an answer: JSON, YAML, the lines of a watch, or text."""
     if content_type.startswith("application/yaml"):
         return yaml.load(text, yaml.BaseLoader)
     try:
@@ -148,7 +148,7 @@ def _is_idle_bookmark(event: Any) -> bool:
 
 
 def differences(one: Any, other: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """The places where two values differ, with what is there in both; ``...`` stands for nothing at all."""
+    """Yield the places where two values differ, with what is there in both; ``...`` stands for nothing at all."""
     if isinstance(one, dict) and isinstance(other, dict):
         for key in sorted({*one, *other}):
             yield from differences(one.get(key, ...), other.get(key, ...), f"{path}.{key}" if path else key)

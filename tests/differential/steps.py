@@ -20,11 +20,11 @@ class Memory:
         self._objects: dict[str, Any] = {}
 
     def current(self, path: str) -> Any:
-        """The last body seen at the path; a dummy if there was none."""
+        """Return the last body seen at the path; a dummy if there was none."""
         return copy.deepcopy(self._objects.get(path) or {"metadata": {"name": path.rpartition("/")[2]}})
 
     def version(self, path: str, age: int = 0) -> str:
-        """The version of the object, or one from before."""
+        """Return the version of the object, or one from before."""
         known = self.versions.get(path) or ["1"]
         return known[max(0, len(known) - 1 - age)]
 
@@ -55,7 +55,7 @@ class Ref:
 
 
 def resolve(value: Any, memory: Memory) -> Any:
-    """The value with all references replaced."""
+    """Return the value with all references replaced."""
     match value:
         case Ref():
             return value.read(memory)

@@ -109,7 +109,7 @@ class Twins:
             await session.close()
 
     async def ask(self, step: steps.Step, memories: list[steps.Memory]) -> list[Answer]:
-        """The answers of the sandbox and of the real server."""
+        """Return the answers of the sandbox and of the real server."""
         asked = [server.settle(step, memory) for server, memory in zip(self.servers, memories, strict=True)]
         answers = list(await asyncio.gather(*asked))
         for answer, memory in zip(answers, memories, strict=True):
@@ -120,7 +120,7 @@ class Twins:
 
 
 def credentials(path: str) -> tuple[str, str]:
-    """The address and the token in a kubeconfig of one cluster and one user."""
+    """Return the address and the token in a kubeconfig of one cluster and one user."""
     import yaml
 
     config = yaml.safe_load(pathlib.Path(path).read_text())

@@ -35,7 +35,7 @@ class Resource:
         return self.group == GROUP
 
     def collection(self, namespace: str) -> str:
-        """The path of the objects of the namespace, or of all if it is empty."""
+        """Return the path of the objects of the namespace, or of all if it is empty."""
         base = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         place = f"/namespaces/{namespace}" if self.namespaced and namespace else ""
         return f"{base}{place}/{self.plural}"
@@ -199,7 +199,7 @@ DEFINITIONS = [
 
 
 def value(schema: Body, rng: random.Random) -> Any:
-    """A value that the schema allows, more or less."""
+    """Return a value that the schema allows, more or less."""
     if schema.get("nullable") and rng.random() < 0.3:
         return None
     if "enum" in schema:
@@ -265,7 +265,7 @@ def _string(schema: Body, rng: random.Random) -> str:
 
 
 def custom_sample(schema: Body) -> Callable[[random.Random], Body]:
-    """Samples of a custom kind; those that preserve everything get something."""
+    """Return samples of a custom kind; those that preserve everything get something."""
 
     def make(rng: random.Random) -> Body:
         if "properties" not in schema:

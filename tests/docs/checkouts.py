@@ -24,7 +24,7 @@ def make_checkout(folder: pathlib.Path) -> pathlib.Path:
 
 
 def environment(folder: pathlib.Path, *others: pathlib.Path) -> dict[str, str]:
-    """The variables for those who work in the checkout, where its environment is activated; no cluster is known."""
+    """Return the variables of a developer in the checkout, where its environment is activated; no cluster is known."""
     path = os.pathsep.join([*map(str, [*others, folder / "env" / "bin"]), os.environ["PATH"]])
     kept = {name: value for name, value in os.environ.items() if not name.startswith("CLUSTER_")}
     return {**kept, "PATH": path, "VIRTUAL_ENV": str(folder / "env"), "KUBECONFIG": ""}

@@ -18,7 +18,7 @@ _numbers = itertools.count(1)
 
 @pytest.fixture
 def folder(monkeypatch, tmp_path):
-    """The current folder: it has what users find in the repository."""
+    """Return the current folder: it has what users find in the repository."""
     for name in ("examples", "peering.yaml", "scripts"):
         (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)
@@ -27,7 +27,7 @@ def folder(monkeypatch, tmp_path):
 
 @pytest.fixture(scope="session")
 def kubeconfig(tmp_path_factory):
-    """The value of KUBECONFIG, the same for all sandboxes: client libraries remember it for ever."""
+    """Yield the value of KUBECONFIG, the same for all sandboxes: client libraries remember it for ever."""
     path = tmp_path_factory.mktemp("kubeconfig") / "kubeconfig"
     with pytest.MonkeyPatch.context() as patching:
         patching.setenv("KUBECONFIG", str(path))
@@ -36,7 +36,7 @@ def kubeconfig(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def sandbox(kubeconfig):
-    """A sandbox that knows the kinds of the examples, of peering, and of the walkthrough; KUBECONFIG points to it."""
+    """Yield a sandbox with the kinds of the examples, of peering, and of the walkthrough; KUBECONFIG points to it."""
     with Sandbox(crds=[*CRDS, OWN_KIND]) as sandbox, pointing(kubeconfig, sandbox):
         yield sandbox
 
@@ -50,7 +50,7 @@ def empty_sandbox(sandbox, kubeconfig):
 
 @pytest.fixture
 def namespace(sandbox):
-    """A new namespace."""
+    """Return a new namespace."""
     name = f"docs-{next(_numbers)}"
     sandbox.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     return name

@@ -210,7 +210,7 @@ def _with_continuations(lines):
 
 
 def _is_open(command: str) -> bool:
-    """Whether a quote or a here-document goes on in the next line."""
+    """Check whether a quote or a here-document goes on in the next line."""
     if found := re.search(r"<<\s*'?(\w+)'?", command):
         return not command.rstrip().endswith(f"\n{found[1]}")
     try:
@@ -221,7 +221,7 @@ def _is_open(command: str) -> bool:
 
 
 def environment() -> dict[str, str]:
-    """The variables of the commands that differ from those of the tests."""
+    """Return the variables of the commands that differ from those of the tests."""
     scripts = pathlib.Path(sys.executable).parent
     return {
         "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",

@@ -214,11 +214,11 @@ class Stage:
             raise
 
     def status(self, name="example", kind=None):
-        """The status of an object; an empty dict if there is none."""
+        """Return the status of an object; an empty dict if there is none."""
         return self.get(name, kind).get("status", {})
 
     def progress(self, handler, name="example"):
-        """What is remembered of a handler that is not finished; an empty dict if nothing is."""
+        """Return what is remembered of a handler that is not finished; an empty dict if nothing is."""
         annotations = self.get(name).get("metadata", {}).get("annotations", {})
         return yaml.safe_load(annotations.get(f"kopf.zalando.org/{handler}", "{}"))
 
@@ -234,7 +234,7 @@ class Stage:
         self.until(is_handled)
 
     def events(self, name="example"):
-        """The Kubernetes events of an object: a list of their types, reasons, and messages."""
+        """Return the Kubernetes events of an object: a list of their types, reasons, and messages."""
         return [
             (event["type"], event["reason"], event["message"])
             for event in self.sandbox.list("events", namespace=self.namespace)

@@ -76,7 +76,7 @@ def run(command, shown, task, checkout, place):
 
 
 def find_mentioned():
-    """What pages and messages say to be installed, in the middle of sentences."""
+    """Return what pages and messages say to be installed, in the middle of sentences."""
     texts = [path.read_text() for path in [*PAGES, *ROOT.glob("kopf/**/*.py"), *ROOT.glob("examples/*/README.md")]]
     return sorted({command for text in texts for command in re.findall(r"`(pip install [^`]+)`", text)})
 
@@ -95,7 +95,7 @@ def test_whatever_is_said_to_be_installed(checkout):
 @pytest.mark.thorough
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", IMAGES, ids=lambda page: page.name)
-def test_the_image(page, checkout, tmp_path_factory):
+def test_the_documented_image_runs_the_operator(page, checkout, tmp_path_factory):
     [(dockerfile, task)] = [
         (block, yaml.safe_load(instruction.text)) for block, instruction in page.thorough if block.kind == "dockerfile"
     ]

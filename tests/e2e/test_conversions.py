@@ -147,7 +147,7 @@ def operate(run_operator, conversions, tmp_path):
     return operate
 
 
-def test_all_versions(conversions, operate):
+def test_objects_are_converted_between_all_versions(conversions, operate):
     """Chains lead from v1 to v3 and back, though there are only handlers for neighbours."""
     operator = operate()
     metadata = {"labels": {"a": "b"}, "annotations": {"c": "d"}, "finalizers": ["kopf.dev/own"]}
@@ -204,7 +204,7 @@ def test_what_is_not_let_through(conversions, operate):
     assert "The handler has changed metadata.name" in conversions.failure("v2", "renamed")
 
 
-def test_operators_that_end(conversions, operate):
+def test_without_the_operator_other_versions_are_refused(conversions, operate):
     """Without the operator, objects are refused in the other versions, not shown wrongly."""
     operator = operate()
     conversions.create("v1", "one", port=1)

@@ -23,7 +23,7 @@ def late(name, **_):
 
 @pytest.fixture
 def kind():
-    """A kind that nobody has had before: servers remember."""
+    """Return a kind that the server has never had before: servers remember."""
     return f"late{secrets.token_hex(3)}"
 
 

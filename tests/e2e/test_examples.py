@@ -17,7 +17,7 @@ LAST_HANDLED = "kopf.zalando.org/last-handled-configuration"
 
 @pytest.fixture
 def obj(kubeapi, namespace):
-    """The object of obj.yaml in the test's namespace: its state by call, and the steps that READMEs make with it."""
+    """Return the object of obj.yaml in the test's namespace: its state by call, and the steps of READMEs with it."""
 
     class Example:
         def __call__(self):
@@ -96,7 +96,7 @@ def test_handlers_with_exceptions_are_retried_or_given_up(run_operator, obj):
     assert f"Handler 'flaky' {failed} try again in 0.5 seconds: ConnectionError: The network has" in output
     assert "Handler 'flaky' succeeded." in output
     assert f"Handler 'strict' {failed} stop now: ValueError: The specification makes no sense." in output
-    assert f"Handler 'nice_to_have' {failed} ignore it: RuntimeError: Nobody will miss this." in output
+    assert f"Handler 'nice_to_have' {failed} ignore it: RuntimeError: It is of no importance." in output
     assert "Attempt 2 has failed." in output
     assert "Attempt 3 has failed." not in output
     code, seconds = operator.stop()
@@ -152,7 +152,7 @@ def test_all_at_once_goes_on_after_a_restart(run_operator, obj, kubeapi, namespa
     assert "Resumed" not in first.output
     assert "Activity 'login' succeeded." in first.output
 
-    # While nobody watches: a child is lost, and another one is wanted.
+    # While no operator watches: a child is lost, and another one is wanted.
     kubeapi.delete("v1", "ConfigMap", namespace, f"{NAME}-item1")
     obj.change(items=["item2", "item3"])
     second = run_operator(path)
@@ -188,5 +188,5 @@ def test_walkthrough_when_claims_cannot_be_made_or_changed(run_operator, kubeapi
     kubeapi.patch(*kind, "my-claim", {"spec": {"size": "2G"}})
     operator.wait_output(r"/my-claim\] Handler 'update_fn/spec\.size' failed temporarily: The cluster has refused: \w+")
     assert_ends_well(operator)
-    if kubeapi.get(*claim, "my-claim"):  # protected, with nobody there to release it
+    if kubeapi.get(*claim, "my-claim"):  # protected, with no controller there to release it
         kubeapi.patch(*claim, "my-claim", {"metadata": {"finalizers": None}})

@@ -398,7 +398,7 @@ PHASES = define(
 
 @pytest.fixture
 def phases(kubeapi: KubeApi) -> Iterator[None]:
-    """A kind of which the API looks at the status."""
+    """Yield a kind of which the API looks at the status."""
     kubeapi.apply(PHASES)
     yield
     kubeapi.delete("apiextensions.k8s.io/v1", "CustomResourceDefinition", None, "kopfphases.kopf.dev")

@@ -90,10 +90,10 @@ def test_killed_at_any_moment(seed, kubeapi, namespace, start, journal, objects)
         operator.process.kill()
         operator.process.wait()
 
-    # In the middle of the creation; there, nobody edits.
+    # In the middle of the creation; there are no edits meanwhile.
     kill_after(lambda: len(journal()) >= chance.randint(1, 10))
     kill_after(lambda: all(map(is_at_rest, objects().values())))
-    # In the middle of updates, and with edits while nobody is there.
+    # In the middle of updates, and with edits while no operator is there.
     for _ in range(2):
         for name in chance.sample(names, 8):
             values[name] += 1

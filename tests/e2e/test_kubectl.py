@@ -158,7 +158,7 @@ def kubectl(cluster, tmp_path_factory):
     kubectl("delete", "namespace", namespace, "--wait=false")
 
 
-def test_everyday_commands(kubectl):
+def test_everyday_commands_print_the_usual_output(kubectl):
     failures = []
     for line in filter(None, (line.strip() for line in EVERYDAY.splitlines())):
         typed, _, expected = line.partition("|")

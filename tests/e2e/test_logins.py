@@ -15,7 +15,7 @@ EXAMPLE = ROOT / "examples" / "01-minimal" / "example.py"
 
 @pytest.fixture
 def config(cluster):
-    """The contents of the kubeconfig of a control plane whose users are known: one of our own."""
+    """Return the contents of the kubeconfig of a control plane whose users are known: one of our own."""
     if cluster.external:
         pytest.skip("the users of the cluster of KUBECONFIG are not known")
     return json.loads(pathlib.Path(cluster.kubeconfig).read_text())
@@ -35,7 +35,7 @@ def write(tmp_path):
 
 @pytest.fixture
 def assert_works(run_operator, kubeapi, namespace):
-    """An operator with this KUBECONFIG handles an object, and ends well."""
+    """Check that an operator with this KUBECONFIG handles an object, and ends well."""
 
     def check(kubeconfig):
         operator = run_operator(EXAMPLE, kubeconfig=kubeconfig)
@@ -47,11 +47,11 @@ def assert_works(run_operator, kubeapi, namespace):
 
 
 def ended(operator):
-    """The exit code of an operator that ends by itself."""
+    """Return the exit code of an operator that ends by itself."""
     return wait(lambda: (operator.process.poll(),) if operator.process.poll() is not None else None, "its end")[0]
 
 
-def test_client_certificate(cluster, config, assert_works):
+def test_a_client_certificate_logs_in(cluster, config, assert_works):
     assert_works(str(pathlib.Path(cluster.kubeconfig).parent / "kubeconfig-cert"))
 
 
@@ -62,7 +62,7 @@ def test_token_in_a_file(config, write, assert_works, tmp_path):
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta1"])
-def test_exec_plugin(config, write, assert_works, tmp_path, version):
+def test_an_exec_plugin_logs_in(config, write, assert_works, tmp_path, version):
     plugin = tmp_path / "plugin.py"
     plugin.write_text(
         textwrap.dedent("""
@@ -87,7 +87,7 @@ def test_exec_plugin(config, write, assert_works, tmp_path, version):
     assert_works(write("config", config))
 
 
-def test_several_files(config, write, assert_works):
+def test_a_kubeconfig_of_several_files_logs_in(config, write, assert_works):
     header = {"apiVersion": "v1", "kind": "Config"}
     parts = [
         write("users", {**header, "users": config["users"]}),
@@ -97,7 +97,7 @@ def test_several_files(config, write, assert_works):
     assert_works(os.pathsep.join(parts))
 
 
-def test_refused_credentials(config, write, run_operator):
+def test_refused_credentials_end_the_operator(config, write, run_operator):
     config["users"][0]["user"] = {"token": "wrong"}
     operator = run_operator(EXAMPLE, kubeconfig=write("config", config))
     assert ended(operator) == 1

@@ -9,12 +9,12 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def served(kubeapi, group, plural):
-    """What discovery says of a resource."""
+    """Return what discovery says of a resource."""
     found = [item for item in kubeapi.request("GET", f"/apis/{group}/v1")["resources"] if item["name"] == plural]
     return found[0] if found else None
 
 
-def test_examples_kind(kubeapi):
+def test_the_kind_of_the_examples_can_be_created(kubeapi):
     resource = wait(lambda: served(kubeapi, "kopf.dev", "kopfexamples"), "the kind to be discovered")
     assert resource["kind"] == "KopfExample"
     assert resource["namespaced"] is True
@@ -43,7 +43,7 @@ def test_unknown_fields_are_kept(kubeapi, namespace):
         ("KopfPeering", "kopfpeerings", True),
     ],
 )
-def test_peering_kinds(kubeapi, namespace, kind, plural, namespaced):
+def test_the_kinds_of_peerings_can_be_created(kubeapi, namespace, kind, plural, namespaced):
     assert len(kubeapi.apply(ROOT / "peering.yaml")) == 2
     resource = wait(lambda: served(kubeapi, "kopf.dev", plural), "the kind to be discovered")
     assert resource["kind"] == kind

@@ -112,7 +112,7 @@ def resumed(*names):
 
 @pytest.mark.thorough
 @pytest.mark.timeout(300)
-def test_there_and_back(operators):
+def test_objects_move_to_this_package_and_back(operators):
     sandbox = operators.sandbox
 
     def annotations(kind, name):

@@ -18,7 +18,7 @@ INSTALLATION = "pip install '.[dev]'"
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
-    """A copy of the repository, in which the package is installed as the README says."""
+    """Return a copy of the repository, in which the package is installed as the README says."""
     folder = make_checkout(tmp_path_factory.mktemp("newcomer"))
     subprocess.run(INSTALLATION, cwd=folder, check=True, shell=True, env=environment(folder))
     return folder
@@ -36,7 +36,7 @@ def checkout(tmp_path_factory):
         (next(line for line in COMMANDS if line.endswith("handlers.py")), "kopf-example-1 has been created with"),
     ],
 )
-def test_the_first_minute(checkout, command, expected):
+def test_the_commands_of_the_readme_work_in_a_new_checkout(checkout, command, expected):
     assert INSTALLATION in COMMANDS
     code = re.search(r"```python\n(.*?)```", README, re.DOTALL)
     checkout.joinpath("handlers.py").write_text(code[1])

@@ -250,6 +250,6 @@ def test_documented_permissions_are_enough(run, feature):
 @pytest.mark.parametrize(
     "feature, left_out", [(feature, number) for feature, (*_, messages) in FEATURES.items() for number in messages]
 )
-def test_not_enough(run, feature, left_out):
+def test_missing_permissions_are_named(run, feature, left_out):
     _, _, rules, _, messages = FEATURES[feature]
     run(feature, [each for number, each in enumerate(rules) if number != left_out], messages[left_out])

@@ -26,7 +26,7 @@ PLAYED = {"10-builtins", "18-walkthrough"}
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 @pytest.mark.parametrize("name", RUNNABLE)
-def test_commands_and_outputs(name, follow):
+def test_commands_of_readmes_print_what_they_say(name, follow):
     follow(name)
 
 
@@ -67,7 +67,8 @@ def followed(request, tmp_path_factory):
     names = [
         item.callspec.params["name"]
         for item in request.session.items
-        if item.nodeid.partition("[")[0] == request.node.nodeid + "::" + test_commands_and_outputs.__name__
+        if item.nodeid.partition("[")[0]
+        == f"{request.node.nodeid}::{test_commands_of_readmes_print_what_they_say.__name__}"
         and item.callspec.params["cluster"] == "sandbox"
     ]
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
@@ -96,7 +97,7 @@ def kubeconfig(cluster, namespace, tmp_path):
 
 @pytest.fixture
 def volumes(kubeapi, namespace):
-    """A class of volumes that can grow, and an end of all claims of the namespace: nobody else takes care of them."""
+    """Yield a class of volumes that can grow, and remove all claims of the namespace, as no controller does that."""
     path = "/apis/storage.k8s.io/v1/storageclasses"
     kubeapi.request(
         "POST",
@@ -114,7 +115,7 @@ def volumes(kubeapi, namespace):
             for claim in kubeapi.items("v1", "PersistentVolumeClaim", namespace):
                 name = claim["metadata"]["name"]
                 if claim["metadata"].get("deletionTimestamp"):
-                    # Nobody else takes away the protection of volumes that are in use.
+                    # There is no controller that takes away the protection of volumes that are in use.
                     kubeapi.patch("v1", "PersistentVolumeClaim", namespace, name, {"metadata": {"finalizers": None}})
 
     ending = threading.Thread(target=let_go)

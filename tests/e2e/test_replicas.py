@@ -81,7 +81,7 @@ def replicas(run_operator, kubeapi, namespace, tmp_path):
             return [(me, name, at) for me, kind, name, at in map(json.loads, lines) if kind == event]
 
         def wait_handled(self, name):
-            """Wait until it is also remembered: nobody can know what the killed have done and not stored."""
+            """Wait until it is also remembered: what killed operators have done and not stored is unknown."""
             wait(
                 lambda: (
                     HANDLED

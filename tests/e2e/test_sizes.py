@@ -58,7 +58,7 @@ def make(namespace, spec, **metadata):
 
 
 @pytest.mark.parametrize("big", ["x" * 300_000, noise(300_000)], ids=["compressed", "digested"])
-def test_big_objects(kubeapi, namespace, operator, annotations, big):
+def test_updates_of_big_objects_are_handled(kubeapi, namespace, operator, annotations, big):
     kubeapi.request(
         "POST", kubeapi.path("kopf.dev/v1", "KopfExample", namespace), make(namespace, {"field": "v1", "big": big})
     )

@@ -68,7 +68,7 @@ class Cluster:
         return self.api.get("v1", "Secret", self.namespace, SECRET)["metadata"].get("annotations", {})
 
     def mark(self):
-        """Who has answered the API; an error if it does not trust who answers."""
+        """Return which server has answered the API; raise an error if the API does not trust it."""
         found = self.api.request(
             "POST",
             self.api.path(*KIND, self.namespace) + "?dryRun=All",

@@ -36,7 +36,7 @@ HEAD = """
 
 @pytest.fixture
 def managed(kubeapi, namespace):
-    """The name of the configurations; what is left of them is removed."""
+    """Yield the name of the configurations; what is left of them is removed."""
     name = f"{namespace}.kopf.dev"
     yield name
     forget(kubeapi, name)
@@ -49,7 +49,7 @@ def forget(kubeapi, name):
 
 @pytest.fixture
 def webhooks(kubeapi, managed):
-    """The webhooks that are configured, by their ids."""
+    """Return the webhooks that are configured, by their ids."""
 
     def webhooks(kind, name=managed):
         found = kubeapi.get(GROUP, f"{kind}WebhookConfiguration", None, name) or {}
@@ -157,7 +157,7 @@ def test_the_example_does_what_its_readme_says(run_operator, kubeapi, namespace,
     forget(kubeapi, name)
 
 
-def test_errors_and_warnings(operate, settled, create, kubeapi):
+def test_errors_and_warnings_reach_the_client(operate, settled, create, kubeapi):
     operate(
         MARK
         + """
@@ -278,14 +278,14 @@ def test_options_of_handlers_are_in_the_configurations(operate, settled, webhook
     assert operator.stop()[0] == 0
     assert webhooks("Validating").keys() == {"persistent"}
     assert not webhooks("Mutating")
-    create("afterwards", metadata={"labels": {"x": "y"}})  # nobody answers, which is to be ignored
+    create("afterwards", metadata={"labels": {"x": "y"}})  # no server answers, which is to be ignored
 
 
 def test_webhooks_of_the_killed_are_served_by_the_next(operate, create, settled):
-    operator = operate(MARK, f"{{'port': {free_port()}}}")  # where nobody else listens after it
+    operator = operate(MARK, f"{{'port': {free_port()}}}")  # where no other server listens after it
     settled(is_marked)
     operator.stop(signal.SIGKILL)
-    wait(lambda: refusal(create)[0] == 500, "the refusal, as nobody answers")
+    wait(lambda: refusal(create)[0] == 500, "the refusal, as no server answers")
     operate(MARK)
     wait(lambda: is_served(create), "the webhooks to be served")
 
@@ -344,7 +344,7 @@ def test_servers_of_all_kinds_are_called(operate, settled, server):
     settled(is_marked)
 
 
-def test_renewed_certificates(operate, settled, create, webhooks, tmp_path):
+def test_renewed_certificates_are_announced_and_served(operate, settled, create, webhooks, tmp_path):
     def renew():
         certificate, key = build_certificate(["localhost"])
         (tmp_path / "cert.pem").write_bytes(certificate)
@@ -363,7 +363,7 @@ def test_renewed_certificates(operate, settled, create, webhooks, tmp_path):
     wait(lambda: is_served(create), "the webhooks to be served")
 
 
-def test_slow_handlers(operate, settled, create, kubeapi, managed, webhooks):
+def test_slow_handlers_do_not_hold_up_other_reviews(operate, settled, create, kubeapi, managed, webhooks):
     operate(
         MARK
         + """
@@ -393,7 +393,7 @@ def test_slow_handlers(operate, settled, create, kubeapi, managed, webhooks):
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-def test_bad_requests(operate, settled, webhooks, tmp_path):
+def test_bad_requests_are_refused(operate, settled, webhooks, tmp_path):
     operator = operate(MARK, f"dict(cadump={str(tmp_path / 'ca.pem')!r})")
     settled(is_marked)
     url = webhooks("Mutating")["mark"]["clientConfig"]["url"]
@@ -413,7 +413,7 @@ def test_bad_requests(operate, settled, webhooks, tmp_path):
     assert "Traceback" not in operator.output
 
 
-def test_ignored_failures(operate, settled, create, kubeapi):
+def test_ignored_failures_become_warnings(operate, settled, create, kubeapi):
     operate(
         MARK
         + """
@@ -428,7 +428,7 @@ def test_ignored_failures(operate, settled, create, kubeapi):
     assert "Webhook 'tolerant' has failed, which is ignored: It is bad." in kubeapi.warnings[0]
 
 
-def test_filters_and_subresources(operate, settled, create, kubeapi, namespace):
+def test_filters_and_subresources_choose_the_handlers(operate, settled, create, kubeapi, namespace):
     operator = operate(
         MARK
         + """
@@ -657,7 +657,7 @@ def test_servers_of_ones_own(operate, settled, create, server):
 
 
 @pytest.mark.skipif(not shutil.which("curl") or not shutil.which("openssl"), reason="curl or openssl is not installed")
-def test_certificates_of_clients(operate, webhooks, create, kubeapi, tmp_path):
+def test_certificates_of_clients_are_verified(operate, webhooks, create, kubeapi, tmp_path):
     subprocess.run(
         [
             "openssl",
@@ -728,7 +728,7 @@ def test_certificates_of_clients(operate, webhooks, create, kubeapi, tmp_path):
     wait(lambda: refusal(create)[0] == 500, "the API to be refused, as it has no certificate")
 
 
-def test_no_server(run_operator, tmp_path):
+def test_a_missing_webhook_server_ends_the_operator(run_operator, tmp_path):
     path = tmp_path / "operator.py"
     path.write_text(
         textwrap.dedent("""

@@ -8,6 +8,6 @@ from operatorworld import World, new_world
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    """A sandbox, and operators with handlers of the test in its own loop."""
+    """Yield a sandbox, and operators with handlers of the test in its own loop."""
     with new_world() as world:
         yield world

@@ -1,4 +1,4 @@
-"""Wall clocks that are set forward and back, by hours: delays stay as they are, and nobody waits for the future."""
+"""Wall clocks that are set forward and back, by hours: delays stay as they are, and no operator waits longer."""
 
 import asyncio
 import datetime
@@ -77,7 +77,7 @@ async def test_times_are_stored_by_the_wall_clock_and_never_stall_others(world, 
 
 
 async def test_peers_are_believed_by_our_own_patience(world, clock):
-    """Whoever renews the record is alive, whatever the clocks say."""
+    """An operator that renews its record is alive, whatever the clocks say."""
     await world.aio.apply((world.root / 'peering.yaml').read_text())
     await world.aio.create({'apiVersion': 'kopf.dev/v1', 'kind': 'ClusterKopfPeering', 'metadata': {'name': 'default'}})
     world.declare(kopf.on.create, 'create')

@@ -35,7 +35,7 @@ async def test_refusals_without_a_reason_end_nothing(world, verb, times):
         await world.create('after')
         await world.handled('after')
     assert len(refusals(world)) == times
-    assert [call.name for call in world.calls] == ['before', 'after']  # nobody is called again for that
+    assert [call.name for call in world.calls] == ['before', 'after']  # no handler is called again for that
     told = [text for text in world.log.texts if 'The API refuses the credentials of' in text]
     assert len(told) == times and 'will be tried again in 0.05 seconds' in told[0]
 
@@ -50,7 +50,7 @@ async def test_refusals_at_the_start(world, path):
     assert len(refusals(world)) == 1
 
 
-async def test_those_who_were_never_accepted_are_refused_soon(world):
+async def test_credentials_that_were_never_accepted_are_given_up_soon(world):
     world.settings.networking.login_backoffs = [0.05, 60]
     world.sandbox.faults.error(401, times=None)
     world.declare(kopf.on.create, 'create')
@@ -71,7 +71,7 @@ async def test_a_success_is_a_new_beginning(world):
 
 
 @pytest.mark.parametrize('backoffs, attempts', [([], 1), (0.01, 2), ([0.01, 0.01], 3)])
-async def test_those_who_are_refused_for_good_are_told_what_to_do(world, backoffs, attempts):
+async def test_an_operator_that_is_refused_for_good_is_told_what_to_do(world, backoffs, attempts):
     world.settings.networking.login_backoffs = backoffs
     world.declare(kopf.on.create, 'create')
     with pytest.raises(kopf.LoginError, match="No new credentials.* Renew them or fix the login handlers"):
@@ -141,7 +141,7 @@ print((folder / 'answer').read_text())
 
 @pytest.fixture
 def plugin(world, tmp_path, monkeypatch):
-    """An exec plugin in the kubeconfig, in a folder: fails as long as there is a file "broken"."""
+    """Return an exec plugin in the kubeconfig, in a folder: fails as long as there is a file "broken"."""
     answer = {
         'apiVersion': 'client.authentication.k8s.io/v1',
         'kind': 'ExecCredential',

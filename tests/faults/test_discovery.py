@@ -11,7 +11,7 @@ from kopf._core.reactor import observation, orchestration, watches
 
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch):
-    """The same as in clusters, but faster."""
+    """Shorten the delays of clusters."""
     monkeypatch.setattr(orchestration, 'SETTLING_DELAYS', (0.05, 0.1, 0.2, 0.2))
 
 
@@ -165,7 +165,7 @@ def count_streams(world):
 
 @pytest.fixture
 def missing(monkeypatch):
-    """The plural names that are missing in what is discovered, with the counter of all discoveries."""
+    """Return the plural names that are missing in what is discovered, with the counter of all discoveries."""
     missing = types.SimpleNamespace(plurals=set(), count=0)
     discover = orchestration.discover
 

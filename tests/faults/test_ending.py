@@ -1,4 +1,4 @@
-"""SIGTERM in every state: the end is bounded and orderly, and those who do not end are named. And other ways to end."""
+"""SIGTERM in every state: the end is bounded and orderly, and tasks that do not end are named. Other ends, too."""
 
 import asyncio
 import contextlib
@@ -214,7 +214,7 @@ async def test_while_patches_are_not_accepted(process, fault):
 
 
 @pytest.mark.thorough
-async def test_while_throttled(process):
+async def test_a_throttled_operator_ends_soon(process):
     process.world.sandbox.faults.error(403, verb='patch', times=None)
     await process.start('''
         @kopf.on.startup()
@@ -228,7 +228,7 @@ async def test_while_throttled(process):
     assert code == 0 and seconds < SOON
 
 
-async def test_while_paused(process):
+async def test_a_paused_operator_ends_without_handling(process):
     world = process.world
     await world.aio.apply((world.root / 'peering.yaml').read_text())
     await world.aio.create(
@@ -283,7 +283,7 @@ async def test_while_the_peering_can_not_be_left(process):
         pytest.param('timer', 1000, marks=pytest.mark.thorough),
     ],
 )
-async def test_with_daemons(process, kind, count):
+async def test_daemons_are_stopped_before_the_end(process, kind, count):
     code = {
         'async': '@kopf.daemon("kopfexamples")\nasync def daemon(stopped, **_): note(); await stopped.wait()',
         'sync': '@kopf.daemon("kopfexamples")\ndef daemon(stopped, **_): note(); stopped.wait()',
@@ -381,11 +381,11 @@ async def test_while_webhooks_are_asked(process):
     assert 'CLEANUP' in process.output
     with contextlib.suppress(Exception):
         await creation
-    await process.world.create('another')  # nobody asks about it any more
+    await process.world.create('another')  # no watch asks about it any more
 
 
 @pytest.mark.thorough
-async def test_all_at_once(process):
+async def test_an_operator_ends_though_everything_hangs(process):
     """Everything hangs that can, and the API is gone when the signal comes."""
     await process.start('''
         running = set()

@@ -17,7 +17,7 @@ PEERING = {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfPeering', 'metadata': {'nam
 
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch):
-    """The same as in clusters, but shorter."""
+    """Shorten the delays of clusters."""
     monkeypatch.setattr(watches, 'MIN_BACKOFF', 0.05)
     monkeypatch.setattr(watches, 'MAX_BACKOFF', 0.2)
     monkeypatch.setattr(orchestration, 'SETTLING_DELAYS', (0.05, 0.1, 0.1))
@@ -32,7 +32,7 @@ def make_object(name, namespace='app'):
 
 
 def seen(world, name='obj'):
-    """The types of the events of the objects of this name, with their uids."""
+    """Return the types of the events of the objects of this name, with their uids."""
     return [(call['event']['type'], call['uid']) for call in world.called('event', name)]
 
 
@@ -145,7 +145,7 @@ async def test_a_kind_that_is_defined_anew_is_discovered_and_no_more(world):
 
 
 def declare_observers(world, *args, resource='kopfexamples'):
-    """An event handler, a daemon, and an index of the kind, which notes its content at each event of a configmap."""
+    """Declare an event handler, a daemon, and an index, whose content is noted at each event of a configmap."""
     world.declare(kopf.on.event, 'event', *args, resource=resource)
 
     @kopf.daemon(resource, *args, registry=world.registry)

@@ -103,7 +103,7 @@ async def serve(stopped, **_):
 
 
 def find_garbage():
-    """What nobody but the collector would free, of this framework; sandboxes live in the same process."""
+    """Count the objects of this framework that only the collector would free; sandboxes live in the same process."""
     gc.collect()
     items = [
         (item.f_globals['__name__'] if isinstance(item, types.FrameType) else type(item).__module__, item)
@@ -120,7 +120,7 @@ def find_sessions():
 
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch):
-    """The same as in clusters, but shorter."""
+    """Shorten the delays of clusters."""
     monkeypatch.setattr(watches, 'MIN_BACKOFF', 0.02)
     monkeypatch.setattr(watches, 'MAX_BACKOFF', 0.1)
     monkeypatch.setattr(orchestration, 'SETTLING_DELAYS', (0.05,))

@@ -66,7 +66,7 @@ async def test_stale_events_after_own_patches_are_dropped(world):
     assert len(world.called('create', 'obj')) == 1
 
 
-# Those who sleep, and those who take long.
+# Handlers that are retried later, and handlers that take long.
 
 
 async def test_retries_of_a_thousand_objects_hold_nothing(world):
@@ -372,7 +372,7 @@ async def test_a_success_is_not_on_record_without_functions_that_always_conflict
 
     async def work(patch, **_):
         def fn(body):
-            for edit in others:  # somebody is always faster
+            for edit in others:  # another client is always faster
                 edit()
             body['spec']['done'] = True
 

@@ -18,7 +18,7 @@ OBJECT = '/kopfexamples/obj'
 
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch, world):
-    """The same as in clusters, but faster."""
+    """Shorten the delays of clusters."""
     monkeypatch.setattr(watches, 'MIN_BACKOFF', 0.05)
     monkeypatch.setattr(watches, 'FORBIDDEN_BACKOFF', 0.1)
     world.settings.networking.error_backoffs = [0.05, 0.05]
@@ -361,7 +361,7 @@ STRANGE_EVENTS = {
         *(pytest.param([line], id=id, marks=pytest.mark.thorough) for id, line in STRANGE_EVENTS.items()),
     ],
 )
-async def test_strange_events(world, observed, strange):
+async def test_strange_events_do_not_disturb_other_watches(world, observed, strange):
     world.declare(kopf.on.event, 'event')
     world.declare(kopf.on.event, 'neighbour', resource='configmaps')
     async with world.operator():
@@ -432,7 +432,7 @@ async def test_what_is_no_list_is_not_taken_for_an_empty_one(world, hostile):
 
 
 @parametrize('page', {**STRANGE_LISTS, 'status': json.loads(STATUS)}, ['null', 'odd items', 'no version'])
-async def test_strange_lists(world, hostile, observed, page):
+async def test_strange_lists_are_retried(world, hostile, observed, page):
     world.settings.watching.streaming_lists = False
 
     async def spoil(exchange):

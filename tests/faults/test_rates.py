@@ -6,7 +6,7 @@ import kopf
 
 
 def requests(world):
-    """What the operator has asked for, in the order in which it has come."""
+    """Return what the operator has asked for, in the order in which it has come."""
     return [seen for seen in world.sandbox.requests if seen.user_agent.startswith('kopf/')]
 
 
@@ -29,11 +29,11 @@ async def test_everybody_waits_when_one_is_told_to(world):
     assert all(seen.time < told.time + 0.5 for seen in at_once)
     assert sorted(call.name for call in world.calls if call.id == 'create') == sorted(
         ['first', *(f'obj{number}' for number in range(10))]
-    )  # nobody is called again for that
+    )  # no handler is called again for that
     assert any('asks to wait for 1 seconds' in text for text in world.log.texts)
 
 
-async def test_nobody_waits_for_the_storage_of_another_resource(world):
+async def test_no_resource_waits_for_the_storage_of_another_one(world):
     world.settings.networking.error_backoffs = [0.1]
     world.declare(kopf.on.create, 'create')
     world.declare(kopf.on.event, 'event', resource='configmaps')

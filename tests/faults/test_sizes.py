@@ -225,7 +225,7 @@ async def test_the_finalizer_that_a_policy_denies_is_not_tried_in_a_loop(world):
 
 @pytest.fixture
 def secrets(world):
-    """Secrets that are handled like the objects of the examples."""
+    """Serve secrets that are handled like the objects of the examples."""
 
     class Secrets:
         async def create(self, name='obj', **data):

@@ -55,7 +55,7 @@ REST = 2000.0  # seconds without anything new, after which everything must be at
 
 
 def look_at(raw):
-    """What there is to be seen of an object: the fields that others edit, and those that the handlers patch."""
+    """Return what there is to be seen of an object: the fields that others edit, and those that the handlers patch."""
     return {**raw['spec'], 'l': raw['metadata'].get('labels', {}).get('l')}
 
 
@@ -304,7 +304,7 @@ class Operator(RuleBasedStateMachine):
     def check_state(self, reason, old):
         """Check what the handlers are told of the past."""
         if not old or 'a' not in old['spec']:
-            return  # it is new, or nobody knows what it was
+            return  # it is new, or its former value is unknown
         if reduce(look_at({'metadata': {}, **old})) not in map(reduce, self.server.history):
             self.complaints.append(f"{reason} is told of a past that never was: {old}")
 
@@ -346,7 +346,7 @@ class Operator(RuleBasedStateMachine):
             self.retries = {}
 
     def is_reverted(self):
-        """Tell if the object is as it was handled last: what was tried is over then."""
+        """Check whether the object is as it was handled last: what was tried is over then."""
         last = json.loads(self.server.raw['metadata'].get('annotations', {}).get(LAST_HANDLED, '{}'))
         return look_at({'metadata': {}, 'spec': {}, **last}) == look_at(self.server.raw)
 
@@ -482,7 +482,7 @@ class Operator(RuleBasedStateMachine):
         assert sorted(id for id, _, _, success, _ in self.runs if success) == ['delete1', 'delete2']
 
     def has_moved(self, seen):
-        """Tell if the object has become the same again after it was something else."""
+        """Check whether the object has become the same again after it was something else."""
         return [state for state, _ in itertools.groupby(self.server.history)].count(seen) > 1
 
 

@@ -21,7 +21,7 @@ FINALIZER = 'kopf.zalando.org/KopfFinalizerMarker'
 
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch):
-    """The same as in clusters, but ten times as fast."""
+    """Shorten the delays of clusters to a tenth."""
     monkeypatch.setattr(watches, 'MIN_BACKOFF', 0.08)
     monkeypatch.setattr(watches, 'MAX_BACKOFF', 3.0)
     monkeypatch.setattr(watches, 'FORBIDDEN_BACKOFF', 0.3)
@@ -29,7 +29,7 @@ def pauses(monkeypatch):
 
 @pytest.fixture
 def neighbour(world):
-    """A resource that goes on whatever happens to the other one."""
+    """Return a check that another resource goes on, whatever happens to the first one."""
     world.declare(kopf.on.event, 'neighbour', resource='configmaps')
     count = 0
 
@@ -94,7 +94,7 @@ async def test_streams_that_fail_once(world, neighbour, fault, streamed):
 
 
 @pytest.mark.parametrize('status', [410, 500, 503, 429])
-async def test_refusals_of_streams(world, neighbour, status):
+async def test_refused_streams_do_not_disturb_the_others(world, neighbour, status):
     world.declare(kopf.on.create, 'create')
     async with world.operator():
         await streaming(world)
@@ -177,7 +177,7 @@ async def test_one_resource_is_forbidden(world, neighbour):
 # A server, or a proxy, that closes every watch at once.
 
 
-async def test_few_requests_to_those_who_close_everything(world, neighbour):
+async def test_servers_that_close_every_watch_get_few_requests(world, neighbour):
     world.declare(kopf.on.create, 'create')
     async with world.operator():
         await streaming(world)
@@ -251,7 +251,7 @@ async def test_strange_objects_are_handled(world, neighbour, labels, uid):
 # Silence, slowness, and rights that end.
 
 
-async def test_streams_that_freeze(world, neighbour):
+async def test_frozen_streams_are_reopened(world, neighbour):
     world.settings.watching.inactivity_timeout = 0.5
     world.declare(kopf.on.create, 'create')
     async with world.operator():
@@ -316,7 +316,7 @@ async def test_slow_headers_are_limited(world, neighbour):
     assert len(world.called('create')) == 1
 
 
-# What nobody has seen.
+# What no watch has seen.
 
 
 class Memo(kopf.Memo):

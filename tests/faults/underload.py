@@ -182,7 +182,7 @@ class Load:
         return left
 
     def judge(self) -> list[str]:
-        """Tell what was lost, and what was done twice."""
+        """Return what was lost, and what was done twice."""
         calls: dict[str, list[tuple[str, int]]] = {}
         for entry in self.read():
             if entry['id'] != 'measure':

@@ -1,4 +1,4 @@
-"""The renewal of authorities and certificates: at any time, whoever was told the bundle trusts the server."""
+"""The renewal of authorities and certificates: at any time, a client that was told the bundle trusts the server."""
 
 import datetime
 import sys
@@ -26,7 +26,7 @@ def is_trusted(bundle: bytes, keyring: Keyring, now: datetime.datetime) -> bool:
     return True
 
 
-def test_new_ones() -> None:
+def test_a_new_keyring_is_trusted_until_it_expires() -> None:
     keyring = renew(None, NAMES, SCHEDULE, START)
     assert is_trusted(keyring.authorities, keyring, START)
     assert is_trusted(keyring.authorities, keyring, START + 89 * DAY)
@@ -34,8 +34,8 @@ def test_new_ones() -> None:
     assert Keyring.load(keyring.dump()) == keyring
 
 
-def test_years_of_renewals() -> None:
-    """Whoever looks from time to time, and is told the bundle a while later, always trusts the server."""
+def test_clients_trust_the_server_over_years_of_renewals() -> None:
+    """A client that is told the bundle a while after it was renewed always trusts the server."""
     keyring: Keyring | None = None
     told: list[tuple[datetime.datetime, bytes]] = []
     certificates, bundles = set(), set()
@@ -107,12 +107,12 @@ def test_broken_ones_are_made_anew(name: str) -> None:
         assert is_trusted(fresh.authorities, fresh, START)
 
 
-def test_missing_parts() -> None:
+def test_a_keyring_with_missing_parts_is_not_loaded() -> None:
     with pytest.raises(KeyError):
         Keyring.load({'ca.crt': b''})
 
 
-def test_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_named_with_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, 'cryptography', None)
     with pytest.raises(MissingDependencyError, match=r"pip install kopf\[dev\]"):
         renew(None, NAMES, SCHEDULE, START)

@@ -107,7 +107,7 @@ def test_owner_reference_is_added_once() -> None:
         ({'controller': None, 'block_owner_deletion': None}, {}),
     ],
 )
-def test_owner_reference_flags(flags: Any, expected: Any) -> None:
+def test_flags_of_owner_references_can_be_chosen(flags: Any, expected: Any) -> None:
     obj: dict[str, Any] = {}
     kopf.append_owner_reference(obj, OWNER, **flags)
     (reference,) = obj['metadata']['ownerReferences']
@@ -302,14 +302,14 @@ def test_collections_are_adopted_as_single_objects_are(collect: Any) -> None:
     assert objs == [single, single]
 
 
-def test_other_mutable_mappings() -> None:
+def test_any_mutable_mapping_can_be_adopted() -> None:
     obj: Any = collections.UserDict()
     kopf.adopt(obj, OWNER)
     assert obj['metadata']['ownerReferences'] == [REFERENCE]
 
 
 @pytest.mark.parametrize('obj', ['text', ['text'], b'bytes', 123, object(), types.MappingProxyType({}), [{}, 123]])
-def test_unsupported_objects(obj: Any) -> None:
+def test_unsupported_objects_are_refused(obj: Any) -> None:
     with pytest.raises(TypeError, match='not supported'):
         kopf.adopt(obj, OWNER)
 
@@ -366,7 +366,7 @@ def test_nested_templates_in_models_of_the_official_clients(client: Any, nested:
     assert spec.job_template.metadata.labels == {'a': '1'}
 
 
-def test_objects_of_pykube() -> None:
+def test_objects_of_pykube_can_be_adopted() -> None:
     pykube = pytest.importorskip('pykube')
     pod = pykube.objects.Pod(None, {'spec': {'template': {}}})
     expected: dict[str, Any] = {'spec': {'template': {}}}
@@ -376,7 +376,7 @@ def test_objects_of_pykube() -> None:
 
 
 @pytest.mark.parametrize('module', ['kr8s.objects', 'kr8s.asyncio.objects'])
-def test_objects_of_kr8s(module: str) -> None:
+def test_objects_of_kr8s_can_be_adopted(module: str) -> None:
     pod = pytest.importorskip(module).Pod({'metadata': {'name': 'x'}, 'spec': {'template': {}}}, api=object())
     kopf.adopt(pod, OWNER, nested='spec.template')
     expected: dict[str, Any] = {'metadata': {'name': 'x'}, 'spec': {'template': {}}}
@@ -384,7 +384,7 @@ def test_objects_of_kr8s(module: str) -> None:
     assert {key: pod.raw[key] for key in expected} == expected
 
 
-def test_models_of_lightkube() -> None:
+def test_models_of_lightkube_can_be_adopted() -> None:
     pytest.importorskip('lightkube')
     from lightkube.models.apps_v1 import DeploymentSpec
     from lightkube.models.core_v1 import PodTemplateSpec

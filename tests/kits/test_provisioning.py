@@ -238,7 +238,7 @@ async def test_sources_that_make_no_sense_end_the_operator(sandbox, registry, so
 
 @pytest.mark.parametrize('sandbox', [{'rbac': True}], indirect=True)
 async def test_the_missing_permission_is_named(sandbox, registry, monkeypatch):
-    monkeypatch.setenv('KUBECONFIG', str(sandbox.kubeconfig_for('somebody')))
+    monkeypatch.setenv('KUBECONFIG', str(sandbox.kubeconfig_for('alice')))
     with pytest.raises(
         Exception,
         match=r"widgets\.example\.com cannot be applied: .*needs the permission "
@@ -283,7 +283,7 @@ async def test_functions_in_threads_are_told_to_be_asynchronous(sandbox, registr
             pass
 
 
-async def test_outside_of_operators():
+async def test_outside_of_operators_nothing_can_be_provisioned():
     with pytest.raises(kopf.PermanentError, match="only inside of an operator"):
         await kopf.ensure_crds(make_crd())
 

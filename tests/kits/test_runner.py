@@ -69,7 +69,7 @@ def is_handled(body):
     return 'created' in body.get('status', {})
 
 
-def test_successful_run(sandbox):
+def test_a_successful_run_has_an_exit_code_and_output(sandbox):
     with KopfRunner(['run', '-n', 'default', 'handlers.py'], timeout=60) as runner:
         sandbox.create(KEX)
         sandbox.wait_for('kopfexamples', 'a', is_handled)
@@ -86,7 +86,7 @@ def test_successful_run(sandbox):
     assert runner.future.result().exit_code == 0
 
 
-def test_settings_and_registry(sandbox):
+def test_settings_and_registry_are_taken_from_the_runner(sandbox):
     registry, settings = kopf.OperatorRegistry(), kopf.OperatorSettings()
     settings.persistence.finalizer = 'example.com/mine'
 
@@ -97,12 +97,15 @@ def test_settings_and_registry(sandbox):
     with KopfRunner(['run', '-n', 'default', 'handlers.py'], timeout=60, registry=registry, settings=settings):
         sandbox.create(KEX)
         body = sandbox.wait_for('kopfexamples', 'a', lambda body: len(body.get('status', {})) == 2)
-    assert body['status'] == {'created': 'example.com/mine', 'test_settings_and_registry.<locals>.extra': 'extra'}
+    assert body['status'] == {
+        'created': 'example.com/mine',
+        'test_settings_and_registry_are_taken_from_the_runner.<locals>.extra': 'extra',
+    }
 
 
 @pytest.fixture
 def default_registry():
-    """A default registry of the test's own."""
+    """Yield a default registry of the test's own."""
     previous, registry = kopf.get_default_registry(), kopf.OperatorRegistry()
     kopf.set_default_registry(registry)
     yield registry
@@ -111,7 +114,7 @@ def default_registry():
 
 @pytest.fixture
 def package(sandbox, default_registry, tmp_path, monkeypatch):
-    """A module with handlers, not imported yet."""
+    """Yield a module with handlers, not imported yet."""
     package = tmp_path / 'runner_package'
     package.mkdir()
     package.joinpath('__init__.py').touch()
@@ -222,7 +225,7 @@ def test_failure_in_the_users_code(sandbox, tmp_path):
             pass
 
 
-def test_wrong_usage(sandbox):
+def test_wrong_usage_ends_with_code_2(sandbox):
     with KopfRunner(['run', '--nonsense'], reraise=False, timeout=60) as runner:
         pass
     assert runner.exit_code == 2
@@ -243,7 +246,7 @@ def test_error_of_the_test(sandbox):
     assert runner.exit_code == 0
 
 
-def test_errors_of_both(sandbox):
+def test_an_error_of_the_operator_has_that_of_the_block_as_its_cause(sandbox):
     with pytest.raises(FileNotFoundError) as caught:
         with KopfRunner(['run', '-n', 'default', 'absent.py'], timeout=60):
             raise ZeroDivisionError
@@ -317,7 +320,7 @@ def operate_synchronously(*namespaces, **kwargs):
 
 
 @pytest.mark.parametrize('fn', [operate, operate_synchronously])
-def test_embedded_operators(sandbox, registry, fn):
+def test_embedded_operators_are_run_in_the_background(sandbox, registry, fn):
     settings = kopf.OperatorSettings()
     settings.persistence.finalizer = 'example.com/mine'
     kopf.daemon('kopfexamples', registry=registry)(lambda **_: None)

@@ -159,7 +159,7 @@ async def test_nothing_is_written_while_nothing_is_due(sandbox, start):
 
 
 @pytest.mark.parametrize('method', ['GET', 'POST'])
-async def test_missing_permissions(sandbox, start, method):
+async def test_missing_permissions_are_named_by_the_error(sandbox, start, method):
     sandbox.faults.error(403, times=None, method=method, resource='secrets')
     _, configs = await start()
     with pytest.raises(WebhookServiceError) as error:
@@ -168,7 +168,7 @@ async def test_missing_permissions(sandbox, start, method):
     assert '{apiGroups: [""], resources: [secrets], verbs: [get, create, patch]}' in str(error.value)
 
 
-async def test_missing_namespaces(start):
+async def test_a_missing_namespace_is_named_by_the_error(start):
     _, configs = await start(namespace='absent')
     with pytest.raises(WebhookServiceError, match="The namespace 'absent' of the webhook service is not there"):
         await anext(configs)
@@ -253,6 +253,6 @@ async def test_it_is_only_for_operators():
         {'name': ''},
     ],
 )
-def test_impossible_options(options):
+def test_impossible_options_are_refused(options):
     with pytest.raises(ValueError, match="WebhookService"):
         kopf.WebhookService(**{'name': 'svc', **options})

@@ -102,7 +102,7 @@ async def serve(start: Any) -> Any:
 
 
 def trust(config: kopf.WebhookClientConfig, *pair: os.PathLike[str]) -> ssl.SSLContext:
-    """What a client needs to trust the server as the API does, and to show its own certificate."""
+    """Return what a client needs to trust the server as the API does, and to show its own certificate."""
     context = ssl.create_default_context(cadata=base64.b64decode(config['caBundle'] or '').decode())
     if sys.version_info < (3, 13):
         context.verify_flags |= ssl.VERIFY_X509_STRICT
@@ -209,7 +209,7 @@ async def test_servers_use_https_on_localhost_by_default(fn: Seen, serve: Any) -
         ('?other=1s', 29),
     ],
 )
-async def test_time_limits(fn: Seen, serve: Any, query: str, limit: float) -> None:
+async def test_the_time_limit_of_a_review_comes_from_its_query(fn: Seen, serve: Any, query: str, limit: float) -> None:
     await send(await serve(kopf.WebhookServer(insecure=True)), f'/x{query}')
     assert fn.limits == [pytest.approx(limit)]
 
@@ -241,7 +241,7 @@ async def test_the_url_has_the_address_of_the_server(serve: Any, addr: str, host
 
 
 @pytest.mark.parametrize('addr', ['::1', '::'])
-async def test_addresses_of_ipv6(serve: Any, addr: str) -> None:
+async def test_servers_listen_on_addresses_of_ipv6(serve: Any, addr: str) -> None:
     with contextlib.closing(socket.socket(socket.AF_INET6)) as sock:
         try:
             sock.bind(('::1', 0))
@@ -289,7 +289,7 @@ async def test_the_default_port_is_taken_if_it_is_free(serve: Any, monkeypatch: 
         (kopf.WebhookAutoServer(host='own'), 'own'),
     ],
 )
-async def test_host_names(serve: Any, server: kopf.WebhookServer, host: str) -> None:
+async def test_the_certificate_is_issued_for_the_host_name(serve: Any, server: kopf.WebhookServer, host: str) -> None:
     config = await serve(server)
     url = urllib.parse.urlsplit(config['url'])
     assert url.hostname == host
@@ -373,7 +373,7 @@ async def test_it_can_be_inherited(fn: Seen) -> None:
 # Whom clients trust.
 
 
-async def test_self_signed_certificates(serve: Any) -> None:
+async def test_self_signed_certificates_name_all_hosts(serve: Any) -> None:
     server = kopf.WebhookServer(addr='0.0.0.0', host='example.com', extra_sans=['extra.example.com', '10.1.2.3'])
     bundle = base64.b64decode((await serve(server))['caBundle'])
     certificate = x509.load_pem_x509_certificate(bundle)
@@ -403,7 +403,7 @@ async def test_self_signed_certificates_with_passwords(serve: Any, password: str
         (['bücher.example'], 'xn--bcher-kva.example'),
     ],
 )
-def test_common_names(hostnames: list[str], common_name: str) -> None:
+def test_the_common_name_is_the_first_host_name_that_is_no_address(hostnames: list[str], common_name: str) -> None:
     certificate, key = kopf.WebhookServer.build_certificate(hostnames)
     assert key.startswith(b'-----BEGIN PRIVATE KEY-----')
     subject = x509.load_pem_x509_certificate(certificate).subject
@@ -482,7 +482,7 @@ async def test_certbuilder_in_place_of_cryptography(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     'given', [{}, {'cadata': b'any CA'}, {'cafile': 'ca.pem'}, {'cafile': 'x', 'cadata': b'any CA'}]
 )
-async def test_bundles_and_dumps(
+async def test_the_bundle_is_dumped_to_a_file(
     tmp_path: pathlib.Path, serve: Any, given: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -493,7 +493,7 @@ async def test_bundles_and_dumps(
     assert base64.b64decode(config['caBundle']) == expected == pathlib.Path('dump.pem').read_bytes()
 
 
-async def test_certificates_from_files(tmp_path: pathlib.Path, serve: Any) -> None:
+async def test_certificates_are_loaded_from_files(tmp_path: pathlib.Path, serve: Any) -> None:
     pair = make_server(tmp_path, password='secret')
     config = await serve(kopf.WebhookServer(certfile=pair.certificate, pkeyfile=pair.key, password='secret'))
     assert (await send(config))[0] == 200
@@ -503,7 +503,9 @@ async def test_certificates_from_files(tmp_path: pathlib.Path, serve: Any) -> No
 
 
 @pytest.mark.parametrize('options', [{'password': None}, {'password': 'wrong'}])
-async def test_wrong_passwords(tmp_path: pathlib.Path, fn: Seen, options: Any) -> None:
+async def test_wrong_passwords_of_keys_are_refused_with_the_file_name(
+    tmp_path: pathlib.Path, fn: Seen, options: Any
+) -> None:
     pair = make_server(tmp_path, password='secret')
     with pytest.raises(ValueError, match=r"server\.pem"):
         await anext(kopf.WebhookServer(certfile=pair.certificate, pkeyfile=pair.key, **options)(fn))
@@ -571,7 +573,9 @@ def stranger(tmp_path: pathlib.Path) -> Pair:
         lambda client: {'cadata': client.certificate.read_bytes()},
     ],
 )
-async def test_certificates_of_clients(serve: Any, fn: Seen, client: Pair, given: Callable[[Pair], Any]) -> None:
+async def test_certificates_of_clients_are_given_to_the_handlers(
+    serve: Any, fn: Seen, client: Pair, given: Callable[[Pair], Any]
+) -> None:
     config = await serve(kopf.WebhookServer(**given(client)))
     context = trust(config, client.certificate, client.key)
     assert (await send(config, context=context))[0] == 200
@@ -579,7 +583,7 @@ async def test_certificates_of_clients(serve: Any, fn: Seen, client: Pair, given
     assert sslpeer['subject'] == ((('commonName', 'client'),),)
 
 
-async def test_clients_without_certificates(serve: Any, fn: Seen, client: Pair) -> None:
+async def test_clients_need_no_certificates(serve: Any, fn: Seen, client: Pair) -> None:
     config = await serve(kopf.WebhookServer(verify_cafile=client.certificate))
     assert (await send(config))[0] == 200
     assert fn.calls[0][1]['sslpeer'] is None
@@ -711,7 +715,7 @@ async def test_changed_authorities_of_clients(
         ({'path': 'ed'}, 404, '/rooted'),
     ],
 )
-async def test_bad_requests(
+async def test_bad_requests_are_refused_with_a_status(
     serve: Any, fn: Seen, caplog: pytest.LogCaptureFixture, options: Any, status: int, reason: str
 ) -> None:
     config = await serve(kopf.WebhookServer(insecure=True, path='/root'))
@@ -946,7 +950,9 @@ async def test_large_answers_are_read_at_leisure(serve: Any, monkeypatch: pytest
         (gzip.compress(b' ' * 20 * 1024 * 1024), 'gzip', 413),
     ],
 )
-async def test_compressed_reviews(serve: Any, fn: Seen, body: bytes, encoding: str, status: int) -> None:
+async def test_compressed_reviews_are_unpacked_within_limits(
+    serve: Any, fn: Seen, body: bytes, encoding: str, status: int
+) -> None:
     config = await serve(kopf.WebhookServer(insecure=True))
     headers = f'Content-Encoding: {encoding}\r\n{LAST}'
     assert [status for status, _ in await converse(config, as_request(body, headers=headers))] == [status]
@@ -973,7 +979,7 @@ async def test_answers_that_take_too_long_are_not_given_at_the_end(start: Any, m
         await request
 
 
-async def test_http_to_https(serve: Any, fn: Seen) -> None:
+async def test_plain_requests_do_not_disturb_an_https_server(serve: Any, fn: Seen) -> None:
     config = await serve(kopf.WebhookServer())
     with pytest.raises((OSError, http.client.HTTPException)):
         await send({**config, 'url': config['url'].replace('https', 'http')})
@@ -981,7 +987,9 @@ async def test_http_to_https(serve: Any, fn: Seen) -> None:
     assert len(fn.calls) == 1
 
 
-async def test_refused_reviews(serve: Any, fn: Seen, caplog: pytest.LogCaptureFixture) -> None:
+async def test_refused_reviews_are_answered_with_the_reason(
+    serve: Any, fn: Seen, caplog: pytest.LogCaptureFixture
+) -> None:
     fn.error = ReviewError("not of ours", status=404)
     status, answer = await send(await serve(kopf.WebhookServer()))
     assert (status, answer['message']) == (404, "not of ours")
@@ -989,7 +997,9 @@ async def test_refused_reviews(serve: Any, fn: Seen, caplog: pytest.LogCaptureFi
     assert 'Traceback' not in caplog.text
 
 
-async def test_failed_reviews(serve: Any, fn: Seen, caplog: pytest.LogCaptureFixture) -> None:
+async def test_failed_reviews_are_answered_without_details(
+    serve: Any, fn: Seen, caplog: pytest.LogCaptureFixture
+) -> None:
     fn.error = ValueError("a secret of ours")
     status, answer = await send(await serve(kopf.WebhookServer()))
     assert status == 500
@@ -1028,7 +1038,7 @@ def test_whatever_is_sent_is_answered_or_refused(endless_server: Any, body: byte
 
 @pytest.fixture
 def endless_server() -> Iterator[Any]:
-    """A server with real handlers in a loop of its own, for as many requests as are wanted."""
+    """Yield a server with real handlers in a loop of its own, for as many requests as are wanted."""
     registry = kopf.OperatorRegistry()
 
     @kopf.on.validate('kopfexamples', registry=registry, id='refusing')
@@ -1119,7 +1129,7 @@ class NgrokError(Exception):
 
 @pytest.fixture
 def ngrok(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The calls of the library, which is faked."""
+    """Return the calls of the library, which is faked."""
     calls: list[Any] = []
 
     def connect(addr: str, proto: str, **options: Any) -> Any:

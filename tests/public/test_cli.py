@@ -79,7 +79,7 @@ def test_the_help_lists_the_commands(invoke):
     assert 'run ' in result.output
 
 
-def test_help_of_run(invoke):
+def test_the_help_of_run_lists_its_options(invoke):
     result = invoke('run', '--help')
     assert result.exit_code == 0
     for option in [
@@ -122,7 +122,7 @@ def test_the_version_names_the_upstream_one(invoke):
         (['run', '-p', 'high'], 'high'),
     ],
 )
-def test_wrong_usage(invoke, operator, args, hint):
+def test_wrong_usage_is_explained(invoke, operator, args, hint):
     result = invoke(*args)
     assert result.exit_code == 2
     assert hint in result.output
@@ -301,7 +301,7 @@ def test_asyncio_is_debugged_too(invoke, operator, handlers):
         (['syntax.py'], ['SyntaxError', 'def (:']),
     ],
 )
-def test_loading_errors(invoke, operator, tmp_path, args, words):
+def test_loading_errors_are_shown_without_internals(invoke, operator, tmp_path, args, words):
     tmp_path.joinpath('broken.py').write_text("import missing_x\n")
     tmp_path.joinpath('syntax.py').write_text("def (:\n")
     result = invoke('run', *args)
@@ -365,11 +365,11 @@ def test_unknown_failures_have_tracebacks(invoke, operator, handlers):
 
 
 @pytest.mark.parametrize('value', ['json', 'JSON', 'Json', LogFormat.JSON])
-def test_log_formats(value):
+def test_log_formats_are_converted_in_any_case(value):
     assert LogFormatParamType().convert(value, None, None) is LogFormat.JSON
 
 
-def test_unknown_log_formats():
+def test_unknown_log_formats_are_refused():
     with pytest.raises(click.BadParameter):
         LogFormatParamType().convert('xml', None, None)
 

@@ -62,7 +62,7 @@ def test_the_help_lists_the_options(invoke, command):
         ([*RESUME, '-A', '-n', 'x'], '--all-namespaces'),
     ],
 )
-def test_wrong_usage(invoke, operator, args, hint):
+def test_wrong_usage_is_explained(invoke, operator, args, hint):
     result = invoke(*args)
     assert result.exit_code == 2
     assert hint in result.output
@@ -108,13 +108,13 @@ def test_controls_are_passed_to_the_operator(invoke, operator):
 
 
 def test_failures_are_told_and_exit_with_1(invoke, operator, caplog):
-    operator.error = PeeringError("Nobody was told.")
+    operator.error = PeeringError("No operator was told.")
     assert invoke(*FREEZE).exit_code == 1
-    assert "Nobody was told." in caplog.text
+    assert "No operator was told." in caplog.text
 
 
 @pytest.mark.parametrize('url', ['https://localhost/', 'nonsense'])
-def test_wrong_endpoints(invoke, operator, url):
+def test_wrong_liveness_endpoints_are_refused(invoke, operator, url):
     result = invoke('run', '--liveness', url)
     assert result.exit_code == 2
     assert url in result.output

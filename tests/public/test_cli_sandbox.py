@@ -85,7 +85,7 @@ def start_sandbox(tmp_path):
 
 
 @pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM])
-def test_the_sandbox_alone(start_sandbox, monkeypatch, sig):
+def test_the_sandbox_runs_without_an_operator(start_sandbox, monkeypatch, sig):
     process, line = start_sandbox("--crd", "crd.yaml", "--load", "good.yaml")
     kubeconfig = re.fullmatch(r"export KUBECONFIG=(/\S+)\n", line)[1]
     monkeypatch.setenv("KUBECONFIG", kubeconfig)
@@ -158,7 +158,7 @@ def test_the_environment_is_restored(monkeypatch):
 
 
 @pytest.mark.parametrize("command", [["sandbox"], ["run", "--sandbox", "handlers.py"]])
-def test_bad_manifests(run_kopf, command):
+def test_refused_manifests_are_named_with_the_reason(run_kopf, command):
     code, output = run_kopf(*command, "--crd", "crd.yaml", "--load", "bad.yaml")
     assert code == 1
     for part in ["bad.yaml", "Note 'n'", "spec.size", "less than or equal to 9"]:
@@ -175,7 +175,7 @@ def test_objects_without_their_kinds(run_kopf, command):
     )
 
 
-def test_absent_manifests(run_kopf):
+def test_absent_manifests_are_named(run_kopf):
     code, output = run_kopf("sandbox", "--crd", "absent.yaml")
     assert code == 2
     assert "'absent.yaml' does not exist" in output

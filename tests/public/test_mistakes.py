@@ -408,7 +408,7 @@ def sandbox():
 
 
 def pattern(text):
-    """What matches the message; "..." stands for anything, in one line."""
+    """Return what matches the message; "..." stands for anything, in one line."""
     return "[^\n]*".join(re.escape(part.strip(" ")) for part in text.replace(" (...)", " (...").split("..."))
 
 

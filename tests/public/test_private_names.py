@@ -239,7 +239,7 @@ def test_keys_of_progress_records():
     assert storage.make_v2_key('fn/spec.field') == 'kopf.zalando.org/fn.spec.field'
 
 
-def test_logger_of_objects(caplog):
+def test_the_logger_of_objects_has_its_public_name(caplog):
     body = kopf.Body({'metadata': {'name': 'name1', 'namespace': 'ns1', 'uid': 'uid1'}})
     with caplog.at_level(logging.INFO, logger='kopf.objects'):
         kopf.ObjectLogger(body=body, settings=kopf.OperatorSettings()).info("hello")

@@ -44,7 +44,7 @@ pytestmark = pytest.mark.timeout(900)  # nothing is cached where the tests run f
 
 @pytest.fixture(scope='module', params=['mypy', 'basedpyright'])
 def complaints(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[str]]:
-    """What the checker says of the two files, in one run."""
+    """Return what the checker says of the two files, in one run."""
     folder = tmp_path_factory.mktemp(request.param)
     mistakes = folder / 'mistakes.py'
     mistakes.write_text(MISTAKES)

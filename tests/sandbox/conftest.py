@@ -85,7 +85,7 @@ class Client:
         return answer.body
 
     async def version(self) -> str:
-        """The version of the whole storage now."""
+        """Return the version of the whole storage now."""
         answer = await self("GET", self.things)
         return str(answer.body["metadata"]["resourceVersion"])
 
@@ -111,13 +111,13 @@ class Watching:
         self.response.close()
 
     async def next(self, timeout: float = 60) -> Any:
-        """The next event; None when the stream ends, an exception when it is broken off."""
+        """Return the next event; None when the stream ends, an exception when it is broken off."""
         async with asyncio.timeout(timeout):
             line = await self.response.content.readline()
         return json.loads(line) if line else None
 
     async def until(self, count: int) -> list[tuple[str, str]]:
-        """Types and names of the next events."""
+        """Return the types and names of the next events."""
         events = [await self.next() for _ in range(count)]
         return [(event["type"], event["object"]["metadata"]["name"]) for event in events]
 

@@ -80,7 +80,7 @@ async def configure(client, hooks):
         await client("DELETE", path)
 
 
-async def test_the_review(client, configure, hooks, make_thing):
+async def test_webhooks_are_asked_with_a_full_review(client, configure, hooks, make_thing):
     await configure()
     await client("POST", client.things, make_thing("a"))
     (asked,) = hooks.asked
@@ -95,7 +95,7 @@ async def test_the_review(client, configure, hooks, make_thing):
     assert hooks.queries == ["timeout=3s"]
 
 
-async def test_updates_and_deletions(client, configure, hooks):
+async def test_updates_and_deletions_are_reviewed_with_the_old_object(client, configure, hooks):
     await client.create("a")
     await configure()
     await client("PATCH", f"{client.things}/a", {"spec": {"size": 2}}, type=MERGE)
@@ -200,7 +200,7 @@ async def test_failing_webhooks_follow_their_policy(client, configure, hooks, ma
         ({"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "elsewhere"}}}, False),
     ],
 )
-async def test_who_is_asked(client, configure, hooks, make_thing, changes, asked):
+async def test_only_matching_webhooks_are_asked(client, configure, hooks, make_thing, changes, asked):
     await configure(**changes)
     await client("POST", client.things, make_thing("a", labels={"app": "x"}))
     assert bool(hooks.asked) is asked
@@ -214,7 +214,7 @@ async def test_webhooks_of_subresources_see_only_these(client, configure, hooks)
     assert [asked["subResource"] for asked in hooks.asked] == ["status"]
 
 
-async def test_dry_runs(client, configure, hooks, make_thing):
+async def test_webhooks_are_told_of_dry_runs(client, configure, hooks, make_thing):
     await configure()
     assert (await client("POST", client.things, make_thing("a"), dryRun="All")).status == 201
     assert hooks.asked[0]["dryRun"] is True

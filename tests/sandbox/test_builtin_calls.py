@@ -10,7 +10,7 @@ MERGE = "application/merge-patch+json"
 
 @pytest.fixture
 async def asked(client):
-    """The path of a request for a certificate."""
+    """Yield the path of a request for a certificate."""
     name = client.namespace
     answer = await client(
         "POST",
@@ -21,7 +21,7 @@ async def asked(client):
                 "request": base64.b64encode(b"x").decode(),
                 "signerName": "example.dev/s",
                 "usages": ["client auth"],
-                "username": "somebody else",
+                "username": "another user",
             },
         },
     )
@@ -201,7 +201,7 @@ NEWER = {
 
 @pytest.fixture
 async def say(client):
-    """Creates an event in one of the groups."""
+    """Create an event in one of the groups."""
 
     async def say(group, name, **fields):
         path = (
@@ -310,7 +310,7 @@ async def test_budgets_of_nothing_are_kept(client):
     assert answer.body["spec"] == {"maxUnavailable": 0}
 
 
-async def test_addresses_of_services(client):
+async def test_addresses_of_services_are_checked(client):
     path = SERVICES.format(client.namespace)
     await client("POST", path, {"metadata": {"name": "s"}, "spec": {"ports": [{"port": 80}]}})
     status = {"status": {"loadBalancer": {"ingress": [{"ip": "1.2.3.4"}]}}}

@@ -32,6 +32,6 @@ def test_complaints_are_those_of_kubectl(text, message):
     assert str(caught.value) == f"yaml: {message}"
 
 
-def test_words_and_keys():
+def test_words_and_keys_are_read_as_by_clients():
     text = b"n: off\non: 2001-02-03\n2: ~\na: {b: [1, x]}"
     assert clientyaml.load(text) == {"false": False, "true": "2001-02-03", "2": None, "a": {"b": [1, "x"]}}

@@ -149,7 +149,7 @@ async def resource(client) -> AsyncIterator[Resource]:
     await client("DELETE", resource.crd)
 
 
-async def test_without_webhooks(resource):
+async def test_without_webhooks_unknown_fields_are_lost(resource):
     """What the other version does not know is lost, and what it has by default is not shown before it is written."""
     await resource.define()
     await resource.create("v1", "a", port=5)
@@ -158,7 +158,7 @@ async def test_without_webhooks(resource):
     assert await resource.spec("v1", "a") == {"port": 5}
 
 
-async def test_reading_and_writing(resource, hook):
+async def test_objects_are_converted_when_read_and_written(resource, hook):
     await resource.define(hook.conversion)
     await resource.create("v1", "a", port=5)
     assert await resource.spec("v2", "a") == {"ports": [5]}
@@ -175,7 +175,7 @@ async def test_reading_and_writing(resource, hook):
     assert (await resource.get("v1", "c")).status == 404
 
 
-async def test_the_review(resource, hook):
+async def test_webhooks_are_asked_with_a_full_review(resource, hook):
     await resource.define(hook.conversion)
     created = (await resource.create("v1", "a", port=5)).body
     await resource.get("v2", "a")
@@ -186,7 +186,7 @@ async def test_the_review(resource, hook):
     assert review["request"]["objects"] == [created]
 
 
-async def test_who_asks_again(resource, hook):
+async def test_only_reads_of_single_objects_ask_again(resource, hook):
     """Lists are answered from what was converted before, as from the watch cache; single objects never are."""
     await resource.define(hook.conversion)
     await resource.create("v1", "a", port=5)
@@ -274,7 +274,7 @@ UNREADABLE = (
         (reply(200, "[]"), UNREADABLE.replace("{}", "array", 1)),
     ],
 )
-async def test_bad_webhooks(resource, hook, spoil, message):
+async def test_bad_answers_of_webhooks_fail_the_request(resource, hook, spoil, message):
     """The words are those of a real server, since people search for them."""
     await resource.define(hook.conversion)
     await resource.create("v1", "a", port=5)
@@ -314,7 +314,7 @@ async def test_what_webhooks_may_change(resource, hook):
     assert found["spec"] == {"ports": [5]}
 
 
-async def test_unreachable_webhooks(resource, hook):
+async def test_unreachable_webhooks_fail_the_request(resource, hook):
     conversion = hook.conversion
     conversion["webhook"]["clientConfig"]["url"] = "https://127.0.0.1:1/convert"
     await resource.define(conversion)
@@ -324,7 +324,7 @@ async def test_unreachable_webhooks(resource, hook):
     )
 
 
-async def test_untrusted_webhooks(resource, hook):
+async def test_untrusted_webhooks_fail_the_request(resource, hook):
     conversion = hook.conversion
     del conversion["webhook"]["clientConfig"]["caBundle"]
     await resource.define(conversion)
@@ -362,7 +362,7 @@ async def test_watches_end_when_the_definition_changes(resource):
         assert 0.5 < asyncio.get_running_loop().time() - started < 20
 
 
-async def test_stored_versions(resource, hook):
+async def test_stored_versions_are_listed_in_the_status(resource, hook):
     defined = await resource.define(hook.conversion)
     assert defined.body["status"]["storedVersions"] == ["v1"]
     await resource.create("v1", "old", port=1)
@@ -429,7 +429,7 @@ async def test_stored_versions(resource, hook):
         ),
     ],
 )
-async def test_wrong_strategies(resource, conversion, fields):
+async def test_wrong_strategies_are_refused(resource, conversion, fields):
     refused = await resource.define(conversion)
     assert refused.status == 422
     assert refused.fields == {f"spec.conversion.{field}" for field in fields}

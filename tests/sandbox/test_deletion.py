@@ -87,7 +87,7 @@ async def test_options_that_are_refused(client, options, status):
     assert (await client("DELETE", f"{client.things}/a", options)).status == status
 
 
-async def test_dry_deletions(client):
+async def test_dry_deletions_keep_the_object(client):
     await client.create("a")
     assert (await client("DELETE", f"{client.things}/a", {"dryRun": ["All"]})).status == 200
     assert (await client("DELETE", f"{client.things}/a", dryRun="All")).status == 200
@@ -120,7 +120,7 @@ async def test_objects_of_absent_owners_are_collected(client, gone):
     await gone(f"{client.configmaps}/child")
 
 
-async def test_orphans_stay(client, gone):
+async def test_orphans_stay_without_their_owner(client, gone):
     owner = await client.create("one")
     await client("POST", client.configmaps, owned("child", owner))
     answer = await client("DELETE", f"{client.things}/one", {"propagationPolicy": "Orphan"})

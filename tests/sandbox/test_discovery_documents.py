@@ -6,14 +6,14 @@ AGGREGATED = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryLi
 GROUP = "things.example.dev"
 
 
-async def test_version_and_health(client):
+async def test_version_and_health_can_be_asked_for(client):
     assert "gitVersion" in (await client("GET", "/version")).body
     for path in ("/healthz", "/livez", "/readyz"):
         answer = await client("GET", path)
         assert (answer.status, answer.body) == (200, "ok")
 
 
-async def test_legacy_documents(client):
+async def test_legacy_documents_list_groups_and_resources(client):
     assert (await client("GET", "/api")).body["versions"] == ["v1"]
     groups = {group["name"]: group for group in (await client("GET", "/apis")).body["groups"]}
     assert {"apps", "batch", "events.k8s.io", "coordination.k8s.io", GROUP} <= set(groups)
@@ -34,7 +34,7 @@ async def test_custom_resources_in_legacy_documents(client):
     assert "things/status" in resources
 
 
-async def test_aggregated_documents(client):
+async def test_aggregated_documents_list_all_at_once(client):
     answer = await client("GET", "/apis", headers={"Accept": f"{AGGREGATED},application/json"})
     assert answer.headers["Content-Type"] == AGGREGATED
     assert answer.body["kind"] == "APIGroupDiscoveryList"

@@ -51,7 +51,7 @@ async def test_requests_at_once_are_answered_in_their_order(connect):
     assert (await read_response(reader))[2] == b'ok'
 
 
-async def test_requests_in_pieces(connect):
+async def test_requests_are_read_in_pieces(connect):
     reader, writer = await connect()
     for piece in (b'GET /hea', b'lthz HTTP/1.1\r\nHo', b'st: x\r\n\r', b'\n'):
         writer.write(piece)

@@ -18,7 +18,7 @@ async def test_errors_for_the_next_requests(client, faults):
     assert faults.pending() == []
 
 
-async def test_too_many_requests(client, faults):
+async def test_refusals_can_say_when_to_retry(client, faults):
     faults.error(429, retry_after=7, message="slow down")
     answer = await client("GET", client.things)
     assert (answer.status, answer.headers["Retry-After"], answer.body["reason"]) == (429, "7", "TooManyRequests")
@@ -54,13 +54,13 @@ async def test_failed_writes_do_nothing(client, faults, make_thing):
     assert (await client("GET", client.things)).names == []
 
 
-async def test_dropped_connections(client, faults):
+async def test_dropped_connections_fail_the_request(client, faults):
     faults.drop(verb="create")
     with pytest.raises(aiohttp.ClientError):
         await client("POST", client.things, {})
 
 
-async def test_lost_answers(client, faults, make_thing):
+async def test_lost_answers_do_not_undo_the_request(client, faults, make_thing):
     faults.lose(verb="create", times=2)
     for _ in range(2):
         with pytest.raises(aiohttp.ClientError):
@@ -76,7 +76,7 @@ async def test_delays_hold_requests_up(client, faults):
     assert (await client("GET", client.things)).status == 200
 
 
-async def test_dropped_watches(client, faults):
+async def test_dropped_watches_fail_for_the_client(client, faults):
     async with client.watch() as watch:
         await client.create("a")
         await watch.next()
@@ -95,7 +95,7 @@ async def test_watches_cut_in_the_middle_of_a_line(client, faults):
             await watch.response.content.readany()
 
 
-async def test_frozen_watches(client, faults):
+async def test_frozen_watches_get_no_events_until_cleared(client, faults):
     async with client.watch() as watch:
         faults.freeze_watches()
         await client.create("a")
@@ -112,7 +112,7 @@ async def test_watches_frozen_for_a_time(client, faults):
         assert await watch.until(1) == [("ADDED", "a")]
 
 
-async def test_expired_watches(client, faults):
+async def test_expired_watches_end_with_an_error(client, faults):
     async with client.watch() as watch:
         faults.expire_watches()
         event = await watch.next()
@@ -120,7 +120,7 @@ async def test_expired_watches(client, faults):
         assert await watch.next() is None
 
 
-async def test_errors_in_watches(client, faults):
+async def test_errors_in_watches_end_them(client, faults):
     async with client.watch() as watch:
         faults.fail_watches(500, reason='InternalError', message='oops')
         event = await watch.next()
@@ -128,7 +128,7 @@ async def test_errors_in_watches(client, faults):
         assert await watch.next() is None
 
 
-async def test_watches_that_end(client, faults):
+async def test_watches_end_as_often_as_asked(client, faults):
     async with client.watch() as watch:
         faults.end_watches(times=2)
         assert await watch.next() is None
@@ -167,7 +167,7 @@ async def test_groups_that_are_down(client, faults, accept):
     assert (await client("GET", client.things)).status == 200
 
 
-async def test_conditions_by_query(client, faults):
+async def test_faults_can_depend_on_the_query(client, faults):
     faults.error(503, query="limit=[0-9]")
     assert (await client("GET", client.things)).status == 200
     assert (await client("GET", f"{client.things}?limit=7")).status == 503
@@ -203,7 +203,7 @@ async def test_faults_of_watches_leave_other_requests_alone(client, faults):
     assert len(faults.pending()) == 1
 
 
-async def test_forgotten_history(client, faults):
+async def test_forgotten_history_expires_old_versions(client, faults):
     version = await client.version()
     await client.create("a")
     faults.forget_history()
@@ -214,7 +214,7 @@ async def test_forgotten_history(client, faults):
         assert await watch.until(1) == [("ADDED", "b")]
 
 
-async def test_refused_connections(client, faults):
+async def test_refused_connections_can_be_accepted_again(client, faults):
     async with client.watch() as watch:
         await client.create("a")
         await watch.next()
@@ -227,14 +227,14 @@ async def test_refused_connections(client, faults):
     assert (await client("GET", client.things)).names == ["a"]
 
 
-async def test_unknown_faults(faults):
+async def test_unknown_faults_are_refused(faults):
     with pytest.raises(ValueError, match="unknown fault"):
         faults.add("earthquake")
     with pytest.raises(TypeError):
         faults.error(500, colour="red")
 
 
-async def test_the_admin_endpoint(client, faults):
+async def test_faults_can_be_made_over_http(client, faults):
     rule = {"action": "error", "status": 403, "times": 1, "resource": "things"}
     assert (await client("POST", "/_sandbox/faults", rule)).status == 201
     (pending,) = (await client("GET", "/_sandbox/faults")).body["faults"]

@@ -72,7 +72,7 @@ def test_paths_are_written_as_by_the_server():
     ]
 
 
-def test_fields_of_values():
+def test_fields_are_found_in_values():
     value = {"size": 1, "tags": ["a"], "words": ["a"], "ports": [{"number": 1}], "labels": {"a": "b"}}
     assert typed.fields_of(value, SHAPE) == {
         "f:size": {},

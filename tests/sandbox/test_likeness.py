@@ -102,7 +102,7 @@ STRUCT = (
         ("GET", "/apis/apps/v9/deployments", {}, 404, "the server could not find the requested resource"),
     ],
 )
-async def test_parameters_and_places(client, method, path, params, status, message):
+async def test_wrong_parameters_and_places_are_refused(client, method, path, params, status, message):
     body = {"metadata": {"name": "x"}} if method == "POST" else None
     url = path.format(ns=client.namespace)
     if "%" in url:  # Otherwise, it would be encoded once more.
@@ -347,7 +347,7 @@ SCHEME = 'in scheme "pkg/runtime/scheme.go:111"'
         ),
     ],
 )
-async def test_other_kinds(client, version, kind, message):
+async def test_objects_of_other_kinds_are_refused(client, version, kind, message):
     answer = await client("POST", client.configmaps, {"apiVersion": version, "kind": kind, "metadata": {"name": "x"}})
     assert (answer.status, answer.message) == (400, message)
 
@@ -369,13 +369,13 @@ async def test_other_kinds(client, version, kind, message):
         (JSON, '[{"op": 5}]', 422, "the server rejected our request due to an error in our request"),
     ],
 )
-async def test_patches_of_those_who_do_not_care_for_unknown_fields(client, type, text, status, message):
+async def test_malformed_patches_are_refused_even_if_unknown_fields_are_ignored(client, type, text, status, message):
     await client("POST", client.configmaps, {"metadata": {"name": "c"}})
     answer = await client("PATCH", f"{client.configmaps}/c", data=text, type=type, fieldValidation="Ignore")
     assert (answer.status, answer.message) == (status, message)
 
 
-async def test_refusals_in_yaml(client):
+async def test_refusals_can_be_in_yaml(client):
     answer = await client("GET", f"{client.configmaps}/none", headers={"Accept": "application/yaml"})
     assert answer.headers["Content-Type"] == "application/yaml"
     assert 'message: configmaps "none" not found\n' in answer.body
@@ -485,7 +485,7 @@ async def test_what_was_changed_of_a_claim(client):
         ({"service": {"name": "x"}}, "spec.defaultBackend: Required value: port name or number is required"),
     ],
 )
-async def test_backends_of_ingresses(client, backend, message):
+async def test_backends_of_ingresses_are_checked(client, backend, message):
     path = f"/apis/networking.k8s.io/v1/namespaces/{client.namespace}/ingresses"
     answer = await client("POST", path, {"metadata": {"name": "x"}, "spec": {"defaultBackend": backend}})
     assert (answer.status, answer.message) == (422, f'Ingress.networking.k8s.io "x" is invalid: {message}')

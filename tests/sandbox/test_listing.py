@@ -28,7 +28,7 @@ async def test_items_of_builtin_kinds_do_not_repeat_their_kind(client):
     assert set(body["items"][0]) == {"metadata", "data"}
 
 
-async def test_all_namespaces(client, abc):
+async def test_objects_of_all_namespaces_are_listed(client, abc):
     listed = await client("GET", "/apis/things.example.dev/v1/things")
     own = [item for item in listed.body["items"] if item["metadata"]["namespace"] == client.namespace]
     assert [item["metadata"]["name"] for item in own] == ["a", "b", "c"]
@@ -57,7 +57,7 @@ async def test_lists_of_absent_namespaces_are_empty(client):
         ("app in ()", ""),
     ],
 )
-async def test_label_selectors(client, abc, selector, names):
+async def test_label_selectors_choose_the_listed_objects(client, abc, selector, names):
     assert (await client("GET", client.things, labelSelector=selector)).names == list(names)
 
 
@@ -78,7 +78,7 @@ async def test_label_selectors_that_are_refused(client, selector, message):
     assert message in answer.message
 
 
-async def test_field_selectors(client, abc):
+async def test_field_selectors_choose_the_listed_objects(client, abc):
     for selector, names in (
         ("metadata.name=a", "a"),
         ("metadata.name!=a", "bc"),
@@ -112,7 +112,7 @@ async def test_chunks_are_one_consistent_list(client, abc):
     assert not second.body["metadata"].get("continue")
 
 
-async def test_chunks_with_selectors(client, abc):
+async def test_chunks_have_no_remaining_count_with_selectors(client, abc):
     first = await client("GET", client.things, limit="1", labelSelector="app")
     assert "remainingItemCount" not in first.body["metadata"]
     second = await client("GET", client.things, labelSelector="app", **{"continue": first.body["metadata"]["continue"]})
@@ -184,7 +184,7 @@ async def test_tables_of_builtin_kinds(client):
     assert body["rows"][0]["cells"][:2] == ["default", "Active"]
 
 
-async def test_metadata_only(client, abc):
+async def test_objects_can_be_listed_by_their_metadata_only(client, abc):
     kind = "application/json;as={};v=v1;g=meta.k8s.io"
     listed = await client("GET", client.things, headers={"Accept": kind.format("PartialObjectMetadataList")})
     assert listed.body["kind"] == "PartialObjectMetadataList"

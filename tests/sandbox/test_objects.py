@@ -42,7 +42,7 @@ async def test_what_clients_may_not_set_is_ignored(client):
     assert [entry["manager"] for entry in meta["managedFields"]] == ["Python"]
 
 
-async def test_generated_names(client, make_thing):
+async def test_generated_names_are_unique(client, make_thing):
     body = make_thing("", generateName="some-")
     names = {(await client("POST", client.things, body)).body["metadata"]["name"] for _ in range(3)}
     assert len(names) == 3
@@ -133,7 +133,7 @@ async def test_absent_objects_and_namespaces(client, make_thing):
         ({"metadata": {"name": "a", "resourceVersion": "5"}}, 500, "resourceVersion should not be set"),
     ],
 )
-async def test_malformed_objects(client, make_thing, change, status, message):
+async def test_malformed_objects_are_refused(client, make_thing, change, status, message):
     answer = await client("POST", client.things, {**make_thing("a"), **change})
     assert answer.status == status
     assert message in answer.message
@@ -172,7 +172,7 @@ def test_bodies_that_are_too_large(sandbox, make_thing):
         assert (answer.code, json.load(answer)["reason"]) == (413, "RequestEntityTooLarge")
 
 
-async def test_dry_runs(client, make_thing):
+async def test_dry_runs_store_nothing(client, make_thing):
     answer = await client("POST", client.things, make_thing("a"), dryRun="All")
     assert answer.status == 201
     assert "resourceVersion" not in answer.body["metadata"]
@@ -224,7 +224,7 @@ async def test_updates_without_effect_keep_the_version(client):
     assert answer.body == body
 
 
-async def test_cluster_scoped_objects(client, make_crd):
+async def test_cluster_scoped_objects_have_no_namespace(client, make_crd):
     await client(
         "POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", make_crd("worlds", "World", scope="Cluster")
     )

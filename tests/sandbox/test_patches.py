@@ -41,7 +41,7 @@ def test_merged_documents_have_what_the_patch_says(document, patch):
 
 
 @given(objects, st.text("ab~/", max_size=2), documents)
-def test_adding_and_removing(document, key, value):
+def test_removing_undoes_adding(document, key, value):
     path = "/" + key.replace("~", "~0").replace("/", "~1")
     before = copy.deepcopy(document)
     added = json_patches.apply(

@@ -77,7 +77,7 @@ async def test_system_fields_that_are_kept_silently(patch):
     assert (await patch({"metadata": meta})).body == before
 
 
-async def test_json_patches(patch):
+async def test_json_patches_apply_all_operations(patch):
     answer = await patch(
         [
             {"op": "test", "path": "/metadata/labels/l", "value": "1"},
@@ -113,7 +113,7 @@ async def test_json_patches_that_cannot_be_applied(patch, operation):
     assert (answer.status, answer.body["reason"], answer.body["details"]) == (422, "Invalid", {})
 
 
-async def test_patch_types(client, patch):
+async def test_patches_of_wrong_types_are_refused(client, patch):
     assert (await patch({}, JSON)).status == 400
     assert (await patch({}, "application/json")).status == 415
     assert (await patch({}, "application/apply-patch+yaml")).status == 422
@@ -122,7 +122,7 @@ async def test_patch_types(client, patch):
     assert "strategic" not in answer.message
 
 
-async def test_absent_objects(patch):
+async def test_absent_objects_are_not_found(patch):
     assert (await patch({}, name="nope")).status == 404
 
 

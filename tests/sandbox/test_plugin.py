@@ -37,7 +37,7 @@ def run_pytest(tmp_path):
     return run
 
 
-def test_the_example():
+def test_the_tests_of_the_example_pass():
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", EXAMPLE, EXAMPLE],
         capture_output=True,
@@ -48,7 +48,7 @@ def test_the_example():
     assert "4 passed in " in done.stdout
 
 
-def test_nothing_is_loaded_for_those_who_do_not_use_it(run_pytest):
+def test_nothing_is_loaded_for_tests_without_its_fixtures(run_pytest):
     code, output = run_pytest("""
         import sys
 
@@ -75,7 +75,7 @@ print(time.process_time() - seconds, *(set(sys.modules) - modules))
     assert least < 0.005
 
 
-def test_asynchronous_tests(run_pytest):
+def test_asynchronous_tests_can_use_the_sandbox(run_pytest):
     code, output = run_pytest(
         """
         import os

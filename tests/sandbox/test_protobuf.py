@@ -30,7 +30,7 @@ def test_bytes_stay_as_in_json():
     assert decode(SECRET) == {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}, "data": {"a": "Yg=="}}
 
 
-def test_numbers_or_texts():
+def test_values_can_be_numbers_or_texts():
     assert decode(BUDGET)["spec"] == {"minAvailable": "50%", "selector": {"matchLabels": {"a": "b"}}}
 
 
@@ -99,7 +99,7 @@ async def test_what_cannot_be_read(client, data, message):
     assert answer.message == f"the object provided is unrecognized (must be of type ConfigMap): {message}"
 
 
-async def test_unknown_kinds(client):
+async def test_unknown_kinds_are_refused(client):
     data = "k8s\0\x0a\x0f\x0a\x02v2\x12\x09ConfigMap"
     answer = await client("POST", client.configmaps, data=data, type=MEDIA)
     assert (answer.status, answer.message) == (

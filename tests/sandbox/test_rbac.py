@@ -49,7 +49,7 @@ async def ask(sandbox):
 
 
 def grant(sandbox, user, *rules, namespace="default", kind="User"):
-    """A role with these rules, in a namespace or in the whole cluster (None), and a binding of it."""
+    """Return a role with these rules, in a namespace or in the whole cluster (None), and a binding of it."""
     scope = "" if namespace else "Cluster"
     meta = {"name": user.rpartition(":")[2], **({"namespace": namespace} if namespace else {})}
     api = {"apiVersion": "rbac.authorization.k8s.io/v1", "metadata": meta}
@@ -189,7 +189,7 @@ async def test_tokens_of_service_accounts(ask, sandbox):
             assert response.status == 401
 
 
-async def test_acting_for_others(ask, sandbox):
+async def test_admins_can_act_for_other_users(ask, sandbox):
     _, body = await ask("POST", WHOAMI, {}, acting_as="alice", Impersonate_Group="dev", Impersonate_Extra_Reason="x")
     assert body["status"]["userInfo"] == {
         "username": "alice",
@@ -244,7 +244,7 @@ async def test_reviews_tell_what_is_allowed(ask, sandbox):
     assert (status, body["details"]["causes"][0]["field"]) == (422, "spec.resourceAttributes")
 
 
-async def test_nobody_gives_away_more_than_they_have(ask, sandbox):
+async def test_users_cannot_grant_more_than_they_have(ask, sandbox):
     admin = rule("create patch", "roles rolebindings clusterroles", "rbac.authorization.k8s.io")
     grant(sandbox, "granter", admin, rule("get", "pods"), namespace=None)
     roles = f"{ROLES}/namespaces/default/roles"
@@ -391,7 +391,7 @@ def test_operators_that_lack_a_permission(kopf_sandbox, kopf_operator, tmp_path)
 
 
 def documented(*kinds):
-    """The objects of these kinds that the page on deployment shows."""
+    """Return the objects of these kinds that the page on deployment shows."""
     page = (ROOT / "docs" / "deployment.rst").read_text()
     blocks = re.findall(r"^\.\. code-block:: yaml\n(?: +:.*\n)*\n((?: {4}.*\n|\n)+)", page, re.MULTILINE)
     return [body for block in blocks for body in yaml.safe_load_all(textwrap.dedent(block)) if body["kind"] in kinds]

@@ -14,7 +14,7 @@ INTEGER, STRING = {"type": "integer"}, {"type": "string", "maxLength": 100}
 
 
 def ruled(schema, *rules):
-    """A schema with rules: texts, pairs of a text and a message, or dicts."""
+    """Return a schema with rules: texts, pairs of a text and a message, or dicts."""
     pairs = [(rule, "") if isinstance(rule, str) else rule for rule in rules]
     return {
         **schema,
@@ -219,11 +219,11 @@ def causes(answer):
         (None, [("<nil>", 'Invalid value: "object": no such key: spec evaluating rule: only x')]),
     ],
 )
-async def test_broken_rules(rules, spec, expected):
+async def test_broken_rules_refuse_the_object(rules, spec, expected):
     assert causes(await rules.post("b", spec)) == expected
 
 
-async def test_the_root(rules):
+async def test_rules_of_the_root_refuse_without_a_field(rules):
     refused = await rules.post("evil", {})
     assert causes(refused) == [("<nil>", "Invalid value: evil name")]
     assert refused.message == 'Rule.things.example.dev "evil" is invalid: <nil>: Invalid value: evil name'
@@ -245,11 +245,11 @@ async def test_the_root(rules):
         {"with-dash": "a", "namespace": "a"},
     ],
 )
-async def test_what_is_allowed(rules, spec):
+async def test_valid_objects_are_accepted(rules, spec):
     assert (await rules.post("a", spec)).status == 201
 
 
-async def test_what_was_before(rules):
+async def test_rules_see_the_former_values(rules):
     await rules.post("n", {"name": "x", "frozen": "new", "items": [{"k": "a", "v": 5}, {"k": "b"}]})
     assert (await rules.patch("n", spec={"min": 2})).status == 200
     assert causes(await rules.patch("n", spec={"name": "y"})) == [
@@ -367,7 +367,7 @@ async def test_what_has_broken_the_schema_before(client, make_crd):
         ),
     ],
 )
-async def test_wrong_rules(client, make_crd, rule, field, message):
+async def test_wrong_rules_refuse_the_definition(client, make_crd, rule, field, message):
     answer = await client(
         "POST", DEFINITIONS, definition(make_crd, "wrongs", ruled(objects(a=INTEGER, s=STRING), rule))
     )
@@ -463,7 +463,7 @@ async def test_what_rules_may_say(client, make_crd, schema, rule):
     assert (await client("POST", DEFINITIONS, made, dryRun="All")).status == 201
 
 
-async def test_whole_objects(client, make_crd):
+async def test_rules_of_whole_objects_see_only_a_part_of_the_metadata(client, make_crd):
     rules = ("self.spec.b == 1", "self.metadata.labels == 1", "self.metadata.generateName == self.kind", "self.other")
     answer = await client("POST", DEFINITIONS, definition(make_crd, "wrongs", objects(a=INTEGER), *rules))
     places = [
@@ -473,7 +473,7 @@ async def test_whole_objects(client, make_crd):
 
 
 @pytest.mark.parametrize("inner", [ruled(INTEGER, "self == oldSelf"), objects(a=ruled(INTEGER, "self == oldSelf"))])
-async def test_items_that_nobody_knows_again(client, make_crd, inner):
+async def test_items_without_an_identity_have_no_old_values(client, make_crd, inner):
     answer = await client("POST", DEFINITIONS, definition(make_crd, "wrongs", objects(l=lists(inner))))
     ((_, text),) = causes(answer)
     assert text == (
@@ -502,7 +502,7 @@ async def test_items_that_nobody_knows_again(client, make_crd, inner):
         (ruled(objects(b={"type": "wrong"}), "self.c > 1"), ".properties[b].type", "Unsupported value"),
     ],
 )
-async def test_rules_and_schemas(client, make_crd, spec, field, message):
+async def test_rules_are_ignored_in_wrong_schemas(client, make_crd, spec, field, message):
     """Rules are not looked at where the schema itself is wrong."""
     ((place, text),) = causes(await client("POST", DEFINITIONS, definition(make_crd, "wrongs", spec)))
     assert (place, message in text) == (f"spec.validation.openAPIV3Schema.properties[spec]{field}", True)

@@ -76,7 +76,7 @@ async def test_waits_end_when_the_condition_is_met(notes):
     await gone
 
 
-def test_waiting_in_vain(notes):
+def test_waiting_in_vain_says_what_is_there(notes):
     with pytest.raises(TimeoutError, match="is not there after 0.05 s; it is: absent"):
         notes.wait_for("notes", "n", timeout=0.05)
     notes.create({**NOTE, "text": "a"})
@@ -247,7 +247,7 @@ def test_applying_what_is_refused(notes):
     assert error.value.code == 422 and isinstance(error.value, ManifestError)
 
 
-def test_the_kubeconfig(notes):
+def test_the_kubeconfig_leads_to_the_sandbox(notes):
     config = json.loads(notes.kubeconfig.read_text())
     assert config["clusters"][0]["cluster"]["server"] == notes.url
     assert config["users"][0]["user"]["token"] == notes.token
@@ -267,14 +267,14 @@ def test_requests_are_noted(notes):
     assert (seen.user_agent, dict(seen.query), seen.user) == ("me", {"limit": "1"}, "sandbox")
 
 
-async def test_asynchronous_use():
+async def test_a_sandbox_can_be_used_asynchronously():
     async with Sandbox(crds=[NOTES], loads=[NOTE]) as sandbox:
         assert (await sandbox.get("notes", "n"))["metadata"]["name"] == "n"
         assert len(await sandbox.list("notes")) == 1
         assert (await sandbox.wait_for("notes", "n", timeout=1))["kind"] == "Note"
 
 
-def test_the_end():
+def test_a_sandbox_cannot_be_used_after_its_end():
     with Sandbox() as sandbox:
         path = sandbox.kubeconfig
         assert path.exists()
@@ -293,14 +293,14 @@ def test_a_given_kubeconfig_stays(tmp_path):
     assert (tmp_path / "deep" / "config").exists()
 
 
-def test_bad_starts(notes):
+def test_bad_starts_fail_with_their_reason(notes):
     with pytest.raises(ManifestError), Sandbox(crds="no/such/file.yaml"):
         pass
     with pytest.raises(OSError), Sandbox(port=int(notes.url.rpartition(":")[2])):
         pass
 
 
-def test_the_audit_log(tmp_path):
+def test_requests_are_written_to_the_audit_log(tmp_path):
     with Sandbox(audit=tmp_path / "audit.log") as sandbox:
         import ssl
 

@@ -20,7 +20,7 @@ SELECTOR = {
 
 @pytest.fixture
 async def fleets(client, sandbox, make_crd):
-    """The path of a kind that can be scaled to 10 at most, with one object of it."""
+    """Return the path of a kind that can be scaled to 10 at most, with one object of it."""
     spec = {"type": "object", "properties": {"size": {"type": "integer", "maximum": 10}}}
     sandbox.apply(make_crd("fleets", "Fleet", spec=spec, subresources={"status": {}, "scale": PATHS}))
     path = f"/apis/{GROUP}/v1/namespaces/{client.namespace}/fleets"
@@ -88,7 +88,7 @@ async def test_replaced_scales_change_the_object(client, fleets):
     assert (nameless.status, "name must be provided" in nameless.message) == (400, True)
 
 
-async def test_dry_changes(client, fleets):
+async def test_dry_changes_of_scales_store_nothing(client, fleets):
     answer = await client("PATCH", f"{fleets}/f/scale", {"spec": {"replicas": 9}}, type=MERGE, dryRun="All")
     assert answer.body["spec"] == {"replicas": 9}
     assert (await client("GET", f"{fleets}/f")).body["spec"] == {"size": 2}
@@ -123,7 +123,7 @@ async def test_patches_of_other_types(client, fleets, type):
     assert (answer.status, answer.body["reason"]) == (415, "UnsupportedMediaType")
 
 
-async def test_applied_scales(client, fleets):
+async def test_applied_scales_own_the_replicas(client, fleets):
     """Deployments are among the replays; numbers of custom kinds can be anywhere."""
     scale = {"apiVersion": "autoscaling/v1", "kind": "Scale", "spec": {"replicas": 5}}
     apply = {"type": "application/apply-patch+yaml", "fieldManager": "me"}
@@ -145,7 +145,7 @@ async def test_applied_scales(client, fleets):
     assert (await client("PATCH", f"{fleets}/f/scale", scale, **apply)).status == 422
 
 
-async def test_unknown_fields(client, fleets):
+async def test_unknown_fields_of_scales_are_warned_about(client, fleets):
     answer = await client("PATCH", f"{fleets}/f/scale", {"spec": {"foo": 3}, "bar": 1}, type=MERGE)
     assert answer.headers.getall("Warning") == [r'299 - "unknown field \"bar\""', r'299 - "unknown field \"spec.foo\""']
 

@@ -215,7 +215,7 @@ async def test_several_versions_of_one_object(client, make_crd):
     assert (await client("GET", path.format("v3"))).status == 404
 
 
-async def test_empty_defaults(client, make_crd):
+async def test_empty_values_are_defaults_too(client, make_crd):
     """They are values as all others."""
     properties = {
         "list": {"type": "array", "items": {"type": "string"}, "default": []},

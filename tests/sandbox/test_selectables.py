@@ -24,7 +24,7 @@ FIELDS = [
 
 @pytest.fixture
 async def balls(client, sandbox, make_crd):
-    """The path of a kind with selectable fields, and some of them."""
+    """Return the path of a kind with selectable fields, and some of them."""
     sandbox.apply(make_crd("balls", "Ball", spec=SPEC, selectableFields=FIELDS))
     path = f"/apis/{GROUP}/v1/namespaces/{client.namespace}/balls"
     for name, spec in {

@@ -108,7 +108,7 @@ async def test_watches_see_ordinary_changes(sandbox, client, make_thing):
     assert events[1]["object"]["spec"]["size"] == 1
 
 
-def test_another_sandbox(notes):
+def test_a_snapshot_is_restored_in_another_sandbox(notes):
     notes.create(note("n"))
     snapshot = notes.snapshot()
     with Sandbox() as other:

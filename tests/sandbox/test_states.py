@@ -127,7 +127,7 @@ def test_definitions_that_have_gone(path):
         assert sandbox.list("notes") == []
 
 
-def test_new_schemas(path):
+def test_defaults_of_new_schemas_last_over_a_restart(path):
     """What a schema has changed without a write is so after a restart, too."""
     with Sandbox(state=path, crds=NOTES) as sandbox:
         sandbox.create(note("n"))
@@ -150,7 +150,7 @@ def test_one_at_a_time(path):
         pass
 
 
-def test_files_of_others(path):
+def test_files_of_other_programs_are_refused(path):
     path.write_text("something else, and long enough to be a file with a header " * 10)
     with pytest.raises(StateError, match="is not a state file of a sandbox .*use another file"):
         Sandbox(state=path).__enter__()
@@ -171,13 +171,13 @@ def test_files_of_other_versions(path):
         Sandbox(state=path).__enter__()
 
 
-def test_no_folder(tmp_path):
+def test_a_state_in_a_missing_folder_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="no such folder"):
         Sandbox(state=tmp_path / "absent" / "file").__enter__()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_no_permission(path):
+def test_a_state_without_permission_is_refused(path):
     path.touch(mode=0o400)
     with pytest.raises(StateError, match="cannot be used"):
         Sandbox(state=path).__enter__()
@@ -203,7 +203,7 @@ async def test_a_disk_that_is_full_for_a_while(path, caplog):
         assert [item["metadata"]["name"] for item in await sandbox.list("configmaps")] == ["a", "b", "c"]
 
 
-def test_the_command(path, tmp_path):
+def test_the_command_keeps_its_state_in_a_file(path, tmp_path):
     kubeconfig = tmp_path / "kubeconfig"
     command = [sys.executable, "-m", "kopf", "sandbox", "--state", path, "--kubeconfig", kubeconfig]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

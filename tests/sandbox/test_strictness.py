@@ -25,7 +25,7 @@ HEAD = '{"apiVersion": "things.example.dev/v1", "kind": "Thing", '
         ('{"a"', []),
     ],
 )
-def test_fields_given_twice(text, paths):
+def test_fields_given_twice_are_found(text, paths):
     assert strictness.duplicates(text.encode()) == [f'duplicate field "{path}"' for path in paths]
 
 

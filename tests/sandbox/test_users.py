@@ -13,7 +13,7 @@ REVIEWS = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 
 @pytest.fixture
 async def send(client, sandbox):
-    """A client that shows the given certificate, or nothing at all."""
+    """Return a client that shows the given certificate, or nothing at all."""
 
     async def send(method, path, *, pair=None, token=None, tmp_path=None):
         context = ssl.create_default_context(cadata=ca)
@@ -35,7 +35,7 @@ async def test_only_known_tokens_are_accepted(send, sandbox):
     assert (status, body["reason"]) == (401, "Unauthorized")
 
 
-async def test_requests_without_credentials(send):
+async def test_requests_without_credentials_are_anonymous(send):
     status, body = await send("GET", "/api/v1/namespaces")
     assert (status, body["reason"]) == (403, "Forbidden")
     assert body["message"] == (
@@ -45,7 +45,7 @@ async def test_requests_without_credentials(send):
     assert (await send("GET", "/version"))[0] == 200
 
 
-async def test_client_certificates(send, sandbox, tmp_path):
+async def test_client_certificates_name_the_user_and_groups(send, sandbox, tmp_path):
     pair = sandbox.client_certificate("alice", ["team-a", "team-b"])
     status, body = await send("POST", REVIEWS, pair=pair, tmp_path=tmp_path)
     assert status == 201

@@ -184,7 +184,7 @@ def test_invalid_devices_are_refused_with_causes(try_out, devices, expected):
         ({"recursiveReadOnly": "Enabled", "readOnly": True}, []),
     ],
 )
-def test_options_of_mounts(try_out, options, expected):
+def test_options_of_mounts_are_checked(try_out, options, expected):
     causes = try_out([claim("data")], container=mounts("data", **options))
     assert causes == [f"containers[0].volumeMounts{text}" for text in expected]
 

@@ -47,7 +47,7 @@ async def test_initial_events_end_with_a_bookmark(client):
         assert await watch.until(1) == [("ADDED", "b")]
 
 
-async def test_no_initial_events(client):
+async def test_initial_events_can_be_left_out(client):
     await client.create("a")
     async with client.watch(sendInitialEvents="false", resourceVersionMatch="NotOlderThan") as watch:
         await client.create("b")
@@ -66,7 +66,7 @@ async def test_nothing_is_missed_or_doubled_between_the_initial_events_and_the_r
     assert sorted(names) == sorted(f"x{number}" for number in range(50))
 
 
-async def test_selector_transitions(client):
+async def test_objects_that_cease_to_match_are_deleted_for_the_watch(client):
     await client.create("a", labels={"t": "1"})
     async with client.watch(labelSelector="t=1", resourceVersion=await client.version()) as watch:
         for value in ("2", "1"):
@@ -80,7 +80,7 @@ async def test_selector_transitions(client):
         assert await watch.until(3) == [("ADDED", "a"), ("DELETED", "a"), ("ADDED", "b")]
 
 
-async def test_field_selectors(client):
+async def test_field_selectors_choose_the_watched_objects(client):
     async with client.watch(fieldSelector="metadata.name=b") as watch:
         await client.create("a")
         await client.create("b")
@@ -133,7 +133,7 @@ async def test_parameters_that_are_refused(client, params, status):
     assert (await client("GET", client.things, watch="true", **params)).status == status
 
 
-async def test_tables_and_metadata(client):
+async def test_watches_can_send_tables_and_metadata(client):
     await client.create("a")
     async with client.watch(headers={"Accept": "application/json;as=Table;v=v1;g=meta.k8s.io"}) as watch:
         assert (await watch.next())["object"]["rows"][0]["cells"] == ["a", 1]

@@ -109,7 +109,7 @@ def test_failed_containers_are_restarted(busy):
     busy.wait_for("pods", "p", phase("Succeeded"))
 
 
-def test_pods_that_stay(busy):
+def test_pods_stay_in_their_phases(busy):
     busy.create(pod("pending", starts_after="never"))
     busy.create(pod("running", "Always"))
     busy.create(pod("forever", runs_for="forever"))
@@ -150,7 +150,7 @@ def test_jobs_run_pods_until_complete(busy):
         busy.wait_gone("pods", item["metadata"]["name"])
 
 
-def test_jobs_that_fail(busy):
+def test_jobs_fail_after_their_backoff_limit(busy):
     busy.create(job("j", {**FAST, "sandbox.kopf.dev/exit-code": "1"}, backoffLimit=1))
     failed = busy.wait_for("jobs", "j", condition("Failed"))["status"]
     assert failed["failed"] == 2

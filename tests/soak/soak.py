@@ -141,7 +141,7 @@ class Soak:
             thread.join()
 
     def judge(self) -> Iterator[str]:
-        """Give everything that is not as it must be."""
+        """Return everything that is not as it must be."""
         lines = [line for path in sorted(self.folder.glob('*.jsonl')) for line in verdict.read(path)]
         bodies = self.world.bodies(STEADY, STEADY_NAMESPACES)
         self.world.counts['calls'] = len(lines)
@@ -205,7 +205,7 @@ def prepare(api: KubeApi) -> None:
 
 
 def clean_up(api: KubeApi) -> None:
-    """Remove all that a soak has made; nobody is there to remove the finalizers."""
+    """Remove all that a soak has made; there is no operator any more to remove the finalizers."""
     crds: list[Object] = api.items('apiextensions.k8s.io/v1', 'CustomResourceDefinition')
     for crd in [crd for crd in crds if crd['spec']['group'] == GROUP]:
         version, kind = crd['spec']['versions'][-1]['name'], crd['spec']['names']['kind']

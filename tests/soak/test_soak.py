@@ -12,7 +12,7 @@ SCRIPT = pathlib.Path(__file__).parent / 'soak.py'
 
 
 @pytest.mark.timeout(300)
-def test_short_soak():
+def test_a_short_soak_finds_no_violations():
     command = [sys.executable, str(SCRIPT), '--sandbox', '--minutes=0.1', '--objects=20', '--seed=1']
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr

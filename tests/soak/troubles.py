@@ -78,7 +78,7 @@ class World:
 
 
 def make_crd(kind: str, versions: dict[str, bool]) -> Object:
-    """A kind of the operators' category; with its versions, and whether they are served. The first one is stored."""
+    """Return a kind of the operators' category, with its versions (served or not). The first one is stored."""
     plural = kind.lower() + 's'
     schema = {'openAPIV3Schema': {'type': 'object', 'x-kubernetes-preserve-unknown-fields': True}}
     return {

@@ -30,7 +30,7 @@ def read(path: pathlib.Path) -> list[Line]:
 
 
 def is_handled(body: Body) -> bool:
-    """Whether the object is at rest: its last state is handled, and nothing is going on."""
+    """Check whether the object is at rest: its last state is handled, and nothing is going on."""
     annotations = body['metadata'].get('annotations') or {}
     last = json.loads(annotations.get(LAST_HANDLED, 'null'))
     return (
@@ -41,7 +41,7 @@ def is_handled(body: Body) -> bool:
 
 
 def find_unhandled(lines: Iterable[Line], bodies: Iterable[Body]) -> Iterator[str]:
-    """The objects that are there, and some handler has not seen their last state."""
+    """Yield the objects that are there, and some handler has not seen their last state."""
     seen = {(line['uid'], line['event'].partition('/')[0], line['value']) for line in lines if 'value' in line}
     for body in bodies:
         name, uid, value = body['metadata']['name'], body['metadata']['uid'], body['spec'].get('value')
@@ -53,7 +53,7 @@ def find_unhandled(lines: Iterable[Line], bodies: Iterable[Body]) -> Iterator[st
 
 
 def find_repeated(lines: Iterable[Line]) -> Iterator[str]:
-    """What has succeeded twice for the same state of the same object."""
+    """Yield what has succeeded twice for the same state of the same object."""
     counts = collections.Counter(
         (line['uid'], line['name'], line['event'], line.get('value')) for line in lines if line['event'] != 'daemon'
     )
@@ -63,7 +63,7 @@ def find_repeated(lines: Iterable[Line]) -> Iterator[str]:
 
 
 def find_undeleted(lines: Iterable[Line], deleted: Mapping[str, str]) -> Iterator[str]:
-    """The objects (names by uids) that had the finalizer, are gone, and nobody has handled that."""
+    """Yield the objects (names by uids) that had the finalizer and are gone without their deletion being handled."""
     seen = {line['uid'] for line in lines if line['event'] == 'gone'}
     yield from (f"{name} is deleted, but that was not handled" for uid, name in deleted.items() if uid not in seen)
 
@@ -84,7 +84,7 @@ def find_overlaps(lines: Iterable[Line]) -> Iterator[str]:
 
 
 def find_growth(samples: Sequence[int]) -> Iterator[str]:
-    """Whether the memory (in bytes) grows in the second half: in the last fifth compared with the one in the middle."""
+    """Check whether the memory (in bytes) grows in the second half: from the middle fifth to the last one."""
     if len(samples) < WARMING_UP:
         return
     before, after = measure_growth(samples)
@@ -93,6 +93,6 @@ def find_growth(samples: Sequence[int]) -> Iterator[str]:
 
 
 def measure_growth(samples: Sequence[int]) -> tuple[float, float]:
-    """The memory in the middle and in the end (in bytes): medians of fifths, as it goes up and down all the time."""
+    """Return the memory in the middle and in the end (in bytes): medians of fifths, as it goes up and down."""
     fifth = len(samples) // 5
     return statistics.median(samples[fifth * 2 : fifth * 3]), statistics.median(samples[fifth * 4 :])

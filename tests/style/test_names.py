@@ -1,7 +1,9 @@
-"""Names of modules: each says what its module contains, so that one can be found, and its tests too."""
+"""Names: of modules, so that one can be found, and its tests too; and of tests, which say what is tested."""
 
+import ast
 import collections
 import pathlib
+import re
 
 import pytest
 
@@ -69,3 +71,34 @@ def test_every_module_of_the_framework_has_a_test_module_of_its_name():
 @pytest.mark.parametrize('path', TESTED_ELSEWHERE)
 def test_what_is_tested_elsewhere_is_tested_there(path):
     assert (ROOT / 'tests' / TESTED_ELSEWHERE[path][1]).exists()
+
+
+NO_SENTENCE = re.compile(r'test_([^_]+_)?[^_]+|test_[^_]+_(and|as|by|for|from|in|of|or|that|to|who|with|without)_[^_]+')
+"""The names of tests that are no sentences: one or two words, or two nouns with a preposition between them."""
+
+
+def find_test_names(source: str) -> list[str]:
+    """Return the names of all tests of a module, those of its classes included."""
+    nodes = ast.walk(ast.parse(source))
+    names = [node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return [name for name in names if name.startswith('test_')]
+
+
+@pytest.mark.parametrize('folder', sorted(path.name for path in (ROOT / 'tests').iterdir() if path.is_dir()))
+def test_the_name_of_a_test_is_a_sentence(folder):
+    names = {
+        f'{path.relative_to(ROOT)}: {name}'
+        for path in (ROOT / 'tests' / folder).rglob('test_*.py')
+        for name in find_test_names(path.read_text())
+        if NO_SENTENCE.fullmatch(name)
+    }
+    assert names == set()
+
+
+def test_names_that_are_no_sentences_are_found():
+    source = (
+        'def test_it(): ...\nasync def test_the_change(): ...\nclass Test:\n  def test_errors_of_groups(self): ...\n'
+    )
+    assert all(NO_SENTENCE.fullmatch(name) for name in find_test_names(source))
+    assert len(find_test_names(source)) == 3
+    assert not NO_SENTENCE.fullmatch('test_errors_are_logged') and not NO_SENTENCE.fullmatch('test_a_log_of_all_errors')

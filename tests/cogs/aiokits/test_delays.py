@@ -14,7 +14,7 @@ def test_the_last_one_is_repeated():
     assert take([1, 2, 3], 5) == [1, 2, 3, 3, 3]
 
 
-def test_endless_ones():
+def test_endless_delays_are_taken_one_by_one():
     assert take(itertools.count(1), 3) == [1, 2, 3]
 
 

@@ -27,13 +27,13 @@ async def start_waiting(flag):
     return task
 
 
-async def test_raised_before(flag):
+async def test_a_flag_raised_before_ends_the_wait_at_once(flag):
     await raise_flag(flag)
     async with asyncio.timeout(60):
         await wait_flag(flag)
 
 
-async def test_raised_while_waiting(flag):
+async def test_a_flag_raised_meanwhile_ends_the_wait(flag):
     task = await start_waiting(flag)
     assert not task.done()
     await raise_flag(flag)
@@ -48,7 +48,7 @@ async def test_many_can_wait(flag):
         await asyncio.gather(*tasks)
 
 
-async def test_raised_twice(flag):
+async def test_a_flag_can_be_raised_twice(flag):
     await raise_flag(flag)
     await raise_flag(flag)
     assert is_raised(flag)
@@ -75,7 +75,7 @@ async def test_raised_in_another_thread(cls):
 
 
 @pytest.mark.parametrize('cls', [asyncio.Future, concurrent.futures.Future])
-async def test_results_of_futures(cls):
+async def test_a_wait_for_a_future_returns_its_result(cls):
     flag = cls()
     task = await start_waiting(flag)
     flag.set_result('the reason')
@@ -84,7 +84,7 @@ async def test_results_of_futures(cls):
 
 
 @pytest.mark.parametrize('cls', [asyncio.Future, concurrent.futures.Future])
-async def test_errors_of_futures(cls):
+async def test_a_wait_for_a_future_raises_its_error(cls):
     flag = cls()
     task = await start_waiting(flag)
     flag.set_exception(ValueError('boo'))

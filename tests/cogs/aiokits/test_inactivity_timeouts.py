@@ -24,7 +24,7 @@ async def test_nothing_is_left_of_it_when_it_is_over():
     await asyncio.sleep(9)
 
 
-async def test_no_limit():
+async def test_without_a_limit_inactivity_lasts_for_ever():
     async with InactivityTimeout(None) as silence:
         await asyncio.sleep(1e6)
         silence.renew()

@@ -100,13 +100,13 @@ async def test_idle_loops_are_woken_up_rarely(monkeypatch):
     assert len(questions) <= 2  # of up to 20 looks
 
 
-async def test_nobody_dozes_off_when_something_has_just_begun(monkeypatch):
+async def test_the_monitor_does_not_doze_off_when_a_task_has_just_begun(monkeypatch):
     monkeypatch.setattr(loop_monitors, 'DOZE', 99)
     async with loop_monitors.LoopMonitor(Inspector(None)) as monitor:
         answers = []
         thread = threading.Thread(target=lambda: answers.append(monitor._doze()))
         thread.start()
-        thread.join(5)  # blocks the loop, and has roused nobody
+        thread.join(5)  # blocks the loop, and has not roused the monitor
     assert answers == [True]
 
 

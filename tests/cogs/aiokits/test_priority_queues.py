@@ -47,7 +47,7 @@ def test_discarded_items_are_not_taken():
     assert drain(queue) == list('xzac')
 
 
-def test_only_the_urgent():
+def test_only_urgent_items_are_taken_if_so_asked():
     queue = fill(common='abc', urgent=range(SHARE + 1))
     assert [queue.pop(urgent_only=True)[0] for _ in range(SHARE + 1)] == list(range(SHARE + 1))
     assert not queue.is_urgent
@@ -56,7 +56,7 @@ def test_only_the_urgent():
     assert drain(queue) == list('abc')
 
 
-def test_nothing_to_take():
+def test_nothing_is_taken_from_an_empty_queue():
     with pytest.raises(KeyError):
         FairPriorityQueue().pop()
 

@@ -18,7 +18,7 @@ def pool():
         yield pool
 
 
-def test_results_and_errors(pool):
+def test_results_and_errors_come_from_the_threads(pool):
     assert pool.submit(divmod, 7, 2).result(60) == (3, 1)
     with pytest.raises(ZeroDivisionError):
         pool.submit(divmod, 7, 0).result(60)
@@ -54,7 +54,7 @@ def test_free_threads_are_counted_whatever_has_waited(pool):
     assert sum(future.result(60) for future in [pool.submit(barrier.wait, 60) for _ in range(5)]) == 10
 
 
-def test_cancelled_while_waiting(pool):
+def test_cancelled_calls_are_not_run(pool):
     release = threading.Event()
     running = [pool.submit(release.wait, 5) for _ in range(3)]
     waiting = pool.submit(pytest.fail, 'must not run')
@@ -104,7 +104,7 @@ def test_shutdown_waits_for_all():
         pool.submit(int)
 
 
-def test_shutdown_without_waiting():
+def test_a_shutdown_can_leave_threads_running():
     pool, release = DaemonicThreadPool(1), threading.Event()
     running, waiting = pool.submit(release.wait, 5), pool.submit(int)
     while not running.running():

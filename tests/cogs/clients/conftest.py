@@ -122,7 +122,7 @@ async def server() -> AsyncIterator[Server]:
 
 @pytest.fixture
 async def tls_server(pki: Any) -> AsyncIterator[Server]:
-    """The same with TLS; clients may have certificates."""
+    """Yield the same server with TLS; clients may have certificates."""
     async for server in _serve(pki.as_server_context()):
         yield server
 
@@ -158,7 +158,7 @@ async def client(
 
 @pytest.fixture
 def sleeps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The pauses that were asked for; there are no pauses in fact."""
+    """Return the pauses that were asked for; there are no pauses in fact."""
     pauses: list[float] = []
     sleep = asyncio.sleep
 

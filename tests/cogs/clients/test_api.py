@@ -205,7 +205,7 @@ async def test_tls_with_authority_and_client_certificate_by_path(tls_server, set
         settings,
         make_vault,
     )
-    assert tls_server.seen[0].peer['subject'] == ((('commonName', 'somebody'),),)
+    assert tls_server.seen[0].peer['subject'] == ((('commonName', 'alice'),),)
 
 
 async def test_tls_with_authority_and_client_certificate_by_data(tls_server, settings, make_vault, pki):
@@ -220,7 +220,7 @@ async def test_tls_with_authority_and_client_certificate_by_data(tls_server, set
         settings,
         make_vault,
     )
-    assert tls_server.seen[0].peer['subject'] == ((('commonName', 'somebody'),),)
+    assert tls_server.seen[0].peer['subject'] == ((('commonName', 'alice'),),)
 
 
 async def test_tls_without_the_authority_is_refused(tls_server, settings, make_vault, sleeps):
@@ -229,14 +229,16 @@ async def test_tls_without_the_authority_is_refused(tls_server, settings, make_v
     assert not tls_server.seen
 
 
-async def test_tls_insecure(tls_server, settings, make_vault):
+async def test_an_insecure_client_accepts_unknown_certificates(tls_server, settings, make_vault):
     tls_server.add('GET', '/x', {})
     await get_with(ConnectionInfo(server=tls_server.url, insecure=True), settings, make_vault)
     assert len(tls_server.seen) == 1
 
 
 @pytest.mark.parametrize('name, ok', [('localhost', True), ('elsewhere', False)])
-async def test_tls_server_name(tls_server, settings, make_vault, pki, name, ok, sleeps):
+async def test_the_certificate_is_checked_for_the_tls_server_name(
+    tls_server, settings, make_vault, pki, name, ok, sleeps
+):
     tls_server.add('GET', '/x', {})
     info = ConnectionInfo(server=tls_server.url, ca_path=pki.ca, tls_server_name=name)
     if ok:
@@ -289,7 +291,7 @@ async def test_session_of_the_developer(server, settings, make_vault):
         (KubeContext(server='http://localhost'), 'ConnectionInfo'),
     ],
 )
-async def test_unusable_credentials(settings, make_vault, info, match):
+async def test_unusable_credentials_fail_with_a_login_error(settings, make_vault, info, match):
     with pytest.raises(LoginError, match=match):
         await get_with(info, settings, make_vault)
 
@@ -405,7 +407,7 @@ async def test_streams_and_requests_in_flight_outlive_their_credentials(server, 
 
 @pytest.fixture
 def no_leaks(recwarn):
-    """Sessions must be closed by us, not by the garbage collector."""
+    """Check that sessions are closed by us, not by the garbage collector."""
     yield
     gc.collect()
     assert not [warning for warning in recwarn if issubclass(warning.category, ResourceWarning)]
@@ -508,7 +510,7 @@ async def test_wrong_requests_escalate_at_once(client, server, sleeps, caplog, s
         ({6: 0}, [6]),
     ],
 )
-async def test_notations_of_backoffs(client, server, settings, sleeps, backoffs, expected):
+async def test_backoffs_can_be_numbers_or_lists(client, server, settings, sleeps, backoffs, expected):
     settings.networking.error_backoffs = backoffs
     server.add('GET', '/x', 500)
     with pytest.raises(errors.APIServerError):
@@ -543,7 +545,7 @@ async def test_backoffs_of_one_request(client, server, sleeps):
 
 
 @pytest.mark.parametrize('enforce, expected', [(False, [0.02, 0.03]), (True, [0.02, 0.02])])
-async def test_too_many_requests(client, server, settings, sleeps, enforce, expected):
+async def test_the_server_says_when_to_retry(client, server, settings, sleeps, enforce, expected):
     settings.networking.error_backoffs = [0.01, 0.03]
     settings.networking.enforce_retry_after = enforce
     server.add('GET', '/x', (429, {}, {'Retry-After': '.02'}), (429, {'details': {'retryAfterSeconds': 0.02}}), {})
@@ -551,7 +553,7 @@ async def test_too_many_requests(client, server, settings, sleeps, enforce, expe
     assert sleeps == expected
 
 
-async def test_refused_connections(settings, make_vault, sleeps, unused_tcp_port):
+async def test_refused_connections_are_retried_and_then_reported(settings, make_vault, sleeps, unused_tcp_port):
     with pytest.raises(errors.APIConnectionError) as e:
         await get_with(ConnectionInfo(server=f'http://127.0.0.1:{unused_tcp_port}'), settings, make_vault)
     assert isinstance(e.value.__cause__, ConnectionRefusedError)
@@ -564,7 +566,7 @@ async def test_responses_cut_in_the_middle(client, server, sleeps):
     assert await client.get_json('/x') == {'ok': 1}
 
 
-async def test_timeout_of_requests(client, server, settings, sleeps):
+async def test_requests_that_time_out_are_retried(client, server, settings, sleeps):
     server.add('GET', '/x', hang)
     settings.networking.request_timeout = 0.1
     with pytest.raises(errors.APITimeoutError):
@@ -611,7 +613,7 @@ async def test_redirects_are_not_followed(client, server):
 #
 
 
-async def test_stream_params(client, server):
+async def test_streams_are_requested_with_their_parameters(client, server):
     server.add('GET', '/watch', streaming(b'{}\n'))
     assert await read_all(client, '/watch', {'watch': 'true', 'timeoutSeconds': 10, 'x': None}) == [b'{}']
     assert server.seen[0].query == {'watch': 'true', 'timeoutSeconds': '10'}
@@ -631,7 +633,7 @@ async def test_stream_params(client, server):
         ([b'{"a":"\r\xc2\x85\xe2\x80\xa8"}\n'], [b'{"a":"\r\xc2\x85\xe2\x80\xa8"}']),
     ],
 )
-async def test_stream_lines(client, server, chunks, lines):
+async def test_streams_are_cut_into_lines(client, server, chunks, lines):
     server.add('GET', '/watch', streaming(*chunks))
     assert await read_all(client) == lines
 
@@ -666,7 +668,7 @@ async def test_reads_can_be_cancelled_and_repeated(client, server):
         assert await anext(batches) == [b'bbbb']
 
 
-async def test_breaks_of_streams(client, server):
+async def test_broken_streams_raise_an_error(client, server):
     server.add('GET', '/watch', streaming(b'a\n', b'b', abort=True))
     async with client.stream('/watch') as batches:
         assert await anext(batches) == [b'a']
@@ -736,7 +738,7 @@ async def test_errors_of_consumers_are_not_taken_for_ours(client, server):
     assert e.value is error
 
 
-async def test_client_without_credentials(settings):
+async def test_a_client_without_credentials_cannot_log_in(settings):
     async with api.ApiClient(Vault(), settings) as client:
         with pytest.raises(LoginError):
             await client.get_json('/x')

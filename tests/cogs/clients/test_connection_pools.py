@@ -83,13 +83,15 @@ async def test_connections_are_too_old_even_before_they_are_swept_away(raw_serve
     assert raw_server.connections == [1, 1]
 
 
-async def test_hosts_by_name(raw_server):
+async def test_hosts_are_found_by_name(raw_server):
     pool = Pool(Origin('localhost', raw_server.port, None, None), keepalive=30)  # which may also be ::1
     assert (await get(pool)).body == b'ok'
     pool.close()
 
 
 async def test_time_outs_of_connecting(raw_server):
-    pool = Pool(Origin('192.0.2.1', 81, None, None), keepalive=30)  # nobody's address; either refused or silent
+    pool = Pool(
+        Origin('192.0.2.1', 81, None, None), keepalive=30
+    )  # an address for documentation; either refused or silent
     with pytest.raises(OSError):
         await pool.request(REQUEST, connect_timeout=0.01, repeatable=True)

@@ -48,7 +48,7 @@ async def test_connections_are_not_kept_if_the_server_says_so(raw_server, pool, 
     assert raw_server.connections == [1, 1]
 
 
-async def test_status_and_headers(raw_server, pool):
+async def test_responses_have_a_status_and_headers(raw_server, pool):
     raw_server.scripts = [[b'HTTP/1.1 429 Too Many\r\nretry-after: 5\r\nX-ONE: 1\r\nContent-Length: 0\r\n\r\n']]
     response = await get(pool)
     assert response.status == 429
@@ -67,7 +67,7 @@ async def test_status_and_headers(raw_server, pool):
         [b'HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n'],
     ],
 )
-async def test_broken_responses(raw_server, pool, steps):
+async def test_broken_responses_do_not_affect_the_next_request(raw_server, pool, steps):
     raw_server.scripts = [steps, steps]
     with pytest.raises(ConnectionError):
         await get(pool, repeatable=False)

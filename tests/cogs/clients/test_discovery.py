@@ -140,7 +140,7 @@ async def test_preferred_is_the_first_version_that_has_the_resource(client, serv
     }
 
 
-async def test_stale_groups(client, server):
+async def test_stale_groups_are_used_if_their_resources_are_known(client, server):
     server.add('GET', '/api', aggregated(['', version('v1', PODS)]))
     server.add(
         'GET',
@@ -173,7 +173,7 @@ async def test_resources_of_which_only_subresources_exist(client, server):
     assert await discovery.discover(client) == discovery.Discovery(frozenset(), frozenset())
 
 
-async def test_legacy_discovery(client, server):
+async def test_resources_are_discovered_on_servers_without_aggregation(client, server):
     serve_legacy(server)
     found = await discovery.discover(client)
     by_name = {(res.plural, res.version): res for res in found.resources}
@@ -208,7 +208,7 @@ async def test_legacy_discovery_with_a_group_that_is_down(client, server, sleeps
     assert sleeps == []
 
 
-async def test_mixed_discovery(client, server):
+async def test_resources_of_other_groups_are_left_out(client, server):
     serve_legacy(server)
     server.add('GET', '/x', {})
     found = await discovery.discover(client, {''})
@@ -229,7 +229,7 @@ def broken(server):
 
 
 @pytest.mark.parametrize('path', ['/api', '/apis'])
-async def test_failed_discovery(client, broken, path):
+async def test_failed_discovery_names_the_missing_permissions(client, broken, path):
     broken(path, 403)
     with pytest.raises(errors.APIForbiddenError):
         await discovery.discover(client)

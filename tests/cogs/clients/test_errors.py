@@ -24,7 +24,7 @@ from kopf._cogs.clients import errors
         (503, errors.APIServerError),
     ],
 )
-def test_classes_by_status(status, cls):
+def test_the_class_of_an_error_follows_from_its_status(status, cls):
     body = b'{"kind":"Status","message":"msg","reason":"Why","code":%d,"details":{"kind":"pods"}}' % status
     with pytest.raises(errors.APIError) as e:
         errors.check_response(status, {'X-Header': 'x'}, body)
@@ -63,7 +63,7 @@ def test_redirects_are_failures(status, headers, message):
         (b'{"message":"msg","details":[],"code":"x"}', 'msg'),
     ],
 )
-def test_unusual_bodies(body, message):
+def test_errors_with_unusual_bodies_have_a_message(body, message):
     error = errors.build_error(502, {}, body)
     assert type(error) is errors.APIServerError
     assert error.message == message
@@ -91,7 +91,7 @@ def test_error_events_of_streams():
         ({}, {'retryAfterSeconds': 'x'}, None),
     ],
 )
-def test_retry_after(headers, details, expected):
+def test_the_delay_of_retries_is_parsed(headers, details, expected):
     assert errors.APIError('', headers=headers, details=details).retry_after == expected
 
 

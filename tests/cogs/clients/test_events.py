@@ -60,7 +60,7 @@ async def test_settings_name_the_reporter_of_events(post, server, settings):
 
 
 @pytest.mark.parametrize('namespace', [{}, {'namespace': None}])
-async def test_cluster_scoped_objects(post, server, namespace):
+async def test_events_of_cluster_scoped_objects_go_to_the_default_namespace(post, server, namespace):
     server.add('POST', '/api/v1/namespaces/default/events', (201, {}))
     await post(ref={'kind': 'Node', 'name': 'n', **namespace})
     assert json.loads(server.seen[0].body)['involvedObject'] == {'kind': 'Node', 'name': 'n', 'namespace': 'default'}

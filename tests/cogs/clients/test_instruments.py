@@ -30,7 +30,7 @@ def recorder():
 
 @pytest.fixture(params=['direct', 'aiohttp'])
 async def client(request, server, make_vault, settings, recorder):
-    """A client with a session of each kind."""
+    """Yield a client with a session of each kind."""
     info = ConnectionInfo(server=server.url, trust_env=request.param == 'aiohttp')
     async with ApiClient(make_vault(info), settings, Instruments([recorder])) as client:
         yield client

@@ -13,7 +13,7 @@ from kopf._cogs.structs.credentials import LoginError
 
 @pytest.fixture(autouse=True)
 def home(monkeypatch, tmp_path):
-    """A home directory with nothing in it, which is also the current one."""
+    """Return a home directory with nothing in it, which is also the current one."""
     monkeypatch.delenv('KUBECONFIG', raising=False)
     monkeypatch.setenv('HOME', str(tmp_path))
     monkeypatch.chdir(tmp_path)
@@ -55,7 +55,7 @@ def login(monkeypatch, home):
 #
 
 
-def test_no_files():
+def test_without_files_there_is_no_kubeconfig():
     assert kubeconfigs.load() is None
 
 
@@ -66,7 +66,7 @@ def test_no_files_of_those_named(monkeypatch, caplog):
 
 
 @pytest.mark.parametrize('value', [None, '', ':', '~/.kube/config'])
-def test_default_file(monkeypatch, home, value):
+def test_the_default_file_is_in_the_home_directory(monkeypatch, home, value):
     if value is not None:
         monkeypatch.setenv('KUBECONFIG', value)
     (home / '.kube').mkdir()
@@ -117,12 +117,12 @@ def test_a_server_is_enough_to_log_in(login):
     assert info.as_http_headers() == {}
 
 
-def test_context_without_user(login):
+def test_a_context_needs_no_user(login):
     info = login(make(context={'user': ''}))
     assert info.server == 'https://server:6443'
 
 
-def test_all_fields(login):
+def test_all_fields_of_a_kubeconfig_are_used(login):
     info = login(
         make(
             user={
@@ -165,7 +165,7 @@ def test_data_wins_over_paths(login):
     assert (info.certificate_data, info.private_key_data, info.ca_data) == ('Y2VydA==', 'a2V5', 'Y2E=')
 
 
-def test_token_file(login, home):
+def test_a_token_file_goes_before_a_static_token(login, home):
     (home / 'dir0').mkdir()
     (home / 'dir0' / 'token').write_text('from-file\n')
     info = login(make({'token': 'static', 'tokenFile': 'token'}))
@@ -188,7 +188,7 @@ def test_tokens_of_old_auth_providers(login, config, token):
 
 
 def test_impersonation_is_not_silently_ignored(login, caplog):
-    login(make({'token': 't', 'as': 'somebody'}))
+    login(make({'token': 't', 'as': 'alice'}))
     assert 'Impersonation' in caplog.text
 
 
@@ -221,7 +221,7 @@ def test_problems_name_the_place(login, config, problems):
     assert all(problem in str(e.value) for problem in problems), str(e.value)
 
 
-def test_unreadable_files(monkeypatch, home):
+def test_an_unreadable_file_is_named_by_the_error(monkeypatch, home):
     monkeypatch.setenv('KUBECONFIG', str(home))  # a directory
     with pytest.raises(LoginError, match=str(home)):
         kubeconfigs.load()
@@ -234,7 +234,7 @@ def test_unreadable_files(monkeypatch, home):
 
 @pytest.fixture
 def plugin(home):
-    """A plugin that keeps what it was given and prints what it is told; returns the field of the kubeconfig."""
+    """Return a plugin that keeps what it was given and prints what it is told; returns the field of the kubeconfig."""
 
     def plugin(status=None, *, version='v1', kind='ExecCredential', code=0, output=None, **spec):
         answer = {'apiVersion': f'client.authentication.k8s.io/{version}', 'kind': kind, 'status': status}
@@ -356,7 +356,7 @@ def test_plugin_is_run_at_every_login(login, plugin):
         ({'clientCertificateData': 'c'}, {}, 'without its key'),
     ],
 )
-def test_problems_of_plugins(login, plugin, status, kwargs, problem):
+def test_problems_of_plugins_name_the_user_and_the_file(login, plugin, status, kwargs, problem):
     with pytest.raises(LoginError, match=problem) as e:
         login(make(plugin(status, **kwargs)))
     assert "users['usr']" in str(e.value)

@@ -70,7 +70,9 @@ def test_the_kubeconfig_is_found_by_its_variable(kwargs, settings, monkeypatch, 
     ],
 )
 @pytest.mark.parametrize('trust_env', [True, False])
-def test_service_account(kwargs, settings, service_account, monkeypatch, host, port, server, trust_env):
+def test_the_mounted_service_account_logs_in(
+    kwargs, settings, service_account, monkeypatch, host, port, server, trust_env
+):
     settings.networking.trust_env = trust_env
     for name, value in [('HOST', host), ('PORT', port)]:
         if value is not None:
@@ -101,19 +103,19 @@ def test_service_account_that_is_broken(kwargs, service_account):
 #
 
 
-def test_absent_pykube(kwargs, monkeypatch):
+def test_without_pykube_its_login_is_skipped(kwargs, monkeypatch):
     monkeypatch.setitem(sys.modules, 'pykube', None)
     assert not logins.has_pykube()
     assert logins.login_via_pykube(**kwargs) is None
 
 
-def test_absent_client(kwargs, monkeypatch):
+def test_without_the_official_client_its_login_is_skipped(kwargs, monkeypatch):
     monkeypatch.setitem(sys.modules, 'kubernetes', None)
     assert not logins.has_client()
     assert logins.login_via_client(**kwargs) is None
 
 
-async def test_absent_async_client(kwargs, monkeypatch):
+async def test_without_the_asynchronous_client_its_login_is_skipped(kwargs, monkeypatch):
     monkeypatch.setitem(sys.modules, 'kubernetes_asyncio', None)
     assert not logins.has_async_client()
     assert await logins.login_via_async_client(**kwargs) is None
@@ -165,7 +167,7 @@ def test_pykube_gives_its_credentials(kwargs, library):
     assert (info.ca_path, info.certificate_path, info.private_key_path) == ('ca', 'c', 'k')
 
 
-def test_pykube_with_nothing(kwargs, library):
+def test_pykube_without_a_configuration_fails(kwargs, library):
     library(pykube=PYKUBE % 'raise PyKubeError')
     with pytest.raises(LoginError, match='Cannot authenticate pykube neither in-cluster, nor via kubeconfig'):
         logins.login_via_pykube(**kwargs)
@@ -203,7 +205,7 @@ async def test_official_clients_give_their_credentials(kwargs, library, name, as
 
 
 @pytest.mark.parametrize('name, async_', [('kubernetes', ''), ('kubernetes_asyncio', 'async ')])
-async def test_clients_with_nothing(kwargs, library, name, async_):
+async def test_clients_without_a_configuration_fail(kwargs, library, name, async_):
     library(
         **{
             name: '',

@@ -15,7 +15,7 @@ from kopf._cogs.structs.credentials import ConnectionInfo
 
 
 class Visitors:
-    """Those who come to a gate, and when they are let in."""
+    """The tasks that come to a gate, and when they are let in."""
 
     def __init__(self, settings):
         self.settings = settings
@@ -147,13 +147,13 @@ async def test_streams_do_not_wait_for_requests(visitors, settings):
 
 
 @pytest.mark.looptime
-async def test_those_who_do_not_wait_any_more_take_no_places(visitors, settings):
+async def test_cancelled_visitors_take_no_places(visitors, settings):
     settings.networking.max_connections = 1
     visitors.come('a', lasting=1)
     visitors.come('b', 'c', 'd', lasting=1)
     await asyncio.sleep(0.5)
     visitors.leave('b')
-    await asyncio.sleep(0.5)  # now, it is the turn of the next one: at the same time as he leaves
+    await asyncio.sleep(0.5)  # now, it is the turn of the next one: at the same time as it leaves
     visitors.leave('c')
     visitors.come('e', lasting=1)
     times = await visitors.all()
@@ -271,7 +271,7 @@ async def test_new_streams_are_held_back_but_those_open_go_on(client, server, se
     assert seconds_between(server, 1, 2) > 0.99
 
 
-async def test_other_errors_hold_nobody_back(client, server, settings):
+async def test_other_errors_hold_no_other_requests_back(client, server, settings):
     settings.networking.error_backoffs = [0.4]
     server.add('GET', '/x', (503, {}, {'Retry-After': '0.4'}), {})
     server.add('GET', '/y', {})
@@ -297,7 +297,7 @@ async def test_servers_are_independent(server, tls_server, pki, settings, make_v
     assert len(tls_server.seen) == 1
 
 
-async def test_those_who_wait_do_not_use_credentials_refused_meanwhile(server, settings, make_vault):
+async def test_waiting_requests_do_not_use_credentials_refused_meanwhile(server, settings, make_vault):
     settings.networking.max_connections = 1
     settings.networking.error_backoffs = []
     server.add('GET', '/x', 401, {})
@@ -331,7 +331,7 @@ async def test_the_rate_as_seen_by_the_server(client, server, settings):
         ({}, {'retryAfterSeconds': 1e9}),
     ],
 )
-def test_nobody_waits_for_as_long_as_a_server_likes(headers, details):
+def test_the_wait_that_a_server_asks_for_is_bounded(headers, details):
     assert errors.build_error(429, headers, orjson.dumps({'details': details})).retry_after == 300
 
 
@@ -351,7 +351,7 @@ async def test_a_closed_client_leaves_no_timers(vault, server, settings):
 
 @pytest.mark.parametrize('passing_by', [False, True])
 @pytest.mark.looptime
-async def test_a_closed_gate_keeps_nobody_waiting(settings, passing_by):
+async def test_a_closed_gate_keeps_no_visitors_waiting(settings, passing_by):
     gate = pacing.Gate('server', settings)
     gate.hold(3600)
     enter = gate.pass_by if passing_by else gate.enter
@@ -366,7 +366,7 @@ async def test_a_closed_gate_keeps_nobody_waiting(settings, passing_by):
     assert asyncio.get_running_loop().time() < 2
 
 
-async def test_a_closed_client_keeps_nobody_waiting(vault, server, settings):
+async def test_a_closed_client_keeps_no_requests_waiting(vault, server, settings):
     settings.networking.error_backoffs = [0, 0]
     settings.networking.max_connections = 1
     coming, asked = asyncio.Event(), []

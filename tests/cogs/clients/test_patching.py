@@ -128,7 +128,7 @@ def sent(server):
     ]
 
 
-async def test_nothing_to_patch(apply, server):
+async def test_an_empty_patch_is_not_sent(apply, server):
     result = await apply(Patch())
     assert result == patching.PatchResult(None)
     assert not server.seen
@@ -151,7 +151,7 @@ async def test_values_are_merged_for_the_uid(apply, server, caplog):
     assert 'inconsistencies' not in caplog.text
 
 
-async def test_values_without_uid(apply, server):
+async def test_without_a_uid_values_are_patched_as_they_are(apply, server):
     Object(server)
     await apply(Patch({'spec': {'x': 1}}), uid=None)
     assert sent(server) == [('', MERGE, {'spec': {'x': 1}})]
@@ -285,7 +285,7 @@ async def test_functions_of_the_conclusion_go_with_its_values(apply, server, pat
 
 
 @pytest.mark.parametrize('known', [True, False])
-async def test_status_alone(apply, server, known):
+async def test_a_patch_of_the_status_alone_goes_to_the_subresource(apply, server, known):
     obj = Object(server, split=True)
     await apply(Patch({'status': {'y': 2}}), resource=SPLIT, body=obj.raw if known else None)
     assert [path for path, _, _ in sent(server)] == ['/status']
@@ -320,7 +320,7 @@ async def test_all_requests_in_order(apply, server):
     assert result == patching.PatchResult(obj.raw)
 
 
-async def test_functions_alone(apply, server):
+async def test_a_patch_of_functions_alone_is_sent_as_a_json_patch(apply, server):
     obj = Object(server, spec={'items': ['a']})
     result = await apply(Patch(fns=[functools.partial(append, 'b')]), body=obj.raw)
     assert sent(server) == [
@@ -401,7 +401,7 @@ async def test_values_that_make_the_object_invalid(apply, server):
         await apply(Patch({'spec': {'invalid': True}}))
 
 
-async def test_functions_that_fail(apply, server):
+async def test_a_failing_function_prevents_the_patch(apply, server):
     obj = Object(server, spec={})
     with pytest.raises(ZeroDivisionError):
         await apply(Patch(fns=[lambda body: 1 / 0]), body=obj.raw)

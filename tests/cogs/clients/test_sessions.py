@@ -56,7 +56,7 @@ async def stream(client):
         (stream, 0),  # in the wait for events
     ],
 )
-def test_cancelled_operations(sandbox, hang, make_vault, operation, delay):
+def test_cancelled_operations_leave_no_open_sockets(sandbox, hang, make_vault, operation, delay):
     async def main():
         info = ConnectionInfo(server=sandbox.url, ca_data=sandbox.ca, token=sandbox.token)
         async with ApiClient(make_vault(info), OperatorSettings()) as client:

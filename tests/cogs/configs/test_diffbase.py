@@ -114,7 +114,7 @@ def store(storage: DiffBaseStorage, essence: Any, body: Body | None = None) -> d
 # The essence
 
 
-def test_the_essence(storage):
+def test_the_essence_has_what_users_configure(storage):
     body = copy.deepcopy(BODY)
     essence = storage.build(body=Body(body))
     assert essence == ESSENCE
@@ -148,7 +148,7 @@ def test_only_the_framework_shares_values_with_the_body(storage):
         ),
     ],
 )
-def test_empty_stanzas(storage, raw, essence):
+def test_empty_stanzas_are_no_part_of_the_essence(storage, raw, essence):
     assert storage.build(body=Body(raw)) == essence
     if 'status' not in raw:
         assert storage.build(body=Body(raw), extra_fields=['status.x', 'metadata.labels', 'spec.x']) == essence
@@ -167,7 +167,7 @@ def test_empty_stanzas(storage, raw, essence):
         (['metadata.labels.l'], {}, {}),
     ],
 )
-def test_extra_fields(storage, fields, added, meta):
+def test_extra_fields_are_added_to_the_essence(storage, fields, added, meta):
     body = copy.deepcopy(BODY)
     expected = ESSENCE | added | {'metadata': META | meta}
     assert storage.build(body=Body(body), extra_fields=fields) == expected
@@ -211,7 +211,7 @@ def test_extra_fields_can_be_empty_but_not_the_usual_stanzas():
         (['status'], ESSENCE),
     ],
 )
-def test_ignored_fields(fields, expected):
+def test_ignored_fields_are_no_part_of_the_essence(fields, expected):
     body = copy.deepcopy(BODY)
     for storage in make_storages(ignored_fields=fields):
         essence = storage.build(body=Body(body))
@@ -233,7 +233,7 @@ def test_ignored_fields_are_ignored_even_if_handled():
         ([123], '123'),
     ],
 )
-def test_wrong_ignored_fields(fields, reason):
+def test_wrong_ignored_fields_are_refused(fields, reason):
     with pytest.raises(ValueError, match=reason):
         AnnotationsDiffBaseStorage(ignored_fields=fields)
 
@@ -294,7 +294,7 @@ def test_constructors_of_developers_may_ignore_ours():
 # The storing
 
 
-def test_storing_to_annotations():
+def test_essences_are_stored_in_annotations():
     essence = {'spec': {'x': 'é\n"\x7f\u2028<>&', 'f': 1e16, 'g': 0.1}, 'metadata': {'labels': {'a': 'b'}}}
     text = '{"spec":{"x":"\\u00e9\\n\\"\\u007f\\u2028<>&","f":1e+16,"g":0.1},"metadata":{"labels":{"a":"b"}}}\n'
     assert store(AnnotationsDiffBaseStorage(), essence) == {'metadata': {'annotations': {LAST_HANDLED: text}}}
@@ -335,7 +335,7 @@ def test_storing_to_annotations_of_replicasets_of_deployments():
         ({'field': ['a', '{name}']}, ['a', '{name}']),
     ],
 )
-def test_storing_to_fields(kwargs, path):
+def test_essences_are_stored_in_fields(kwargs, path):
     storage = StatusDiffBaseStorage(**kwargs)
     assert storage.field == tuple(path)
     stored: Any = store(storage, {'spec': {'x': 'é'}})

@@ -60,7 +60,7 @@ def test_concealed_values_are_not_there():
     assert digests.conceal(concealed, ['data'], BODY) == concealed
 
 
-def test_nothing_to_conceal():
+def test_an_essence_without_secrets_stays_as_it_is():
     essence = {'data': None, 'spec': {'data': {'x': 'y'}}}
     assert digests.conceal(essence, ['data'], BODY) is essence
 
@@ -181,7 +181,7 @@ def test_what_the_patch_changes_counts():
     assert KEY in patch['metadata']['annotations']
 
 
-def test_smaller_again():
+def test_an_essence_that_has_shrunk_is_stored_as_it_is_again():
     storage = diffbase.AnnotationsDiffBaseStorage()
     _, stored = store(storage, make_body({'field': 'x' * 300_000}))
     body = make_body({'field': 'x'}, annotations=stored['metadata']['annotations'])

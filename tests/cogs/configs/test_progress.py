@@ -57,7 +57,7 @@ def patched_by(fn, *, body: Body | None = None, **kwargs: Any) -> dict[str, Any]
 # Annotations
 
 
-def test_records_in_annotations():
+def test_records_are_stored_in_annotations():
     patch = patched_by(AnnotationsProgressStorage().store, key=HandlerId('fn/sub'), record=RECORD)
     assert patch == {'metadata': {'annotations': {'kopf.zalando.org/fn.sub': TEXT}}}
 

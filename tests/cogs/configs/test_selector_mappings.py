@@ -35,7 +35,7 @@ def test_all_notations_of_resources():
     assert mapping.collect(EVENTS) == []
 
 
-def test_operations_of_mappings():
+def test_selectors_are_kept_in_a_mapping():
     mapping = SelectorMapping({'pods': 'a'})
     assert mapping['pods'] == 'a'
     assert 'pods' in mapping

@@ -43,7 +43,7 @@ def fail():
 
 @pytest.fixture()
 def order():
-    """What the loaded files have appended to ``sys.loaded``."""
+    """Yield what the loaded files have appended to ``sys.loaded``."""
     sys.loaded = []
     yield sys.loaded
     del sys.loaded
@@ -76,7 +76,7 @@ def test_siblings_can_be_imported(write, order):
     assert order == ['sibling']
 
 
-def test_packages_of_modules(write, order):
+def test_modules_are_loaded_with_their_packages(write, order):
     write('pkg_x/__init__.py', "")
     write('pkg_x/sub.py', "import sys; sys.loaded.append(__name__)")
     preload([], ['pkg_x.sub'])
@@ -119,13 +119,13 @@ def test_exits_pass_through(write):
         preload(['a.py'], [])
 
 
-def test_missing_file(fail, tmp_path):
+def test_a_missing_file_is_reported_with_its_folder(fail, tmp_path):
     text = fail('missing.py')
     assert text.startswith(f"Cannot load missing.py: there is no file {tmp_path}/missing.py.")
     assert "-m" in text
 
 
-def test_missing_suffix(fail, write):
+def test_a_missing_suffix_is_suggested(fail, write):
     write('handlers.py', "")
     assert "Did you mean handlers.py?" in fail('handlers')
 
@@ -140,13 +140,13 @@ def test_directories_cannot_be_loaded(fail, write):
     assert "Cannot load pkg: it is a directory" in fail('pkg')
 
 
-def test_missing_module(fail, tmp_path):
+def test_a_missing_module_is_reported_with_the_folders_searched(fail, tmp_path):
     text = fail(modules=['missing_x'])
     assert text.startswith(f"Cannot load the module 'missing_x': there is no module 'missing_x': neither in {tmp_path}")
     assert sys.executable in text
 
 
-def test_missing_submodule(fail, write):
+def test_a_missing_submodule_is_reported(fail, write):
     write('pkg_y/__init__.py', "")
     assert "there is no module 'pkg_y.missing'" in fail(modules=['pkg_y.missing'])
     assert "there is no module 'missing_x'" in fail(modules=['missing_x.sub'])
@@ -164,7 +164,7 @@ def test_file_instead_of_a_module(fail, write):
 
 
 @pytest.mark.parametrize('args, what', [({}, 'a.py'), ({'modules': ['a_broken']}, 'a_broken')])
-def test_missing_import(fail, write, args, what):
+def test_a_missing_import_is_reported_with_its_line(fail, write, args, what):
     path = write('a_broken.py' if args else 'a.py', "\nimport missing_x\n")
     text = fail(**args) if args else fail('a.py')
     assert text.startswith(f"Cannot load {what}: ModuleNotFoundError: No module named 'missing_x' ({path}:2)\n")
@@ -224,7 +224,7 @@ def test_causes_are_shown(fail, write):
 
 
 @pytest.mark.parametrize('name', ['a.py', 'imported.py'])
-def test_syntax_errors(fail, write, name):
+def test_syntax_errors_are_reported_with_their_line(fail, write, name):
     write('a.py', "import imported\n")
     path = write(name, "x = 1\ndef (:\n")
     text = fail('a.py')
@@ -232,7 +232,7 @@ def test_syntax_errors(fail, write, name):
     assert "    def (:\n        ^" in text
 
 
-def test_multiline_errors(fail, write):
+def test_errors_of_several_lines_are_reported_by_their_first_line(fail, write):
     path = write('a.py', "raise ValueError('one\\ntwo')\n")
     text = fail('a.py')
     assert text.startswith(f"Cannot load a.py: ValueError: one ({path}:1)\n")

@@ -142,14 +142,14 @@ def test_copies_do_not_follow_the_body(get, copier):
     assert clone == expected
 
 
-def test_parts_of_copies():
+def test_parts_of_copies_belong_to_the_copies():
     body = copy.deepcopy(Body(RAW))
     assert body.spec['nested'] is not RAW['spec']['nested']
     assert body.metadata.labels == {'label1': 'value1'}
     assert copy.deepcopy(body.metadata).labels == {'label1': 'value1'}
 
 
-def test_serialising_of_dicts():
+def test_bodies_are_serialised_as_dicts():
     body = Body(RAW)
     assert json.loads(json.dumps(dict(body))) == RAW
     assert json.loads(json.dumps(dict(body.spec))) == RAW['spec']
@@ -160,7 +160,7 @@ def test_serialising_of_dicts():
 
 
 @pytest.mark.parametrize('wrap', [Body, dict])
-def test_object_reference(wrap):
+def test_an_object_reference_identifies_the_object(wrap):
     assert build_object_reference(wrap(RAW)) == {
         'apiVersion': 'group/v1',
         'kind': 'Kind',
@@ -184,7 +184,7 @@ def test_object_reference_of_what_is_known(raw, expected):
 
 
 @pytest.mark.parametrize('wrap', [Body, dict])
-def test_owner_reference(wrap):
+def test_an_owner_reference_identifies_the_owner(wrap):
     assert build_owner_reference(wrap(RAW)) == {
         'controller': True,
         'blockOwnerDeletion': True,
@@ -204,5 +204,5 @@ def test_owner_reference(wrap):
         ({'block_owner_deletion': None}, {'controller': True}),
     ],
 )
-def test_owner_reference_flags(kwargs, expected):
+def test_flags_of_owner_references_can_be_chosen(kwargs, expected):
     assert build_owner_reference(Body({}), **kwargs) == expected

@@ -1,4 +1,4 @@
-"""Whether somebody has changed an object in place."""
+"""The detection of handlers that change an object in place."""
 
 import pytest
 
@@ -33,7 +33,7 @@ def test_changes_are_noticed_and_can_be_undone(change, number):
     assert guard.explain().startswith("The object was changed in place: spec.items. ")
 
 
-def test_originals_belong_to_nobody_else():
+def test_an_original_is_a_copy_for_each_reader():
     raw = {'metadata': {}, 'spec': {'items': [], 'number': 10**30}}
     guard = BodyGuard(raw)
     guard.original['spec']['items'].append(1)

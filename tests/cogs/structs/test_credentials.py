@@ -69,7 +69,7 @@ def make_vault(*args, **kwargs):
         ({'password': 'p'}, None),
     ],
 )
-def test_authorization_header(kwargs, expected):
+def test_credentials_become_an_authorization_header(kwargs, expected):
     headers = ConnectionInfo(server='https://localhost', **kwargs).as_http_headers()
     assert headers == ({'Authorization': expected} if expected else {})
 
@@ -384,7 +384,7 @@ def now():
 
 @pytest.fixture
 def proven():
-    """A vault whose credentials were accepted, and are refused now or expired."""
+    """Return a vault whose credentials were accepted, and are refused now or expired."""
 
     async def make(*found, refused=(), **kwargs):
         creds = info('old')

@@ -44,12 +44,12 @@ PATHS = st.lists(KEYS, min_size=1, max_size=4).map(tuple)
         ([], ()),
     ],
 )
-def test_field_notations(spec, path):
+def test_fields_are_parsed_in_all_notations(spec, path):
     assert parse_field(spec) == path
 
 
 @pytest.mark.parametrize('spec', [1, b'a.b', {'a': 'b'}, {'a'}, ('a', 1), ['a', None], object()])
-def test_wrong_field_notations(spec):
+def test_wrong_field_notations_are_refused(spec):
     with pytest.raises(ValueError, match="must be a string with dots, or a list or a tuple of strings; got"):
         parse_field(spec)
 
@@ -169,7 +169,7 @@ def test_only_named_keys_are_copied():
     assert dst == {'a': {'z': 4, 'b': {'c': 1}, 'n': None}}
 
 
-def test_cherrypicking_of_nothing():
+def test_nothing_is_picked_without_fields():
     dst = {}
     cherrypick({'a': 1}, dst, None)
     assert dst == {}
@@ -253,7 +253,7 @@ def test_views_are_live():
     assert view == {}
 
 
-def test_views_of_views():
+def test_views_of_views_are_live():
     src = {'a': {'b': {'c': 1}}}
     view = MappingView(MappingView(src, 'a'), 'b')
     assert view == {'c': 1}

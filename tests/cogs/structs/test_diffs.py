@@ -193,7 +193,7 @@ def test_reducing_of_changed_parents(a, b, expected):
     assert reduce(diff(a, b), ('spec', 'a')) == expected
 
 
-def test_diffs_as_sequences():
+def test_diffs_are_immutable_sequences():
     d = diff({'a': 1, 'b': 1}, {'a': 2})
     assert len(d) == 2
     assert bool(d)

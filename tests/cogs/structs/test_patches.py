@@ -199,7 +199,7 @@ def test_json_patch_with_nothing_to_compare_with(patch):
         patch.as_json_patch()
 
 
-def test_empty_patches():
+def test_an_empty_patch_is_false():
     patch = Patch()
     assert patch == {}
     assert not patch
@@ -208,7 +208,7 @@ def test_empty_patches():
     assert repr(patch) == 'Patch()'
 
 
-def test_nonempty_patches():
+def test_a_patch_with_fields_or_functions_is_true():
     def fn(body):
         pass
 
@@ -275,7 +275,7 @@ def test_cleared_patches_are_empty():
     assert len(fns) == 1
 
 
-def test_patches_of_patches():
+def test_a_patch_copies_another_patch():
     def fn1(body):
         pass
 

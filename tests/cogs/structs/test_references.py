@@ -115,7 +115,7 @@ def test_urls_are_those_of_the_api(resource, kwargs, url):
         (POD, {'namespace': 'ns', 'subresource': 'status'}, 'no name'),
     ],
 )
-def test_impossible_urls(resource, kwargs, reason):
+def test_impossible_urls_are_refused(resource, kwargs, reason):
     with pytest.raises(ValueError, match=reason):
         resource.get_url(**kwargs)
 
@@ -168,7 +168,7 @@ def test_impossible_urls(resource, kwargs, reason):
         (('events.k8s.io', 'events'), {'newevents'}),
     ],
 )
-def test_specific_resources(args, found):
+def test_specific_selectors_select_by_name(args, found):
     selector = Selector(*args)
     assert selector.is_specific
     assert select(selector) == found
@@ -385,7 +385,7 @@ def test_what_the_framework_needs_itself(selector, group, version, plural):
         (re.compile('a'), {'a'}, {'ab', 'ba'}),
     ],
 )
-def test_namespace_patterns(pattern, matching, others):
+def test_namespaces_are_matched_by_patterns(pattern, matching, others):
     assert {name for name in matching | others if match_namespace(name, pattern)} == matching
 
 
@@ -420,7 +420,7 @@ def test_only_specific_namespaces_are_selected():
     assert select_specific_namespaces([]) == frozenset()
 
 
-def test_selection_of_peerings():
+def test_peerings_are_selected_by_scope_and_age():
     old = Resource('zalando.org', 'v1', 'kopfpeerings', namespaced=True)
     new = Resource('kopf.dev', 'v1', 'kopfpeerings', namespaced=True)
     cluster = Resource('kopf.dev', 'v1', 'clusterkopfpeerings', namespaced=False)

@@ -117,7 +117,7 @@ class Cluster:
     # objects
 
     def path(self, resource: str, name: str | None = None, ns: str | bool | None = None) -> str:
-        """The URL path of an object or a list. Resource: a known plural or PLURAL.VERSION.GROUP."""
+        """Return the URL path of an object or a list. Resource: a known plural or PLURAL.VERSION.GROUP."""
         plural, *rest = self.fill(resource).split('.', 2)
         if rest:
             version, group, namespaced = rest[0], rest[1], ns is not False
@@ -198,7 +198,7 @@ class Cluster:
         return self.api.request('DELETE', self.path(resource, name, ns), ok=[404])
 
     def get(self, resource: str, name: str, *, ns: str | bool | None = None) -> Any:
-        """The object, or None if there is none."""
+        """Return the object, or None if there is none."""
         data = self.api.request('GET', self.path(resource, name, ns), ok=[404])
         return None if data.get('kind') == 'Status' else data
 
@@ -227,7 +227,7 @@ class Cluster:
     # observations
 
     def notes(self, event: str | None = None, **facts: Any) -> list[dict[str, Any]]:
-        """The journal's notes of this event with these facts, as far as written."""
+        """Return the journal's notes of this event with these facts, as far as written."""
         lines = self.journal_file.read_text().splitlines() if self.journal_file.exists() else []
         notes = [json.loads(line) for line in lines]
         return [

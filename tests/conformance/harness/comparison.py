@@ -17,7 +17,7 @@ STRICT = ('journal', 'facts', 'objects', 'events', 'exits')
 
 
 def lines(value: Any, path: str) -> Iterator[str]:
-    """A value as lines that tell their place each."""
+    """Yield a value as lines that tell their place each."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False)
     if isinstance(value, dict) and len(text) > 80:
         for key, item in sorted(value.items()):
@@ -30,7 +30,7 @@ def lines(value: Any, path: str) -> Iterator[str]:
 
 
 def lines_of(part: str, value: Any) -> list[str]:
-    """A part of a trace as lines."""
+    """Return a part of a trace as lines."""
     if part == 'journal':
         return [
             line
@@ -52,12 +52,12 @@ def lines_of(part: str, value: Any) -> list[str]:
 
 
 def difference(part: str, golden: Any, actual: Any) -> list[str]:
-    """What differs between two traces in one part."""
+    """Return what differs between two traces in one part."""
     return list(difflib.unified_diff(lines_of(part, golden), lines_of(part, actual), lineterm='', n=1))[2:]
 
 
 def compare(golden: Any, actual: Any, scenario: 'Scenario') -> tuple[list[str], list[str]]:
-    """The differences that fail the scenario, and those that are only worth a look."""
+    """Return the differences that fail the scenario, and those that are only worth a look."""
     failures: list[str] = []
     remarks: list[str] = []
     for part in STRICT:

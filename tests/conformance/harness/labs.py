@@ -32,7 +32,7 @@ PREFIX = 'conf-'
 
 @contextlib.contextmanager
 def real_cluster(directory: str | pathlib.Path, port: int) -> Iterator['Lab']:
-    """The control plane of ../cluster: started if it is down, and left running for the next time."""
+    """Yield the control plane of ../cluster: started if it is down, and left running for the next time."""
     subprocess.run(
         [CLUSTER_SCRIPT, 'up', str(directory)],
         check=True,
@@ -44,7 +44,7 @@ def real_cluster(directory: str | pathlib.Path, port: int) -> Iterator['Lab']:
 
 @contextlib.contextmanager
 def sandbox(python: str | pathlib.Path) -> Iterator['Lab']:
-    """A sandbox of our package, which the interpreter has: started, and stopped in the end."""
+    """Yield a sandbox of our package, which the interpreter has: started, and stopped in the end."""
     with tempfile.TemporaryDirectory(prefix='conformance-sandbox-') as directory:
         url, log = pathlib.Path(directory, 'url'), pathlib.Path(directory, 'log')
         with log.open('wb') as output:

@@ -47,7 +47,7 @@ class Mask:
         return self.text(value) if isinstance(value, str) else value
 
     def progress(self, record: dict[str, Any]) -> dict[str, Any]:
-        """A progress record without empty fields (whether None is stored is a choice) and without a void message."""
+        """Return a progress record without empty fields (to store None is a choice) and without a void message."""
         return {key: value for key, value in record.items() if value not in (None, [], 'None')}
 
     def annotations(self, annotations: Any) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class Mask:
         return result
 
     def note(self, note: dict[str, Any]) -> Any:
-        """A note of the journal; the items of a diff have no order, those of managed fields come by chance."""
+        """Return a note of the journal; the items of a diff have no order, those of managed fields come by chance."""
         facts = self.any(note['facts'])
         for key, value in facts.items():
             if key.endswith('diff') and isinstance(value, list):
@@ -74,7 +74,7 @@ class Mask:
         return {'event': note['event'], **facts}
 
     def object(self, body: Any) -> Any:
-        """An object without the fields that the API server makes up."""
+        """Return an object without the fields that the API server makes up."""
         if body is None:
             return None
         body = json.loads(json.dumps(body))

@@ -82,7 +82,7 @@ class Operator:
         return defaults
 
     def _wait_for_listing(self, plural: str, count: int, before: int, timeout: float) -> None:
-        """A list request tells that watching starts; a package that never lists gets 2 silent seconds."""
+        """Wait until a list request tells that watching starts; a package that never lists gets 2 silent seconds."""
         process = self.process
         assert process is not None
         quiet_since, seen = time.monotonic(), before
@@ -134,7 +134,7 @@ class Operator:
         return ''.join(log.read_text(errors='replace') for log in self.logs)
 
     def messages(self) -> list[list[str]]:
-        """The log records of level INFO and above, as [severity, message]."""
+        """Return the log records of level INFO and above, as [severity, message]."""
         result = []
         for line in self.output().splitlines():
             with contextlib.suppress(ValueError):

@@ -33,7 +33,7 @@ class Scenario:
         self._amend = getattr(module, 'amend', None)
 
     def golden(self, file: pathlib.Path) -> Any:
-        """The golden trace, without what contradicts the documentation: see "When a check fails" in the README."""
+        """Return the golden trace, as the documentation permits it: see "When a check fails" in the README."""
         trace = json.loads(file.read_text())
         if self._amend:
             self._amend(trace)

@@ -47,7 +47,7 @@ def describe_write(entry: dict[str, Any], mask: Mask) -> Any:
 
 
 def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The paths of all leaves of nested dicts, with the leaves; an annotation is a leaf."""
+    """Yield the paths of all leaves of nested dicts, with the leaves; an annotation is a leaf."""
     if (
         isinstance(value, dict)
         and (value or path in (('metadata',), ('metadata', 'annotations')))
@@ -60,7 +60,7 @@ def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
 
 
 def counted(writes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The writes that count: mere touches (to be woken up) and conflicts depend on timing."""
+    """Return the writes that count: mere touches (to be woken up) and conflicts depend on timing."""
     return [
         write
         for write in writes
@@ -73,7 +73,7 @@ def counted(writes: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def net_effect(writes: list[dict[str, Any]], gone: set[str]) -> dict[str, Any]:
-    """Which fields the operator has left its mark on, whichever patches did it."""
+    """Return the fields that the operator has changed, whichever patches did it."""
     touched: dict[str, dict[tuple[str, ...], bool]] = {}
     created: list[list[Any]] = []
     for write in writes:
@@ -172,7 +172,7 @@ def collect(cluster: 'Cluster', error: str | None) -> dict[str, Any]:
 
 
 def posted_events(cluster: 'Cluster', mask: 'Mask') -> list[dict[str, Any]]:
-    """The Kubernetes Events about this scenario's objects, with their counts."""
+    """Return the Kubernetes Events about this scenario's objects, with their counts."""
     counts: collections.Counter[str] = collections.Counter()
     for ns in (cluster.ns, 'default'):
         for item in cluster.items('events', ns=ns):

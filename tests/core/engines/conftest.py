@@ -203,6 +203,6 @@ def failing():
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    """A sandbox, and operators with handlers of the test in its own loop."""
+    """Yield a sandbox, and operators with handlers of the test in its own loop."""
     with new_world() as world:
         yield world

@@ -48,7 +48,7 @@ class Steps:
         self.handlers.append(ChangingHandler(id=id, fn=async_noting if is_async else noting, **options))
 
     def sub(self, id, fn=None, **options):
-        """A function to be declared as a sub-handler."""
+        """Return a function to be declared as a sub-handler."""
 
         def noting(**kwargs):
             self.calls.append(id)

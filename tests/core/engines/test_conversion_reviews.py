@@ -48,7 +48,7 @@ def registry() -> kopf.OperatorRegistry:
 
 @pytest.fixture
 def known() -> dict[str, Any]:
-    """The memos of the existing objects, by their uids."""
+    """Return the memos of the existing objects, by their uids."""
     return {}
 
 

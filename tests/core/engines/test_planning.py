@@ -93,7 +93,7 @@ class Model:
         return True
 
     def come(self, plan):
-        """The worker begins: sometimes with something else, which takes long."""
+        """Begin to work: sometimes with something else, which takes long."""
         if self.rng.random() < 0.2:
             self.planner.give_back(plan)
             self.at(self.rng.random() * 5, self.look, plan)

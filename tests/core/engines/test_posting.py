@@ -133,7 +133,7 @@ def _log_level():
 
 @contextlib.asynccontextmanager
 async def operating(api, settings):
-    """What an operator provides for its handlers."""
+    """Yield what an operator provides for its handlers."""
     vault = Vault({'login': ConnectionInfo(server=api.url)})
     async with ApiClient(vault, settings) as client, posting.Poster(client, settings) as poster:
         yield poster

@@ -25,7 +25,7 @@ def registry():
 
 @pytest.fixture
 def known():
-    """The memos of the known objects, by their uids."""
+    """Return the memos of the known objects, by their uids."""
     return {}
 
 

@@ -158,7 +158,7 @@ def test_only_the_arguments_that_a_function_names_are_made():
     assert cause.kwargs_of_callback(fn.value, fn, positional=1) == {'param': None}
 
 
-def test_the_object():
+def test_handlers_get_the_parts_of_the_object():
     cause = make(SpawningCause)
     kwargs = cause.kwargs_for(handler())
     assert (kwargs['name'], kwargs['namespace'], kwargs['uid']) == ('x', 'ns', 'uid1')
@@ -167,7 +167,7 @@ def test_the_object():
     assert kwargs['body'] is cause.body and kwargs['patch'] is cause.patch and kwargs['meta'] == RAW['metadata']
 
 
-def test_the_attempt():
+def test_handlers_get_the_state_of_the_attempt():
     kwargs = make(SpawningCause).kwargs_for(handler(param={'p': 1}), STATE)
     assert kwargs['param'] == {'p': 1} and kwargs['retry'] == 3 and kwargs['started'] is STATE.started
     assert kwargs['runtime'] >= datetime.timedelta(seconds=9)

@@ -259,7 +259,7 @@ def test_no_update_is_lost_and_nothing_runs_twice(script):
 
 
 def _has_moved(history, spec) -> bool:
-    """Tell if the spec has come back after it was something else."""
+    """Check whether the spec has come back after it was something else."""
     states = [state for state, _ in itertools.groupby(history)]
     return states.count(spec) > 1
 

@@ -177,7 +177,7 @@ def test_combinations_of_field_filters(name: str, options: dict[str, Any]) -> No
         st.dictionaries(st.text(), st.sampled_from([None, 'x', '', kopf.PRESENT, kopf.ABSENT])),
     ),
 )
-def test_patterns_of_metadata(name: str, option: str, pattern: Any) -> None:
+def test_patterns_of_metadata_are_checked(name: str, option: str, pattern: Any) -> None:
     def declare() -> None:
         ON_OBJECTS[name]('kopfexamples', registry=OperatorRegistry(), **{option: pattern})
 
@@ -212,7 +212,7 @@ def test_patterns_of_metadata(name: str, option: str, pattern: Any) -> None:
         ('update', {'field': 'spec.x', 'new': async_fn}, 'new= must not be an async function'),
     ],
 )
-def test_values_of_options(registry: OperatorRegistry, name: str, options: Any, reason: str) -> None:
+def test_values_of_options_are_checked(registry: OperatorRegistry, name: str, options: Any, reason: str) -> None:
     args = ['kopfexamples'] if name in ON_OBJECTS else []
     with pytest.raises((TypeError, ValueError), match=f'{name}: {re.escape(reason)}'):
         {**ON_OBJECTS, **ON_ACTIVITIES}[name](*args, registry=registry, **options)
@@ -273,7 +273,7 @@ def test_any_operation_can_be_asked_for(registry: OperatorRegistry) -> None:
     ]
 
 
-def test_operations_of_webhooks(registry: OperatorRegistry) -> None:
+def test_operations_of_webhooks_are_collected(registry: OperatorRegistry) -> None:
     kopf.on.validate('kopfexamples', registry=registry, operation='CREATE', operations=('UPDATE', 'CREATE'))(fn)
     assert [sorted(handler.operations or ()) for handler in registry.webhooks] == [['CREATE', 'UPDATE']]
     with pytest.raises(TypeError, match='operation'):
@@ -288,7 +288,7 @@ def test_operations_of_webhooks(registry: OperatorRegistry) -> None:
         (('kopf.dev', 'v1', 'kopfexamples'), {'plural': 'kopfexamples'}),
     ],
 )
-def test_wrong_resources(registry: OperatorRegistry, args: Any, kwargs: Any) -> None:
+def test_wrong_resources_are_refused(registry: OperatorRegistry, args: Any, kwargs: Any) -> None:
     with pytest.raises(TypeError):
         kopf.on.event(*args, registry=registry, **kwargs)
     assert not list(registry.watching)

@@ -76,7 +76,7 @@ def test_any_if_the_kwargs_can_be_read(fn):
     assert find(fn, id='fn') is None
 
 
-def test_those_of_filters():
+def test_filters_depend_on_their_arguments():
     assert find(lambda: None, id='fn', when=lambda my_index, **_: True) == {'my_index', '_'}
     assert find(lambda: None, id='fn', labels={'x': lambda value, *, my_index: True}) == {'value', 'my_index'}
     assert find(lambda: None, id='fn', when=lambda **kwargs: 'my_index' in kwargs) is None

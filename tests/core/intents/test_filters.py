@@ -30,7 +30,7 @@ ABSENT: Any = object()
 
 
 def lookup(content: Any, path: str) -> Any:
-    """What is in the field, in the simplest words: a field of something else than a mapping is absent."""
+    """Return what is in the field, in the simplest words: a field of something else than a mapping is absent."""
     for key in path.split('.'):
         if not isinstance(content, dict) or key not in content:
             return ABSENT
@@ -39,7 +39,7 @@ def lookup(content: Any, path: str) -> Any:
 
 
 def is_met(pattern: Any, content: Any) -> bool:
-    """What one pattern means, in the simplest words; nulls are as good as nothing."""
+    """Return what one pattern means, in the simplest words; nulls are as good as nothing."""
     if pattern is kopf.PRESENT:
         return content is not ABSENT and content is not None
     if pattern is kopf.ABSENT:
@@ -131,7 +131,7 @@ def test_old_and_new_are_of_their_own_sides(field: str, before: Any, after: Any,
 
 
 @hypothesis.given(st.lists(st.booleans(), max_size=4))
-def test_combinations_of_callbacks(results: list[bool]) -> None:
+def test_combined_callbacks_match_by_logic(results: list[bool]) -> None:
     fns = [lambda *_, result=result, **__: result for result in results]
     for combine, expected in [(kopf.all_, all(results)), (kopf.any_, any(results)), (kopf.none_, not any(results))]:
         assert prematch(declare(kopf.on.event, when=combine(fns))) is expected

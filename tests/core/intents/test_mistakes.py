@@ -61,7 +61,7 @@ WEBHOOK = {
         ),
     ],
 )
-def test_what_is_provided(cls, cause):
+def test_the_listed_arguments_are_those_provided(cls, cause):
     handler = handlers.ResourceHandler(id='x', fn=lambda deleting=None, **_: None)
     provided = mistakes.list_arguments(cls)
     assert set(cause.kwargs_for(handler, HandlerState(started=utcnow()))) == provided
@@ -106,7 +106,7 @@ def test_functions_that_can_be_handlers(fn):
 
 
 @pytest.mark.parametrize('fn', [Callable.method, 'text', None, lambda spec, /, **_: None, lambda spec, /: None])
-def test_functions_that_cannot(fn):
+def test_functions_that_cannot_be_called_are_found(fn):
     with pytest.raises(TypeError):
         mistakes.check_handler('create', fn)
 

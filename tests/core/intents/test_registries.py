@@ -105,7 +105,7 @@ def test_decorators_can_be_stacked(registry):
         ({'cancellation_timeout': 1}, 'cancellation_timeout'),
     ],
 )
-def test_wrong_options(registry, options, message):
+def test_wrong_options_are_refused(registry, options, message):
     with pytest.raises(TypeError, match=message):
         kopf.on.create('kopfexamples', registry=registry, **options)(fn)
     assert not list(registry.changing)
@@ -113,7 +113,7 @@ def test_wrong_options(registry, options, message):
 
 @pytest.mark.parametrize('decorator', [kopf.on.create, kopf.on.event, kopf.daemon])
 @pytest.mark.parametrize('option', ['labels', 'annotations'])
-def test_ambiguous_filters(registry, decorator, option):
+def test_ambiguous_filters_are_refused(registry, decorator, option):
     with pytest.raises(ValueError, match=r'kopf\.PRESENT or kopf\.ABSENT'):
         decorator('kopfexamples', registry=registry, **{option: {'x': None}})(fn)
 
@@ -141,11 +141,11 @@ def test_fields_are_named(registry):
         (Class.static, 'Class.static'),
     ],
 )
-def test_ids_of_functions(function, expected):
+def test_ids_follow_from_functions(function, expected):
     assert get_callable_id(function) == expected
 
 
-def test_ids_of_lambdas():
+def test_ids_follow_from_lines_of_lambdas():
     assert get_callable_id(lambda **_: None).startswith(f'lambda:{__file__}:')
 
 
@@ -164,14 +164,14 @@ def test_ids_of_the_nameless():
         ({'id': 'x', 'field': ('a',), 'parent': 'p'}, 'p/x/a'),
     ],
 )
-def test_ids_of_handlers(options, expected):
+def test_ids_of_handlers_have_suffixes(options, expected):
     assert make_handler_id(fn, **{'id': None, **options}) == expected
 
 
 # Registries.
 
 
-def test_registries_by_default():
+def test_the_default_registry_belongs_to_its_context():
     def check():
         registry = kopf.OperatorRegistry()
         kopf.set_default_registry(registry)
@@ -215,7 +215,7 @@ def test_tables_have_only_what_is_for_the_resource(registry):
     assert build(registry, POD).changing_ids == ('pod', 'all')
 
 
-def test_tables_with_nothing(registry):
+def test_tables_can_be_empty(registry):
     table = build(registry)
     assert not table.managing and not table.watching and not table.changing
 

@@ -131,7 +131,7 @@ async def test_without_any_the_operator_always_works():
 
 @pytest.fixture
 def switches(monkeypatch, world):
-    """The second coordinators of all operators, beside their peerings."""
+    """Return the second coordinators of all operators, beside their peerings."""
     switches = []
 
     def make_both(client, settings, *, identity, tasks, changed):
@@ -145,7 +145,7 @@ def switches(monkeypatch, world):
 
 @pytest.fixture
 async def peered(world):
-    """A cluster with a peering, and an operator's handlers; the index shows what is seen during pauses."""
+    """Return a cluster with a peering, and an operator's handlers; the index shows what is seen during pauses."""
     world.sandbox.apply(world.root / 'peering.yaml')
     await world.aio.create({'apiVersion': 'kopf.dev/v1', 'kind': 'ClusterKopfPeering', 'metadata': {'name': 'default'}})
     world.declare(kopf.index, 'index')

@@ -43,7 +43,7 @@ def scoped(world):
 
 
 def watched(world, resource='kopfexamples'):
-    """The namespaces that the operator has asked for the objects in."""
+    """Return the namespaces that the operator has asked for the objects in."""
     return {
         seen.namespace
         for seen in world.sandbox.requests

@@ -127,7 +127,7 @@ async def test_all_filters_are_named(world, option, filters):
 
 
 @pytest.mark.parametrize('option', ['old', 'new'])
-async def test_filters_of_transitions(world, option):
+async def test_failing_filters_of_transitions_are_logged(world, option):
     def fail(value, **_):
         raise KeyError('nosuch')
 
@@ -139,7 +139,7 @@ async def test_filters_of_transitions(world, option):
         await world.until_logged(f"{option}= of handler 'bad/spec.field'")
 
 
-async def test_raw_events(world):
+async def test_failing_filters_of_event_handlers_skip_only_these_handlers(world):
     world.declare(kopf.on.event, 'bad', when=is_chosen)
     world.declare(kopf.on.event, 'good')
     async with world.operator():
@@ -158,7 +158,7 @@ async def test_raw_events(world):
 @pytest.mark.parametrize(
     'decorator, kind, options', [(kopf.daemon, 'daemon', {}), (kopf.timer, 'timer', {'interval': 9})]
 )
-async def test_daemons_and_timers(world, decorator, kind, options):
+async def test_failing_filters_of_daemons_and_timers_keep_them_from_starting(world, decorator, kind, options):
     world.declare(decorator, 'bad', when=is_chosen, **options)
     world.declare(decorator, 'good', **options)
     world.declare(kopf.on.create, 'create')
@@ -192,7 +192,7 @@ async def test_a_running_daemon_is_not_stopped_because_its_filter_fails(world):
         await world.until_called('stopped')
 
 
-async def test_indices(world):
+async def test_failing_filters_of_indices_keep_the_object_out_of_them(world):
     world.declare(kopf.index, 'bad', when=is_chosen, does=lambda spec, **_: result(spec['field']))
     world.declare(kopf.on.event, 'event')
 
@@ -208,7 +208,7 @@ async def test_indices(world):
         await world.until(lambda: any(list(kwargs['bad'].get(None, ())) == ['v2'] for kwargs in world.called('event')))
 
 
-async def test_sub_handlers(world):
+async def test_failing_filters_of_sub_handlers_are_retried(world):
     async def declare_children(**_):
         async def child(**_):
             world.note('child', 'obj')

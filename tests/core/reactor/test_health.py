@@ -96,12 +96,12 @@ async def ask(sandbox, settings, registry):
     await task
 
 
-async def test_healthy(ask):
+async def test_a_working_operator_is_healthy_and_ready(ask):
     await ask('/readyz', 200)
     await ask('/healthz', 200)
 
 
-async def test_failing_watch(sandbox, settings, ask):
+async def test_a_failing_watch_makes_the_operator_unhealthy(sandbox, settings, ask):
     await ask('/readyz', 200)
     sandbox.faults.error(500, times=None, resource='kopfexamples')
     sandbox.faults.drop_watches()
@@ -119,7 +119,7 @@ async def test_missing_permissions_make_it_not_ready_but_alive(sandbox, ask):
     await ask('/healthz', 200)
 
 
-async def test_not_listed_yet(sandbox, ask):
+async def test_an_operator_is_not_ready_before_its_lists(sandbox, ask):
     sandbox.faults.error(500, times=None, resource='kopfexamples')
     await ask('/readyz', 503)
     sandbox.faults.clear()
@@ -127,7 +127,7 @@ async def test_not_listed_yet(sandbox, ask):
 
 
 @pytest.mark.parametrize('resource', ['namespaces', 'customresourcedefinitions', 'kopfpeerings'])
-async def test_failing_observers(sandbox, settings, ask, resource):
+async def test_a_failing_observer_makes_the_operator_unhealthy(sandbox, settings, ask, resource):
     await ask('/readyz', 200)
     sandbox.faults.error(500, times=None, resource=resource)
     sandbox.faults.drop_watches()

@@ -21,7 +21,7 @@ async def gate():
 
 @pytest.fixture
 def openings(gate):
-    """The numbers of calls of a listener, by the moments when they are read."""
+    """Return the numbers of calls of a listener, by the moments when they are read."""
     calls = []
     gate.listeners.append(lambda: calls.append(None))
     return lambda: len(calls)

@@ -555,7 +555,7 @@ async def test_exclusions_end_with_the_object(setup: Setup) -> None:
     assert record.indexing is None
 
 
-async def test_sync_functions(setup: Setup) -> None:
+async def test_sync_functions_fill_indices_in_order(setup: Setup) -> None:
     @kopf.index('pods', registry=setup.registry, id='idx')
     def idx(name: str, **_: Any) -> Any:
         return name

@@ -6,7 +6,7 @@ import kopf
 
 
 def get_selectors(world):
-    """The label selectors that the operator has listed and watched the objects with."""
+    """Return the label selectors that the operator has listed and watched the objects with."""
     return {
         seen.query.get('labelSelector')
         for seen in world.sandbox.requests

@@ -52,7 +52,7 @@ async def assert_works(world):
     ],
     ids=lambda fn: fn.__name__,
 )
-async def test_libraries(world, config, tmp_path, fn, way):
+async def test_each_library_logs_in_with_each_kind_of_credentials(world, config, tmp_path, fn, way):
     token, pair = world.sandbox.token, world.sandbox.client_certificate()
     for name, text in {'token': token.encode(), 'crt': pair.certificate, 'key': pair.key}.items():
         (tmp_path / name).write_bytes(text)
@@ -77,7 +77,7 @@ async def test_libraries(world, config, tmp_path, fn, way):
     await assert_works(world)
 
 
-async def test_contexts(world, config):
+async def test_the_current_context_is_used(world, config):
     others = [{'name': 'other', 'cluster': {'server': 'https://127.0.0.1:1'}}]
     chosen = config['contexts'][0]
     config.pop('write')(
@@ -91,7 +91,7 @@ async def test_contexts(world, config):
     await assert_works(world)
 
 
-async def test_retries(world, config):
+async def test_failing_logins_are_retried(world, config):
     attempts = []
 
     @kopf.on.login(registry=world.registry, retries=3, backoff=0.01)
@@ -105,7 +105,7 @@ async def test_retries(world, config):
     assert attempts == [0, 1, 2]
 
 
-async def test_no_more_retries(world, config):
+async def test_logins_without_more_retries_end_the_operator(world, config):
     @kopf.on.login(registry=world.registry, retries=2, backoff=0.01)
     def login(**_):
         raise Exception('not ever')

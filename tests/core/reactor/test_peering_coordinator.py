@@ -237,7 +237,7 @@ class World:
         return [seen for seen in self.sandbox.requests if seen.resource == resource]
 
 
-async def test_handover(world):
+async def test_an_operator_of_higher_priority_takes_over_and_hands_back(world):
     await world.join()
     async with world.operator('low', priority=1):
         await world.create('a', field='1')
@@ -796,7 +796,7 @@ async def test_peering_that_appears_later(world):
         await world.joined('me')
 
 
-async def test_standalone(world):
+async def test_a_standalone_operator_ignores_peers(world):
     await world.join()
     await world.put('boss')
     async with world.operator('me', standalone=True):

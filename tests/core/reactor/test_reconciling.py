@@ -450,7 +450,7 @@ async def test_records_of_a_superseded_creation_go_with_the_first_record_of_the_
 
 
 def records_of(body):
-    """The ids of the handlers whose progress is stored in annotations."""
+    """Return the ids of the handlers whose progress is stored in annotations."""
     keys = {key.removeprefix('kopf.zalando.org/') for key in body['metadata'].get('annotations') or ()}
     return keys - {'last-handled-configuration'}
 

@@ -51,7 +51,7 @@ async def wait_flag(flag):
 
 
 @pytest.mark.parametrize('cls', FLAGS)
-async def test_flags(world, activities, cls):
+async def test_flags_tell_that_the_operator_is_ready_and_stop_it(world, activities, cls):
     ready, stop = cls(), cls()
     world.declare(kopf.on.create, 'create')
     async with asyncio.timeout(60):
@@ -90,7 +90,7 @@ async def test_stopped_while_starting_up(world):
     assert world.sandbox.requests == []
 
 
-async def test_cancelled(world, activities):
+async def test_a_cancelled_operator_leaves_no_tasks_behind(world, activities):
     world.declare(kopf.on.create, 'create', does=lambda **_: asyncio.Event().wait())
     world.settings.queueing.exit_timeout = 0.05
     async with asyncio.timeout(60):
@@ -148,7 +148,7 @@ async def test_handlers_that_do_not_end_are_left(world, activities):
     await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})
 
 
-async def test_failing_startup(world):
+async def test_a_failing_startup_handler_ends_the_operator_before_any_request(world):
     @kopf.on.startup(registry=world.registry)
     def startup(**_):
         raise kopf.PermanentError('boo')
@@ -159,7 +159,7 @@ async def test_failing_startup(world):
     assert world.sandbox.requests == [] and world.ids == []
 
 
-async def test_failing_cleanup(world):
+async def test_a_failing_cleanup_handler_fails_the_operator(world):
     @kopf.on.cleanup(registry=world.registry)
     def cleanup(**_):
         raise kopf.PermanentError('boo')
@@ -172,7 +172,7 @@ async def test_failing_cleanup(world):
         await task
 
 
-async def test_lost_login(world, activities):
+async def test_credentials_that_cannot_be_renewed_end_the_operator(world, activities):
     world.registry.activities._handlers.pop(0)
     infos = []
 
@@ -195,7 +195,7 @@ async def test_lost_login(world, activities):
     assert world.ids[-1] == 'cleanup'
 
 
-async def test_renewed_login(world, activities):
+async def test_refused_credentials_are_renewed(world, activities):
     logins = []
 
     @kopf.on.login(registry=world.registry)
@@ -213,7 +213,7 @@ async def test_renewed_login(world, activities):
     assert len(logins) == 2
 
 
-def test_errors_of_groups():
+def test_errors_of_groups_are_unwrapped():
     error1, error2, error3 = ValueError('a'), ValueError('a'), ValueError('b')
     assert unwrap_error(error1) is error1
     assert unwrap_error(ExceptionGroup('', [error1])) is error1
@@ -316,7 +316,7 @@ async def test_handlers_declared_while_running(world, threaded):
         ({'nonsense': 1}, "unexpected keyword argument 'nonsense'"),
     ],
 )
-async def test_wrong_options(world, activities, wrong, words):
+async def test_wrong_options_are_refused_before_the_startup(world, activities, wrong, words):
     with pytest.raises(TypeError, match=words):
         await kopf.operator(registry=world.registry, **wrong)
     assert not world.ids
@@ -341,7 +341,7 @@ async def test_the_old_form_of_namespaces(world):
     assert len(warnings) == 1
 
 
-async def test_tasks(world, activities, monkeypatch):
+async def test_spawned_tasks_can_be_run_beside_others(world, activities, monkeypatch):
     monkeypatch.setattr(running, 'LEFTOVERS_PATIENCE', 0.1)
     stop = asyncio.Event()
     earlier = asyncio.create_task(asyncio.Event().wait())
@@ -456,7 +456,7 @@ async def test_tasks_together_with_others(world, activities):
     assert all(task.done() for task in tasks)
 
 
-async def test_tasks_that_fail(world):
+async def test_errors_of_tasks_are_raised(world):
     @kopf.on.startup(registry=world.registry)
     def startup(**_):
         raise kopf.PermanentError('boo')
@@ -465,7 +465,7 @@ async def test_tasks_that_fail(world):
         await kopf.run_tasks(await kopf.spawn_tasks(**options(world)))
 
 
-async def test_no_tasks():
+async def test_running_no_tasks_ends_at_once():
     await kopf.run_tasks([])
 
 
@@ -473,7 +473,7 @@ async def test_no_tasks():
 
 
 @pytest.mark.parametrize('given', [True, False], ids=['loop', 'no loop'])
-async def test_other_threads(world, activities, given):
+async def test_an_operator_runs_in_another_thread(world, activities, given):
     ready, stop = threading.Event(), threading.Event()
     loop = asyncio.new_event_loop() if given else None
     thread = threading.Thread(
@@ -537,7 +537,7 @@ async def process(world, tmp_path):
 
 
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
-async def test_signals(process, number):
+async def test_a_signal_ends_the_operator_in_order(process, number):
     await process.start('''
         import kopf
         @kopf.on.event('kopfexamples')

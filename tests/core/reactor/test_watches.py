@@ -215,7 +215,7 @@ def sink():
 
 @pytest.fixture
 async def watch(server, settings, sink, monkeypatch):
-    """A watch that is not started yet; with short pauses."""
+    """Yield a watch that is not started yet; with short pauses."""
     monkeypatch.setattr(watches, 'MIN_BACKOFF', 0.002)
     monkeypatch.setattr(watches, 'FORBIDDEN_BACKOFF', 0.01)
     vault = Vault({'login': ConnectionInfo(server=server.url)})
@@ -245,7 +245,7 @@ def since(version):
 # Lists and streams without failures.
 
 
-async def test_streamed_lists(watch, server, sink):
+async def test_objects_are_listed_by_the_watch_itself(watch, server, sink):
     server.script = [
         Stream(added('a', 1), added('b', 2), bookmark(3, end=True), modified('a', 4), added('c', 5), deleted('b', 6))
     ]
@@ -266,7 +266,7 @@ async def test_streamed_lists_count_only_when_they_are_complete(watch, server, s
     assert sink.lists == 0
 
 
-async def test_chunked_lists(watch, server, sink, settings):
+async def test_objects_are_listed_in_chunks(watch, server, sink, settings):
     settings.watching.streaming_lists = False
     settings.watching.chunk_size = 2
     server.script = [
@@ -427,7 +427,7 @@ async def test_sinks_are_told_of_lists_that_fail_until_they_succeed(watch, serve
     assert sink.failures == [errors.APIServerError, watches.StreamBroken] and sink.refusals == [403]
 
 
-async def test_selectors(watch, server, sink, settings):
+async def test_lists_and_watches_are_requested_with_the_selectors(watch, server, sink, settings):
     settings.watching.label_selectors['kopfexamples'] = 'a=b'
     settings.watching.field_selectors['kopfexamples'] = 'c=d'
     settings.watching.server_timeout = 123.4
@@ -466,7 +466,7 @@ async def test_cut_in_the_middle_of_a_line(watch, server, sink, ending):
 @pytest.mark.parametrize(
     'error', [failure(code=500), failure(code=504, reason='Timeout'), failure(), failure(code=429)]
 )
-async def test_errors_in_streams(watch, server, sink, error):
+async def test_errors_in_streams_reopen_them(watch, server, sink, error):
     server.script = [Stream(added('a', 1), bookmark(3, end=True), error), Stream(modified('a', 5))]
     async with running(watch):
         await sink.has(a=5)
@@ -475,7 +475,7 @@ async def test_errors_in_streams(watch, server, sink, error):
 
 
 @pytest.mark.parametrize('status', [429, 500, 503])
-async def test_refusals_of_streams(watch, server, sink, status):
+async def test_refused_streams_are_retried_from_the_same_version(watch, server, sink, status):
     server.script = [
         Stream(added('a', 1), bookmark(3, end=True), ending='end'),
         Refusal(status),
@@ -498,7 +498,7 @@ async def test_versions_that_are_refused_again_and_again_are_given_up(watch, ser
     assert server.queries == [INITIAL, *[since(3)] * 4, INITIAL]
 
 
-async def test_inactive_streams(watch, server, sink, settings):
+async def test_inactive_streams_are_reopened(watch, server, sink, settings):
     settings.watching.inactivity_timeout = 0.1
     server.script = [Stream(added('a', 1), bookmark(3, end=True)), Stream(modified('a', 5))]
     async with running(watch):
@@ -559,7 +559,9 @@ EXPIRATIONS = {
 
 @pytest.mark.parametrize('expiration', EXPIRATIONS.values(), ids=EXPIRATIONS)
 @pytest.mark.parametrize('streamed', [True, False], ids=['streamed', 'chunked'])
-async def test_listed_again(watch, server, sink, settings, expiration, streamed):
+async def test_expired_watches_list_again_and_report_the_differences(
+    watch, server, sink, settings, expiration, streamed
+):
     settings.watching.streaming_lists = streamed
     lists = [
         [obj('kept', 1), obj('changed', 2), obj('gone', 3), obj('replaced', 4, uid='old')],
@@ -669,7 +671,7 @@ async def test_deletions_in_a_gap_tell_who_it_was(watch, server, sink):
     }
 
 
-async def test_tokens_that_expire(watch, server, sink, settings):
+async def test_expired_tokens_start_the_list_anew(watch, server, sink, settings):
     settings.watching.streaming_lists = False
     server.script = [
         page(obj('a', 1), obj('b', 2), version=3, token='x'),
@@ -786,7 +788,7 @@ async def test_nothing_to_log_in_with(server, settings, sink):
 # What makes no sense.
 
 
-async def test_malformed_lines(watch, server, sink, caplog):
+async def test_malformed_lines_are_skipped_with_a_warning(watch, server, sink, caplog):
     wrong = [
         b'{"type": "ADDED", "obj',
         b'null',
@@ -818,7 +820,7 @@ async def test_malformed_lines(watch, server, sink, caplog):
     assert all(record.levelno == logging.WARNING and 'kopfexamples' in record.getMessage() for record in caplog.records)
 
 
-async def test_objects_without_uids(watch, server, sink):
+async def test_objects_without_uids_are_identified_by_name(watch, server, sink):
     server.script = [
         Stream(
             added('a', 1, uid=''),
@@ -932,7 +934,7 @@ async def test_back_off_grows_and_ends(clock, settings, sink):
 
 
 @pytest.mark.looptime
-async def test_pauses_differ(settings, sink):
+async def test_pauses_of_several_watches_differ(settings, sink):
     # Otherwise, all the watches of all the operators would come back at the same moment.
     clients = [Client(default=errors.APIServerError('x', status=500)) for _ in range(5)]
     await asyncio.gather(*[watch_for(client, settings, sink, 3) for client in clients])
@@ -943,7 +945,7 @@ async def test_pauses_differ(settings, sink):
 
 @pytest.mark.looptime
 @pytest.mark.parametrize('nothing', [[], [bookmark(2)]], ids=['empty', 'bookmarks only'])
-async def test_closed_at_once(clock, settings, sink, nothing):
+async def test_streams_closed_at_once_are_retried_ever_more_slowly(clock, settings, sink, nothing):
     client = Client(START, default=nothing)
     await watch_for(client, settings, sink, 10)
     assert len(client.times) < 6
@@ -991,7 +993,7 @@ async def test_expirations_once_in_a_while(clock, settings, sink):
 
 
 @pytest.mark.looptime
-async def test_forbidden(clock, settings, sink):
+async def test_a_forbidden_watch_is_retried_once_a_minute(clock, settings, sink):
     client = Client(default=errors.APIForbiddenError('x', status=403))
     watch = await watch_for(client, settings, sink, 200)
     assert client.delays == pytest.approx([60, 60, 60])

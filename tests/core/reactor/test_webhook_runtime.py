@@ -76,7 +76,7 @@ def hooks(world):
     return hooks
 
 
-async def test_configurations(world, server, hooks):
+async def test_configurations_follow_from_the_handlers(world, server, hooks):
     world.declare(kopf.on.validate, 'validating', operation='UPDATE')
     world.declare(kopf.on.mutate, 'mutating', labels={'a': 'b'})
     async with world.operator():
@@ -325,7 +325,7 @@ async def test_a_failing_server_ends_the_operator(world):
 
 
 @pytest.mark.parametrize('substituted', [False, True])
-async def test_context_managers(world, server, hooks, substituted):
+async def test_servers_that_are_context_managers_are_entered_and_exited(world, server, hooks, substituted):
     events = []
 
     class Manager(Server):

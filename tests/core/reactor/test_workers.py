@@ -62,7 +62,7 @@ async def test_sleeping_objects_take_no_places(world):
 
 @pytest.fixture
 async def crowd(world):
-    """Objects that are there before the operator."""
+    """Create objects that are there before the operator."""
     names = [f'old{number}' for number in range(10)]
     for name in names:
         await world.create(name)
@@ -149,7 +149,7 @@ MOST = 1 + 2 + 2 * 2  # only in the next iteration of the loop, workers are know
 
 
 def patched(world):
-    """The objects in the order in which the operator has patched them."""
+    """Return the objects in the order in which the operator has patched them."""
     return [seen.name for seen in world.sandbox.requests if seen.verb == 'patch' and b'kopf' in seen.body]
 
 

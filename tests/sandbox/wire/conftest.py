@@ -91,7 +91,7 @@ class Client:
 
 @pytest.fixture(scope='session')
 def pair(tmp_path_factory):
-    """The certificate of the server, with its key in the same file."""
+    """Return the certificate of the server, with its key in the same file."""
     path = tmp_path_factory.mktemp('servers') / 'server.pem'
     path.write_bytes(b''.join(build_certificate(['localhost', '127.0.0.1'])))
     return path
@@ -156,6 +156,6 @@ async def connect(client_context):
 
 @pytest.fixture
 async def client(serve, connect, secure):
-    """A connection to a server with the default options."""
+    """Return a connection to a server with the default options."""
     port, _ = await serve(secure=secure)
     return await connect(port, secure=secure)

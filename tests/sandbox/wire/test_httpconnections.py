@@ -119,7 +119,7 @@ async def test_requests_about_the_server_itself(client, app):
 CHUNKED = b'POST /x HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n'
 
 
-async def test_bodies_in_chunks(client, app):
+async def test_bodies_are_read_in_chunks(client, app):
     assert (await client.ask(CHUNKED + b'2\r\nbo\r\n2;name=value\r\ndy\r\n0\r\n\r\n'))[2] == b'/x body'
 
 
@@ -129,7 +129,7 @@ async def test_what_follows_a_body_is_no_header(client, app):
     assert [set(request.headers) for request in app.requests] == [{'host', 'transfer-encoding'}, {'host'}]
 
 
-async def test_requests_in_pieces(client, app):
+async def test_requests_are_read_in_pieces(client, app):
     for byte in post(b'/first') + CHUNKED + b'4\r\nbody\r\n0\r\n\r\n' + get(b'/last'):
         client.send(bytes([byte]))
         await asyncio.sleep(0)
@@ -154,7 +154,7 @@ async def test_heads_are_answered_without_a_body(client):
     assert (await client.read())[2] == b'/x '
 
 
-async def test_large_bodies(serve, connect, secure):
+async def test_large_bodies_are_received_in_full(serve, connect, secure):
     port, _ = await serve(secure=secure, get_max_body=lambda path: 10_000_000)
     client = await connect(port, secure=secure)
     body = bytes(range(256)) * 30_000
@@ -187,7 +187,7 @@ async def test_old_clients_that_stay(client, app):
         assert (await client.ask(request))[1]['connection'] == 'keep-alive'
 
 
-async def test_half_closed_connections(serve, connect, app):
+async def test_half_closed_connections_are_answered(serve, connect, app):
     port, _ = await serve()
     client = await connect(port)
     app.gates['/slow'] = asyncio.Event()
@@ -300,7 +300,7 @@ async def test_what_is_not_http_after_what_is(client, app):
         CHUNKED + b'1;' + b'x' * 1_000_000,
     ],
 )
-async def test_heads_too_large(serve, connect, app, sent):
+async def test_heads_that_are_too_large_are_refused(serve, connect, app, sent):
     client = await connect((await serve())[0])
     client.send(sent)
     status, _, body = await client.read()
@@ -339,7 +339,7 @@ async def test_limits_are_of_paths(serve, connect):
     assert (await client.ask(post(b'/small', b'x' * 11)))[0] == 413
 
 
-async def test_refusals_are_seen_by_those_who_still_send(serve, connect, secure, monkeypatch):
+async def test_refusals_are_seen_by_clients_that_still_send(serve, connect, secure, monkeypatch):
     monkeypatch.setattr(httpconnections, 'LINGERING_TIME', 5)
     port, _ = await serve(secure=secure)
     client = await connect(port, secure=secure)
@@ -423,7 +423,7 @@ async def test_slow_handlers_are_not_idle(serve, connect, app):
 
 
 @pytest.mark.parametrize('part', [b'G', b'GET / HTTP/1.1\r\n', post()[:-1], CHUNKED + b'1\r\nx\r\n'])
-async def test_slow_requests(serve, connect, app, part):
+async def test_slow_requests_are_refused_after_a_while(serve, connect, app, part):
     port, _ = await serve(idle_timeout=10, request_timeout=0.3)
     client = await connect(port)
     await client.ask(get(b'/first'))
@@ -476,7 +476,7 @@ async def test_clients_that_do_not_read(serve, connect, app, secure):
 # Handlers.
 
 
-async def test_handlers_that_fail(client, app, caplog):
+async def test_failing_handlers_are_answered_with_an_error(client, app, caplog):
     async def fail(request):
         raise ValueError("a secret of ours")
 

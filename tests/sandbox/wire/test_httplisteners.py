@@ -24,7 +24,7 @@ async def close(listener, **options):
         await listener.close(**options)
 
 
-async def test_several_sockets(app, serve, connect):
+async def test_a_listener_serves_several_sockets(app, serve, connect):
     port, listener = await serve()
     sock = socket.create_server(('127.0.0.1', 0))
     other = sock.getsockname()[1]
@@ -39,7 +39,7 @@ async def test_several_sockets(app, serve, connect):
 
 @pytest.fixture(scope='session')
 def client_pair(tmp_path_factory):
-    """A certificate for clients: those for servers are refused in their place."""
+    """Return a certificate for clients: those for servers are refused in their place."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, 'client')])
     now = datetime.datetime.now(datetime.UTC)
@@ -59,7 +59,7 @@ def client_pair(tmp_path_factory):
     return path
 
 
-async def test_certificates_of_clients(app, serve, connect, pair, client_pair):
+async def test_certificates_of_clients_are_given_to_the_app(app, serve, connect, pair, client_pair):
     server_context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=client_pair)
     server_context.load_cert_chain(pair)
     server_context.verify_mode = ssl.CERT_OPTIONAL
@@ -105,7 +105,7 @@ async def test_nothing_of_a_connection_is_left_to_the_garbage_collector(app, ser
 # The end.
 
 
-async def test_nothing_under_way(app, serve, connect, secure):
+async def test_idle_connections_are_closed_at_once(app, serve, connect, secure):
     port, listener = await serve(secure=secure)
     client = await connect(port, secure=secure)
     await client.ask(GET)
@@ -211,7 +211,7 @@ async def test_http_in_place_of_https(app, serve, connect):
     assert (await (await connect(port, secure=True)).ask(GET))[0] == 200
 
 
-async def test_closing_twice(serve):
+async def test_a_listener_can_be_closed_twice(serve):
     _, listener = await serve()
     await close(listener)
     await close(listener)
