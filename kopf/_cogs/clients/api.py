@@ -125,9 +125,19 @@ class ApiClient:
         """Create an object and return it as created; errors are those of `request`."""
         return _decode('POST', path, await self.request('POST', path, payload=encode(obj), logger=logger))
 
-    async def patch(self, path: str, obj: Any, content_type: str, *, logger: AnyLogger | None = None) -> Any:
+    async def patch(
+        self,
+        path: str,
+        obj: Any,
+        content_type: str,
+        *,
+        params: Params | None = None,
+        logger: AnyLogger | None = None,
+    ) -> Any:
         """Patch an object and return its new state; errors are those of `request`."""
-        body = await self.request('PATCH', path, payload=encode(obj), content_type=content_type, logger=logger)
+        body = await self.request(
+            'PATCH', path, params=params, payload=encode(obj), content_type=content_type, logger=logger
+        )
         return _decode('PATCH', path, body)
 
     async def request(

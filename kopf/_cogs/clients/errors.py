@@ -21,6 +21,13 @@ _PARTIAL_REFUSALS = (
     'Cannot evict pod',  # because of its disruption budget
 )
 
+UNTYPED = 'failed to create typed patch object'
+"""
+The beginning of messages about applied objects that do not fit the schema of their kind.
+
+API servers respond with 500 to them. Nevertheless, it is a mistake of the client, and must not be tried again.
+"""
+
 
 class APIError(Exception):
     """
@@ -194,7 +201,8 @@ def build_status_error(
     details = data.get('details')
     message, reason = data.get('message'), data.get('reason')
     status = status if status is not None else code or 0
-    return _get_class(status)(
+    mistaken = status == 500 and isinstance(message, str) and message.startswith(UNTYPED)
+    return _get_class(422 if mistaken else status)(
         str(message) if message else f"HTTP {status}",
         status=status,
         code=code,
