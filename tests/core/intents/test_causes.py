@@ -158,6 +158,17 @@ def test_only_the_arguments_that_a_function_names_are_made():
     assert cause.kwargs_of_callback(fn.value, fn, positional=1) == {'param': None}
 
 
+def test_the_arguments_of_timers_are_made_without_parsing_their_packed_object():
+    class Unparsed:
+        def __getitem__(self, index):
+            pytest.fail("The object is parsed.")
+
+    body = Body.living_in(Unparsed())
+    cause = make(DaemonCause, body=body, stopped=object(), identity=Identity('uid1', 'x', 'ns'))
+    kwargs = cause.kwargs_for(handler(), STATE)
+    assert (kwargs['name'], kwargs['namespace'], kwargs['uid']) == ('x', 'ns', 'uid1')
+
+
 def test_handlers_get_the_parts_of_the_object():
     cause = make(SpawningCause)
     kwargs = cause.kwargs_for(handler())
