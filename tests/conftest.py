@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 
 import hypothesis
 import pytest
+import pytest_rerunfailures
 from controlplane import ControlPlane, Unavailable
 from kubeapi import ApiError, KubeApi
 from operatorprocess import OperatorProcess
@@ -24,13 +25,21 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Where the tests wait more than they compute.
 WAITING = ("tests/docs/", "tests/e2e/", "tests/faults/", "tests/public/", "tests/soak/", "tests/sandbox/test_plugin.py")
 
+# While thousands of tests are collected, hardly anything becomes garbage; to look for it takes a sixth of that time.
+gc.disable()
+
 # The same examples in every run, however slow the machine; HYPOTHESIS_PROFILE=search looks for new ones.
 hypothesis.settings.register_profile("steady", max_examples=50, derandomize=True, deadline=None, database=None)
 hypothesis.settings.register_profile("search", max_examples=5000, deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput") and hasattr(config, "failures_db"):
+        # Over its socket, pytest-rerunfailures asks the first process before each test: for 40 ms, as its small packets
+        # wait for each other (Nagle's algorithm). What each worker counts for itself is enough, unless workers crash.
+        config.failures_db = pytest_rerunfailures.StatusDB()
     # Otherwise, looptime asks for a loop in tests that have none; it would be made, and never closed.
     asyncio.set_event_loop(None)
     config.addinivalue_line("markers", "thorough: takes long, and is run only with --thorough")
@@ -61,6 +70,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     # The thousands of tests stay, so that no collection of garbage has to look at them.
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
