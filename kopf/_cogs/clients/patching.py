@@ -224,6 +224,15 @@ class _Patching:
         """Apply the values and the conclusion, together if they are for one endpoint; return true if it is done."""
         changes, status = self._split(patch)
         last_changes, last_status = self._split(conclusion)
+        if conclusion.fns and last_status and _is_being_deleted(self.body):
+            # The finalizer goes first. If the records of handlers were purged before it, an operator that is killed in
+            # between would leave an object whose deletion looks as if it was not handled.
+            first = patches.Patch(dict(last_changes), fns=conclusion.fns)
+            if not await self._conclude(patch, first):
+                return False
+            if self._is_alive():
+                await self._merge_status(last_status)
+            return True
         # Here, the conclusion goes to the object, so the status must not come after it.
         if status and (len(last_changes) or conclusion.fns):
             await self._merge_status(status)
@@ -247,6 +256,10 @@ class _Patching:
             await self._reload()
         rest = patches.Patch(dict(last_changes), fns=conclusion.fns)
         return await self._send_ops(self.url, "resource", rest.as_json_patch(self.body))
+
+    def _is_alive(self) -> bool:
+        """Check whether the object still exists: without finalizers, it is gone with its deletion."""
+        return not _is_being_deleted(self.body) or bool((self.body or {}).get('metadata', {}).get('finalizers'))
 
     def _split(self, patch: patches.Patch) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         """Split the values into those of the object and those of its status, if that is a subresource."""
@@ -378,6 +391,10 @@ def _explain_pruning(inconsistencies: diffs.Diff, body: bodies.RawBody | None) -
         f"Add the fields to the schema in the CRD, or x-kubernetes-preserve-unknown-fields: true "
         f"to {dropped[0].partition('.')[0]!r} there."
     )
+
+
+def _is_being_deleted(body: bodies.RawBody | None) -> bool:
+    return (body or {}).get('metadata', {}).get('deletionTimestamp') is not None
 
 
 def _get_version(body: bodies.RawBody | None) -> str | None:

@@ -2,9 +2,10 @@
 The membership of this operator in one peering object: it renews its own record, and observes the records of its peers.
 
 The records determine whether this operator must pause. The decision is made whenever a record changes, and exactly when
-the lifetime of a record ends, even while a request is in progress: at that moment, another operator begins to work, and
-two must never work at once. An operator that cannot renew its own record in time pauses, too: its peers must assume
-that it is dead, and take over. No requests are made while the peering object is absent.
+the lifetime of its own record ends, even while a request is in progress: at that moment, another operator begins to
+work, and two must never work at once. When the lifetime of another record ends, the API server must confirm first that
+the record was not renewed. An operator that cannot renew its own record in time pauses, too: its peers must assume that
+it is dead, and take over. No requests are made while the peering object is absent.
 """
 
 import asyncio
@@ -98,7 +99,9 @@ class PeeringMember:
         self._announced = 0.0
         self._renewal = 0.0
         self._removal = 0.0
+        self._removed: frozenset[str] = frozenset()  # the identities at the last attempt to remove dead records
         self._expiry: float | None = None
+        self._confirmed_at = 0.0  # when the last state was requested that a response to a patch has shown
         self._refused = False  # whether the API server has refused our own record at the last attempt
         self._unsure = False  # our own record can be in the object: the response to its request was lost
         self._reason: object = None
@@ -266,7 +269,7 @@ class PeeringMember:
         """Decide whether to pause; call `changed` if the decision has changed."""
         now = read_time()
         priority = self._settings.peering.priority
-        alive = [other.peer for other in self._observed.values() if other.until > now]
+        alive = [other.peer for other in self._observed.values() if self._is_alive(other, now)]
         higher = [peer for peer in alive if peer.priority > priority]
         equal = [peer for peer in alive if peer.priority == priority]
         # Our own record is checked before the records of the peers: an operator that its peers do not see must not
@@ -292,6 +295,16 @@ class PeeringMember:
         if decision != self._reported:
             self._reported = decision
             self._changed()
+
+    def _is_alive(self, other: ObservedPeer, now: float) -> bool:
+        """Check whether the other operator can be working, so that this one has to pause for it."""
+        if other.until > now:
+            return True
+        # Why not trust the end of the lifetime? The watch can be broken, so that the renewals of the record are not
+        # seen; and then, two operators would work at once. So, before the pause ends, a response of the API server must
+        # show that the record was not renewed. Without the permission to write, there are no responses.
+        is_confirmed = self._confirmed_at >= other.until or not self._present or self._refused
+        return self.known and self.paused and not is_confirmed
 
     def _set_decision(self, paused: bool, reason: object, *, equal: Collection[Peer] = ()) -> None:
         # Compared by identities, as records change with every renewal, and each reason is logged once.
@@ -397,8 +410,9 @@ class PeeringMember:
         if read_time() >= self._renewal or (not self._failing and self._get_flags() != self._written_flags):
             await self._announce()
         dead = [identity for identity, other in self._observed.items() if other.until <= read_time()]
-        if dead and self._present and read_time() >= self._removal:
-            self._removal = read_time() + RETRY_DELAY
+        # The interval is for the same records. Those of others are removed at once, as the pause can end by that.
+        if dead and self._present and (read_time() >= self._removal or not self._removed.issuperset(dead)):
+            self._removal, self._removed = read_time() + RETRY_DELAY, frozenset(dead)
             await self._remove(dead)
 
     async def _announce(self) -> None:
@@ -436,22 +450,29 @@ class PeeringMember:
             self._renewal = started + max(lifetime / 2, lifetime - random.uniform(5, 10))
             self._expiry = started + lifetime
             self._announced, self._own, self._written_flags = started, own, flags
+            self._confirmed_at = started
             if self._reason in _UNSEEN:
                 self.known = False  # other operators could have taken over meanwhile, or could not see our record yet
         self.see(body, asked_at=asked_at)
 
     async def _remove(self, identities: list[str]) -> None:
         """Remove dead records, unless the object changes meanwhile."""
-        asked_at = time.monotonic()
+        started, asked_at = read_time(), time.monotonic()
         try:
             body = await self._touch(dict.fromkeys(identities), version=self._version)
-        # The owner of a record can have renewed it just now. The next state of the object shows that.
+        # The owner of a record has renewed it, and the watch has not shown that yet. Why not wait for the watch? It can
+        # be broken for long. The response to the renewal of our own record shows the state, and needs no permission
+        # to get the object.
         except errors.APIConflictError:
+            self._renewal = min(self._renewal, read_time())
+            self._wakeup.set()
             return
         except (errors.APIError, TimeoutError) as error:
             logger.warning("Dead peers could not be removed from %s: %s", self._place, str(error) or repr(error))
             return
         logger.debug("Dead peers are removed from %s: %s.", self._place, ', '.join(identities))
+        if body is not None:
+            self._confirmed_at = started
         self.see(body, asked_at=asked_at)
 
     async def leave(self) -> None:

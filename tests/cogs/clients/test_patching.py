@@ -284,6 +284,41 @@ async def test_functions_of_the_conclusion_go_with_its_values(apply, server, pat
     assert obj.raw['metadata']['finalizers'] == []
 
 
+def delete(obj, *others):
+    obj.raw['status'] = {'record': 'success'}
+    obj.raw['metadata'].update(deletionTimestamp='2030-01-01T00:00:00Z', finalizers=['own', *others])
+    return Patch({'status': {'record': None}}, fns=[functools.partial(set_finalizers, others)])
+
+
+def set_finalizers(finalizers, body):
+    body['metadata'] = {**body['metadata'], 'finalizers': [*finalizers]}
+
+
+async def test_records_in_the_status_of_deleted_objects_are_purged_after_the_finalizer_is_removed(apply, server):
+    obj = Object(server, split=True)
+    conclusion = delete(obj, 'other')
+    result = await apply(Patch({'status': {'y': 2}}), resource=SPLIT, body=obj.raw, conclusion=conclusion)
+    assert [path for path, _, _ in sent(server)] == ['/status', '', '/status']
+    assert result == patching.PatchResult(obj.raw)
+    assert (obj.raw['metadata']['finalizers'], obj.raw['status']) == (['other'], {'y': 2})
+
+
+async def test_records_in_the_status_of_deleted_objects_stay_while_the_finalizer_does(apply, server):
+    obj = Object(server, split=True)
+    conclusion = delete(obj)
+    body, obj.interventions = copy.deepcopy(obj.raw), [obj.touch] * 20
+    result = await apply(Patch(), resource=SPLIT, body=body, conclusion=conclusion)
+    assert result.remaining_fns
+    assert obj.raw['status'] == {'record': 'success'}
+
+
+async def test_records_in_the_status_are_gone_with_the_object_and_its_last_finalizer(apply, server):
+    obj = Object(server, split=True)
+    conclusion = delete(obj)
+    await apply(Patch(), resource=SPLIT, body=obj.raw, conclusion=conclusion)
+    assert [path for path, _, _ in sent(server)] == ['']
+
+
 @pytest.mark.parametrize('known', [True, False])
 async def test_a_patch_of_the_status_alone_goes_to_the_subresource(apply, server, known):
     obj = Object(server, split=True)

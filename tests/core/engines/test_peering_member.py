@@ -257,15 +257,27 @@ async def test_operators_take_over_from_dead_ones(peering_api, join):
         assert 'boss' not in peering_api.status
 
 
-@pytest.mark.parametrize('delay', [0, 1, 9, 100])
-async def test_the_takeover_begins_exactly_at_the_end_of_the_lifetime(peering_api, join, settings, delay):
+@pytest.mark.parametrize('delay', [0, 1, 9])
+async def test_the_takeover_begins_when_the_api_confirms_the_end_of_the_lifetime(peering_api, join, settings, delay):
     settings.peering.lifetime = 1000
     async with join() as member:
         await passed(12.3)
         peering_api.put(boss=record(priority=100))
-        peering_api.delay = delay  # however long the requests take that are made meanwhile
-        await passed(60.1)
-    assert member.verdicts == [(1000, False), (1012.3, True), (pytest.approx(1072.3, abs=1e-5), False)]
+        peering_api.delay = delay
+        await passed(60.1 + delay)
+    assert member.verdicts == [(1000, False), (1012.3, True), (pytest.approx(1072.3 + delay, abs=1e-5), False)]
+
+
+async def test_there_is_no_takeover_while_the_api_does_not_respond(peering_api, join, settings):
+    settings.peering.lifetime = 1000
+    async with join() as member:
+        peering_api.put(boss=record(priority=100))
+        peering_api.error = errors.APIServerError('unavailable', status=503)
+        await passed(200)
+        assert member.paused
+        peering_api.error = None
+        await passed(5.1)
+        assert not member.paused
 
 
 async def test_an_operator_pauses_exactly_at_the_end_of_its_own_lifetime(peering_api, join):
@@ -295,11 +307,20 @@ async def test_revived_records_are_not_removed(peering_api, join):
         peering_api.observers.clear()  # the stream is behind
         peering_api.put(boss=record(priority=101))
         await passed(5.1)
-        assert peering_api.patches[-1][1]['status'] == {'boss': None}
+        assert [patch['status'] for _, patch in peering_api.patches[-2:-1]] == [{'boss': None}]
         assert peering_api.status['boss']['priority'] == 101
-        peering_api.observers.append(member.see)
-        peering_api.put()
+        assert member.verdicts == [(1000, False), (1000, True)]  # it has never worked beside the other one
+
+
+async def test_operators_that_may_not_write_take_over_at_the_end_of_the_lifetime(peering_api, join, settings):
+    settings.peering.mandatory = False
+    peering_api.put(boss=record(priority=100, lifetime=5))
+    peering_api.error = errors.APIForbiddenError('forbidden', status=403)
+    async with join() as member:
+        await passed(1)
         assert member.paused
+        await passed(4.1)
+        assert not member.paused
 
 
 async def test_removed_record_is_restored(peering_api, join):
