@@ -93,6 +93,7 @@ if TYPE_CHECKING:
         login_with_kubeconfig,
         login_with_service_account,
     )
+    from kopf._cogs.structs.conditions import Condition, Conditions
     from kopf._core.engines.admission import AdmissionError
     from kopf._core.engines.planning import Again
     from kopf._core.reactor.running import operator, run, run_tasks, spawn_tasks
@@ -128,6 +129,8 @@ __all__ = [
     'AsyncDeletionFlag',
     'Body',
     'BodyEssence',
+    'Condition',
+    'Conditions',
     'ConnectionInfo',
     'DaemonStopped',
     'DaemonStoppingReason',
@@ -243,6 +246,7 @@ _LAZY = {
         'login_with_kubeconfig',
         'login_with_service_account',
     ),
+    'kopf._cogs.structs.conditions': ('Condition', 'Conditions'),
     'kopf._core.engines.admission': ('AdmissionError',),
     'kopf._core.engines.planning': ('Again',),
     'kopf._core.reactor.running': ('operator', 'run', 'run_tasks', 'spawn_tasks'),

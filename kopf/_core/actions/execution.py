@@ -44,7 +44,7 @@ MIN_INTERVAL = 0.5
 """The shortest interval of the further attempts of such a handler, on average since its first one (in seconds)."""
 
 
-EXTRAS = frozenset({'deleting'})
+EXTRAS = frozenset({'conditions', 'deleting'})
 """The kwargs that are made only for functions that name them: they are too expensive to be made for ``**kwargs``."""
 
 

@@ -24,6 +24,7 @@ from kopf._cogs.structs.references import Resource
 from kopf._core.actions.execution import Logger, utcnow
 
 if TYPE_CHECKING:
+    from kopf._cogs.structs.conditions import Conditions
     from kopf._core.actions.execution import Handler
     from kopf._core.actions.handler_states import HandlerState
     from kopf._core.intents.handlers import ResourceHandler
@@ -298,7 +299,10 @@ class DaemonCause(ResourceCause):
     """The identity of the object. It never changes, so it needs no look into the body, which is often packed."""
     deletion: DeletionFlagFactory | None = None
 
-    EXTRA_GETTERS = {'deleting': lambda cause, handler: make_deletion_waiter(cause.deletion, handler)}
+    EXTRA_GETTERS = {
+        'conditions': lambda cause, handler: make_conditions(cause),
+        'deleting': lambda cause, handler: make_deletion_waiter(cause.deletion, handler),
+    }
     ARGUMENTS = {
         **ResourceCause.ARGUMENTS,
         'stopped': 'stopped',
@@ -331,7 +335,10 @@ class ChangingCause(ResourceCause):
     """The field to which ``old``, ``new``, ``diff`` are reduced; empty for the whole object."""
     deletion: DeletionFlagFactory | None = None
 
-    EXTRA_GETTERS = {'deleting': lambda cause, handler: make_deletion_waiter(cause.deletion, handler)}
+    EXTRA_GETTERS = {
+        'conditions': lambda cause, handler: make_conditions(cause),
+        'deleting': lambda cause, handler: make_deletion_waiter(cause.deletion, handler),
+    }
     ARGUMENTS = {**ResourceCause.ARGUMENTS, 'reason': 'reason', 'old': 'old', 'new': 'new', 'diff': 'diff'}
 
     @property
@@ -390,7 +397,15 @@ class ReconcilingCause(ResourceCause):
 
     reasons: frozenset[str]
 
+    EXTRA_GETTERS = {'conditions': lambda cause, handler: make_conditions(cause)}
     ARGUMENTS = {**ResourceCause.ARGUMENTS, 'reasons': 'reasons'}
+
+
+def make_conditions(cause: ResourceCause) -> 'Conditions':
+    """Return the conditions of the object; what is changed in them goes into the patch."""
+    from kopf._cogs.structs.conditions import Conditions  # only by those operators that use them
+
+    return Conditions(cause.body, cause.patch, counted='status' in cause.resource.subresources)
 
 
 def make_deletion_waiter(factory: DeletionFlagFactory | None, handler: 'Handler') -> FlagWaiter[Any] | None:
