@@ -217,6 +217,7 @@ def reconcile(
     owns: Iterable[SourceName] = (),
     watches: Mapping[str, MappingFn] | Mapping[SourceName, MappingFn] | None = None,
     backoff: tuple[float, float] = (1, 600),
+    conditions: bool = False,
     **options: Unpack[ReconcileOptions],
 ) -> Callable[[FnT], FnT]:
     """
@@ -236,6 +237,7 @@ def reconcile(
             workers.
         backoff: the first delay after an error, and the longest one (in seconds); each is twice the previous one.
         retries: how many attempts there are until the next change; by default, there is no limit.
+        conditions: whether to keep the conditions ``Ready``, ``Reconciling`` and ``Stalled`` of the objects.
     """
     timeout = options.pop('timeout', None)
     _declarations.check_positive('reconcile', {**options, 'timeout': timeout}, ('interval', 'timeout', 'concurrency'))
@@ -247,6 +249,7 @@ def reconcile(
         sources=_declarations.parse_sources('reconcile', owns, watches),
         backoffs=_declarations.parse_backoff('reconcile', backoff),
         run_timeout=timeout,
+        conditions=_declarations.parse_flag('reconcile', 'conditions', conditions),
     )
 
 

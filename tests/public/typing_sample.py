@@ -170,9 +170,14 @@ WATCHED = {'configmaps': users_of}
     concurrency=10,
     backoff=(1, 60),
     retries=5,
+    conditions=True,
     labels={'a': 'b'},
 )
-async def reconcile(spec: kopf.Spec, patch: kopf.Patch, reasons: frozenset[str], **_: Any) -> kopf.Again | None:
+async def reconcile(
+    spec: kopf.Spec, patch: kopf.Patch, reasons: frozenset[str], conditions: kopf.Conditions, **_: Any
+) -> kopf.Again | None:
+    known: kopf.Condition | None = conditions.get('Ready')
+    conditions['Ready'] = kopf.Condition(None if known is None else known.status, 'Reason', "The message.")
     patch.status['reasons'] = sorted(reasons)
     return kopf.Again(after=30) if 'again' not in reasons else None
 

@@ -16,16 +16,19 @@ from typing import Any, Final, NamedTuple, Protocol, cast
 from kopf._cogs.aiokits.coalesced_timers import CoalescedTimer, CoalescedTimers
 from kopf._cogs.structs.bodies import Body, RawBody, is_older_version
 from kopf._cogs.structs.body_guards import BodyGuard
+from kopf._cogs.structs.conditions import Condition
 from kopf._cogs.structs.dicts import resolve
 from kopf._cogs.structs.diffs import diff, is_same
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.packed_objects import PackedObject, ParsedCache
 from kopf._cogs.structs.patches import Patch
+from kopf._cogs.structs.references import Resource
 from kopf._core.actions.execution import Outcome, RunTimeoutError, run_handler, utcnow
 from kopf._core.actions.handler_states import HandlerState, digest_essence
 from kopf._core.actions.loggers import ObjectLogger
 from kopf._core.engines.planning import NONE, Again, Pace, Plan, Planner, Trigger
 from kopf._core.engines.relations import Key, Relations
+from kopf._core.engines.verdicts import Verdict, conclude, judge
 from kopf._core.intents import filters
 from kopf._core.intents.causes import ReconcilingCause
 from kopf._core.intents.contexts import OperatorContext
@@ -74,7 +77,7 @@ class Host(Protocol):
 class HandlerPlan(Plan):
     """When one handler is to be run for one object, and the digest of the state that has triggered it last."""
 
-    __slots__ = ('controller', 'digest', 'level')
+    __slots__ = ('controller', 'digest', 'level', 'verdict')
 
     def __init__(self, level: 'ObjectLevel', controller: 'Controller') -> None:
         super().__init__(level)
@@ -86,6 +89,8 @@ class HandlerPlan(Plan):
 
         It is `FIELDLESS` if only the field is missing: its removal triggers the handler, but plans no further runs.
         """
+        self.verdict: Verdict | None = None
+        """The result of the last run, if the framework keeps the conditions for this handler."""
 
 
 class ObjectLevel:
@@ -180,6 +185,9 @@ class Controller:
         self.handler = handler
         pace = Pace(interval=handler.interval, backoff=handler.backoffs, concurrency=handler.concurrency)
         self.planner = Planner(pace, self._call)
+        self.keeps_conditions = handler.conditions
+        self.uses_conditions = handler.uses_conditions
+        """Whether the handler can set conditions. These are about one generation, so each generation needs a run."""
         self.relations = {source: Relations(handler, source) for source in handler.sources}
         self._plans: dict[Key, HandlerPlan] = {}
         self._owns = any(source.fn is None for source in handler.sources)
@@ -263,6 +271,11 @@ class Levels:
         return [(controller, controller.relations[source]) for controller, source in controllers]
 
 
+def is_own_kind(resource: Resource) -> bool:
+    """Check whether the kind can be one of the operator's own: it is not one of Kubernetes itself."""
+    return '.' in resource.group and not resource.group.endswith('.k8s.io')
+
+
 class Run(NamedTuple):
     """One run of a handler that has begun."""
 
@@ -284,6 +297,7 @@ class Leveler:
         self._settings = levels.context.settings
         handlers = decider.table.of(ReconcilingHandler)
         self._controllers = [levels.get_controller(handler) for handler in handlers]
+        self.uses_conditions = any(controller.uses_conditions for controller in self._controllers)
         self._is_selective = not all(filters.is_unconditional(handler) for handler in handlers)
         self._rules = levels.context.make_rules()
         self._reports = filters.FailureReports()
@@ -358,8 +372,56 @@ class Leveler:
         for handler in matching:
             field = handler.field
             digests[handler] = whole if field is None else digest_essence({'': resolve(essence, field, None)})
+        if self.uses_conditions:
+            self._add_generation(digests, body._data())
         plans = [plan for plan in level.plans if plan.controller.handler not in failures]
         return {plan: digests.get(plan.controller.handler) for plan in plans}
+
+    # Conditions.
+
+    @property
+    def is_counted(self) -> bool:
+        """Return whether the generations of the objects count the changes of their desired states only."""
+        return 'status' in self._decider.table.resource.subresources
+
+    def get_generation(self, raw: Mapping[str, Any]) -> int | None:
+        """Return the generation of the object in this state; ``None`` if it does not count the desired states."""
+        return raw['metadata'].get('generation') if self.is_counted else None
+
+    def _add_generation(self, digests: dict[ResourceHandler, str], raw: Mapping[str, Any]) -> None:
+        """
+        Make each generation a change for the handlers that set conditions.
+
+        Clients wait until the conditions are about the newest generation. Without a run, they would wait for ever: for
+        example, after an edit that is undone at once, or of another field than that of the handler.
+        """
+        generation = self.get_generation(raw)
+        for controller in self._controllers if generation is not None else ():
+            if controller.uses_conditions and digests.get(controller.handler):
+                digests[controller.handler] += f':{generation}'
+
+    def keeps_conditions(self, run: 'Run') -> bool:
+        """Check whether the framework keeps the conditions of the object for this handler."""
+        return run.plan.controller.keeps_conditions and is_own_kind(self._decider.table.resource)
+
+    def conclude(
+        self,
+        run: 'Run',
+        outcome: Outcome,
+        generation: int | None,
+        changed: Mapping[str, Condition | None],
+    ) -> Mapping[str, Condition | None]:
+        """Return the conditions after the run, besides those that the handler has changed itself."""
+        run.plan.verdict = judge(run.plan.controller.handler, outcome, generation, changed)
+        plans = [plan for plan in run.plan.level.plans if plan.controller.keeps_conditions]
+        verdicts = {plan.controller.handler.id: plan.verdict for plan in plans if plan.digest or plan is run.plan}
+        return conclude(verdicts, generation, changed)
+
+    def refresh(self, run: 'Run') -> None:
+        """Let the run see the newest state. It has not begun yet, and what is newer than its triggers is fine, too."""
+        # In place: the body and the patch of the run refer to this very dict.
+        run.raw.clear()  # type: ignore[attr-defined]
+        run.raw.update(cast(RawBody, run.plan.level.packed.copy()))
 
     @contextlib.contextmanager
     def patching(self, run: Run) -> Iterator[None]:
@@ -378,18 +440,32 @@ class Leveler:
             if aside is not None and level.record.level is level:
                 level.leveler.notice(level.record, aside[0], asked_at=aside[1])
 
-    def notice_patched(self, run: Run, raw: RawBody, patch: Patch) -> None:
-        """Receive the response to a patch of a run. Changes that the patch explains do not trigger its handler."""
+    def notice_patched(self, run: Run, raw: RawBody, patch: Patch, *, observed: int | None = None) -> bool:
+        """
+        Receive the response to a patch of a run. Changes that the patch explains do not trigger its handler.
+
+        Args:
+            run: the run.
+            raw: the state of the object in the response.
+            patch: the patch.
+            observed: the generation that the conditions are about, if the patch has set any.
+
+        Returns:
+            Whether the patch explains all changes.
+        """
         level = run.plan.level
         if level.record.level is not level:
             # The object was deleted meanwhile, or was received again with a newer state.
-            return
+            return False
         try:
             is_ours = not self._is_edited(Body(level.packed.copy()), Body(raw), patch)
         except StorageError:
             is_ours = False
+        if observed is not None and observed != raw['metadata'].get('generation'):
+            is_ours = False  # whatever has changed: clients wait for conditions about the newest generation
         if level.renew(raw, asked_at=None):
             self._compare_all(level, raw, Trigger.CHANGE, own=run.plan if is_ours else None)
+        return is_ours
 
     def _is_edited(self, known: Body, body: Body, patch: Patch) -> bool:
         """Check whether others have changed the object besides the patch."""

@@ -140,6 +140,13 @@ def check_positive(name: str, options: Mapping[str, Any], names: Collection[str]
             raise ValueError(f"@kopf.on.{name}: {option}= must be {what}, but it is {value!r}.")
 
 
+def parse_flag(name: str, option: str, value: Any) -> bool:
+    """Return an option that is either on or off."""
+    if not isinstance(value, bool):
+        raise TypeError(f"@kopf.on.{name}: {option}= must be True or False, not {value!r}.")
+    return value
+
+
 def parse_backoff(name: str, value: Any) -> tuple[float, float]:
     """Return the option ``backoff`` as the first and the longest delay after errors (in seconds)."""
     numbers = value if isinstance(value, tuple | list) else ()

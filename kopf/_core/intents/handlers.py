@@ -123,6 +123,11 @@ class ResourceHandler(DeclaredHandler):
     sources: Sequence['Source'] = ()
     """The other resources whose objects concern those of the handler, and so are watched for it."""
 
+    @property
+    def uses_conditions(self) -> bool:
+        """Return whether the function can set conditions of the object."""
+        return 'conditions' in self.extras
+
     def __post_init__(self) -> None:
         super().__post_init__()
         # The ids of the functions stay unique, because the handler keeps the functions.
@@ -268,6 +273,8 @@ class ReconcilingHandler(ResourceHandler):
     """How long one run may take; the runs of several attempts have no limit together."""
     backoffs: tuple[float, float] = (1, 600)
     """The first delay after an error, and the longest one."""
+    conditions: bool = False
+    """Whether the framework keeps the conditions of the objects."""
 
     slot = 'reconciling'
     kind = 'Reconciler'
@@ -275,6 +282,10 @@ class ReconcilingHandler(ResourceHandler):
     options = ReconcileOptions
     cause = causes.ReconcilingCause
     routine = True
+
+    @property
+    def uses_conditions(self) -> bool:
+        return self.conditions or super().uses_conditions
 
     def iter_callbacks(self) -> Iterator[tuple[str, Callable[..., Any], int]]:
         yield from super().iter_callbacks()

@@ -146,6 +146,22 @@ class Applier:
             "The object changes faster than it can be patched; these functions are lost: %r", patch.fns
         )
 
+    async def send_of_level(
+        self,
+        record: ObjectRecord,
+        seen: RawBody,
+        patch: Patch,
+        body: RawBody | None,
+        logger: AnyLogger,
+    ) -> patching.PatchResult:
+        """
+        Send the conditions of an object, once.
+
+        Neither the record nor what is expected changes: the event of this patch is an event like any other. Conditions
+        are in the status, so other handlers of the object seldom have anything to do for them.
+        """
+        return await self._send(record, seen['metadata'].get('uid'), patch, body, logger)
+
     async def reload(self, record: ObjectRecord, known: RawBody) -> None:
         """Request the newest state of the object from the API server, instead of waiting for an event."""
         record.clear_outdated()

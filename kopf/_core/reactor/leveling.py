@@ -10,7 +10,7 @@ A `RelationSink` is put between the watch and the processor of a resource that s
 """
 
 from collections.abc import Collection
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from kopf._cogs.clients.api import ApiClient
 from kopf._cogs.clients.errors import APIError
@@ -27,13 +27,17 @@ from kopf._core.intents.causes import ResourceCause
 from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.handlers import Source
 from kopf._core.intents.registries import HandlerTable
-from kopf._core.reactor.applying import complete
+from kopf._core.reactor.applying import Applier, complete
 from kopf._core.reactor.object_records import ObjectRecord
 from kopf._core.reactor.processing import Processor
 from kopf._core.reactor.sinks import ObjectSink
 from kopf._core.reactor.throttling import explain_refusal, is_fault_of, is_refusal
 from kopf._core.reactor.watches import ResourceWatch
 from kopf._core.reactor.workers import WorkerPool
+
+if TYPE_CHECKING:
+    from kopf._cogs.structs.conditions import ConditionEdits
+    from kopf._core.reactor.condition_writer import ConditionWriter
 
 
 class LevelProcessor(Processor):
@@ -50,6 +54,9 @@ class LevelProcessor(Processor):
     ) -> None:
         super().__init__(context, client=client, table=table, workers=workers)
         self._leveler = Leveler(self, self._decider, levels)
+        self._writer: ConditionWriter | None = None
+        if self._leveler.uses_conditions:
+            self._writer = make_writer(self._leveler, self._applier)
 
     @property
     def requesting(self) -> bool:
@@ -120,18 +127,31 @@ class LevelProcessor(Processor):
         """Run the handler, and apply its patch; return whether the worker can continue with the object."""
         outcome: Outcome | None = None
         try:
-            outcome = await self._leveler.execute(run)
-            await self._apply(record, run)
-        except LoginError:
-            raise
-        except Exception as error:  # the patch could not be applied
-            outcome = self._fail(run, error)
+            outcome = await self._execute(record, run)
         finally:
             self._leveler.end(run, outcome)
             del outcome  # see `Outcome.without_exception`
         return not record.throttled
 
-    async def _apply(self, record: ObjectRecord, run: Run) -> None:
+    async def _execute(self, record: ObjectRecord, run: Run) -> Outcome:
+        """Run the handler, apply its patch, and then write the conditions, also those of a failed run."""
+        writer = self._writer
+        if writer is not None and self._leveler.keeps_conditions(run):
+            await writer.begin(record, run)
+        outcome = await self._leveler.execute(run)
+        edits = [] if writer is None else writer.take(run)
+        try:
+            try:
+                await self._apply(record, run, edits)
+            except LoginError:
+                raise
+            except Exception as error:  # the patch could not be applied
+                outcome = self._fail(run, error)
+            return outcome if writer is None else await writer.conclude(record, run, outcome, edits)
+        finally:
+            del outcome  # see `Outcome.without_exception`
+
+    async def _apply(self, record: ObjectRecord, run: Run, edits: 'Collection[ConditionEdits]') -> None:
         """Apply the patch of the handler, together with former patches that could not be applied."""
         patch, former = run.patch, record.pending_patch
         complete(record, patch, run.logger)
@@ -148,7 +168,9 @@ class LevelProcessor(Processor):
                     record.keep_patch(former)  # this patch is not kept: the next run makes a new one
                     raise
             if applied and record.body is not None and record.body is not run.raw:
-                self._leveler.notice_patched(run, record.body, patch)
+                if self._leveler.notice_patched(run, record.body, patch):
+                    for each in edits:
+                        each.follow(run.plan.level.packed.copy())
         if delay is not None:
             self._wake_later(record, delay)
 
@@ -189,6 +211,13 @@ class LevelProcessor(Processor):
 
     def report_mutation(self, record: ObjectRecord, explanation: str, keys: Collection[Any]) -> None:
         self._host.report_mutation(record, explanation, keys)
+
+
+def make_writer(leveler: Leveler, applier: Applier) -> 'ConditionWriter':
+    """Return what writes the conditions of the objects."""
+    from kopf._core.reactor.condition_writer import ConditionWriter  # only for operators that use them
+
+    return ConditionWriter(leveler, applier)
 
 
 class RelationSink(ObjectSink):

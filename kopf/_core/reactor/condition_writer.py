@@ -1,0 +1,124 @@
+"""
+Writing the conditions of objects with level-triggered handlers: what the handlers have set, and what is kept for them.
+
+Why not in the patch of the handler? Only after that patch is it known whether the run has succeeded, and which
+generation its own changes have made. And it can be refused: then the conditions must say why.
+"""
+
+import asyncio
+from collections.abc import Collection
+from typing import Any, cast
+
+from kopf._cogs.clients.errors import APIConflictError
+from kopf._cogs.structs.bodies import RawBody
+from kopf._cogs.structs.conditions import ConditionEdits, find_edits, list_entries
+from kopf._cogs.structs.credentials import LoginError
+from kopf._cogs.structs.patches import Patch
+from kopf._core.actions.execution import Outcome
+from kopf._core.engines import verdicts
+from kopf._core.engines.levels import Leveler, Run
+from kopf._core.reactor.applying import CONFLICT_DELAYS, Applier
+from kopf._core.reactor.object_records import ObjectRecord
+
+
+class ConditionWriter:
+    """Writes the conditions of the objects of one resource."""
+
+    def __init__(self, leveler: Leveler, applier: Applier) -> None:
+        self._leveler = leveler
+        self._applier = applier
+        self._is_warned = False
+
+    async def begin(self, record: ObjectRecord, run: Run) -> None:
+        """Write that the object is being reconciled, if its state is new; the handler sees the result."""
+        generation = self._leveler.get_generation(run.raw)
+        try:
+            changes = verdicts.begin(list_entries(run.raw.get('status')), generation)
+        except TypeError:
+            return  # there is something else in their place, of which the end of the run tells
+        if not changes:
+            return
+        edits = self._make_edits(run, Patch())
+        for type_, condition in changes.items():
+            edits.change(type_, condition)
+        try:
+            # Once, not insistently: if others change the object at the same time, that is one more run anyway.
+            await self._write(record, run, [edits], delays=())
+        except LoginError:
+            raise
+        except Exception as error:
+            run.logger.debug("That the run begins cannot be written to the conditions: %r", error)
+            return
+        if record.level is run.plan.level:
+            self._leveler.refresh(run)
+
+    def take(self, run: Run) -> list[ConditionEdits]:
+        """Take the changes that the handler has made to the conditions out of its patch."""
+        edits = find_edits(run.patch)
+        run.patch.fns[:] = [fn for fn in run.patch.fns if fn not in edits]
+        # Created even if it has made none: they are to follow its patch.
+        return edits or ([self._make_edits(run, run.patch)] if self._leveler.keeps_conditions(run) else [])
+
+    async def conclude(
+        self, record: ObjectRecord, run: Run, outcome: Outcome, edits: Collection[ConditionEdits]
+    ) -> Outcome:
+        """Write the conditions after a run; return the outcome, which is a failure if they cannot be written."""
+        for last in edits:
+            if self._leveler.keeps_conditions(run):
+                generation = self._leveler.get_generation(run.raw)
+                for type_, condition in self._leveler.conclude(run, outcome, generation, dict(last.changes)).items():
+                    last.change(type_, condition)
+        edits = [each for each in edits if each.changes]
+        if not edits:
+            return outcome
+        try:
+            list_entries(run.raw.get('status'))  # raises an error if there is something else in their place
+            await self._write(record, run, edits, delays=CONFLICT_DELAYS)
+        except LoginError:
+            raise
+        except Exception as error:
+            run.logger.error("The conditions of the object can't be written: %r", error)
+            # Also after a permanent failure: clients would wait in vain for what the conditions say about it.
+            return self._leveler.fail(run, error) if outcome.final else outcome
+        return outcome
+
+    def _make_edits(self, run: Run, patch: Patch) -> ConditionEdits:
+        return ConditionEdits(patch, run.raw, counted=self._leveler.is_counted)
+
+    async def _write(
+        self,
+        record: ObjectRecord,
+        run: Run,
+        edits: Collection[ConditionEdits],
+        *,
+        delays: Collection[float],
+    ) -> None:
+        level = run.plan.level
+        if record.level is not level:
+            return  # it is being deleted, or is gone
+        patch, known = Patch(fns=edits), cast(RawBody | None, level.packed.copy())
+        with self._leveler.patching(run):
+            for delay in (*delays, None):
+                result = await self._applier.send_of_level(record, run.raw, patch, known, run.logger)
+                if result.body is not None:
+                    self._warn_if_pruned(run, edits, result.body)
+                    observed = max((each.observed for each in edits if each.observed is not None), default=None)
+                    self._leveler.notice_patched(run, result.body, Patch(), observed=observed)
+                if not result.remaining_fns:
+                    return
+                known = None  # the newest state is requested
+                if delay is not None:
+                    await asyncio.sleep(delay)
+        if delays:
+            raise APIConflictError("other clients change the object all the time", status=409)
+
+    def _warn_if_pruned(self, run: Run, edits: Collection[ConditionEdits], raw: Any) -> None:
+        written = {type_ for each in edits for type_, change in each.changes.items() if change is not None}
+        kept = {each.get('type') for each in list_entries(raw.get('status')) if isinstance(each, dict)}
+        if written - kept and not self._is_warned:
+            self._is_warned = True
+            run.logger.warning(
+                "The API has dropped the conditions %s: the schema of %s does not have status.conditions.",
+                ', '.join(sorted(written - kept)),
+                raw.get('kind'),
+            )
