@@ -9,11 +9,14 @@ import logging
 import time
 from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kopf._cogs.structs.references import Resource, Selector
 from kopf._core.intents.handlers import ConversionHandler, WebhookHandler
 from kopf._core.intents.registries import HandlerTable, OperatorRegistry
+
+if TYPE_CHECKING:
+    from kopf._core.reactor.condition_schemas import ConditionSchemas
 
 logger = logging.getLogger(__name__)
 
@@ -172,11 +175,14 @@ class Definitions:
     The API server needs some time for that, and does not report when it is done.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, schemas: 'ConditionSchemas | None' = None) -> None:
+        self._schemas = schemas
         self._versions: dict[tuple[str, str], Versions] = {}  # by group and plural
 
     def note(self, name: str, raw: Mapping[str, Any]) -> None:
         """Remember the newest state of the CRD; an empty mapping if it is deleted."""
+        if self._schemas is not None:
+            self._schemas.note(name, raw)
         plural, _, group = name.partition('.')
         try:
             established = any(

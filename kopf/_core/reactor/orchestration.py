@@ -42,6 +42,7 @@ from kopf._core.reactor.workers import WorkerPool
 
 if TYPE_CHECKING:
     from kopf._core.engines.levels import Levels
+    from kopf._core.reactor.condition_schemas import ConditionSchemas
     from kopf._core.reactor.webhook_runtime import WebhookRuntime
 
 logger = logging.getLogger(__name__)
@@ -120,7 +121,8 @@ class Orchestrator:
         self._resources: Collection[Resource] | None = None
         self._served: dict[Scope, HandlerTable] = {}
         self._leaving: dict[Scope, Leaving] = {}
-        self._definitions = Definitions()
+        self._schemas = self._make_schemas()
+        self._definitions = Definitions(self._schemas)
         self._absences = Absences(self._definitions)
         self._changed = asyncio.Event()
         # Users can declare handlers at any time, and in any thread.
@@ -147,6 +149,14 @@ class Orchestrator:
             vault=tools.vault,
             memos=self.get_memo,
         )
+
+    def _make_schemas(self) -> 'ConditionSchemas | None':
+        """Return what checks the CRDs if any handlers set conditions; ``None`` if none do."""
+        if not any(handler.uses_conditions for handler in self._tools.context.registry.iter_resource_handlers()):
+            return None
+        from kopf._core.reactor.condition_schemas import ConditionSchemas
+
+        return ConditionSchemas()
 
     async def start(self) -> None:
         """Discover the resources, and start the watches and the observers."""
@@ -210,6 +220,8 @@ class Orchestrator:
         complaints = complaints.about_groups(discovery.failed_groups, hidden)
         complaints.log(self._complaints)
         self._complaints = complaints
+        if self._schemas is not None:
+            self._schemas.report(self._tables)
         # Before `_adjust`: no watch may begin before it is known whether there are peers to ask.
         self.coordinator.rediscover(self._resources)
         unresolved = complaints.unresolved
@@ -281,6 +293,8 @@ class Orchestrator:
         """Called when all CRDs are listed. Some can be newer than the last discovery."""
         if not self._definitions.compare(self._resources or (), None):
             self._changed.set()
+        if self._schemas is not None:
+            self._schemas.report(self._tables)
         if self.webhooks is not None:
             self.webhooks.recheck()
 

@@ -1,0 +1,108 @@
+"""
+Checking whether the schemas of custom resources keep the conditions that handlers set.
+
+The API drops fields that are not in the schema, and reports no error. The handlers would set the same conditions again
+and again, and other clients would see none of them. So a warning at the start says what to add to the CRD.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+from kopf._cogs.structs.references import Resource
+from kopf._core.intents.registries import HandlerTable
+
+logger = logging.getLogger(__name__)
+
+FIELDS: Final = {
+    'type': 'string',
+    'status': 'string',
+    'reason': 'string',
+    'message': 'string',
+    'lastTransitionTime': 'string, format: date-time',
+    'observedGeneration': 'integer, format: int64',
+}
+"""The fields of a condition, with their types in the schema."""
+
+_FIELDS_YAML: Final = ', '.join(f'{name}: {{type: {type_}}}' for name, type_ in FIELDS.items())
+_CONDITIONS_YAML: Final = (
+    'conditions: {type: array, x-kubernetes-list-type: map, x-kubernetes-list-map-keys: [type], '
+    f'items: {{type: object, required: [type, status], properties: {{{_FIELDS_YAML}}}}}}}'
+)
+_STATUS_YAML: Final = f'status: {{type: object, properties: {{{_CONDITIONS_YAML}}}}}'
+
+
+def explain_pruning(schema: Any) -> str | None:
+    """Return which field of conditions the schema of a version drops, and what to add; ``None`` if it drops none."""
+    root = 'schema.openAPIV3Schema'
+    status = _descend(schema, 'status')
+    if status is None or status is True:
+        return None if status else f"it drops 'status': add to {root}.properties: {_STATUS_YAML}"
+    conditions = _descend(status, 'conditions')
+    if conditions is None or conditions is True:
+        path = f"{root}.properties.status.properties"
+        return None if conditions else f"it drops 'status.conditions': add to {path}: {_CONDITIONS_YAML}"
+    items = conditions.get('items')
+    missing = [name for name in FIELDS if _descend(items, name) is None]
+    if not missing:
+        return None
+    path = f"{root}.properties.status.properties.conditions.items.properties"
+    yaml = ', '.join(f'{name}: {{type: {FIELDS[name]}}}' for name in missing)
+    return f"it drops {', '.join(missing)} in 'status.conditions': add to {path}: {{{yaml}}}"
+
+
+def _descend(schema: Any, name: str) -> Any:
+    """Return the schema of the field; true if the field is kept without a schema, ``None`` if it is dropped."""
+    if not isinstance(schema, Mapping):
+        return None
+    properties = schema.get('properties') or {}
+    if name in properties:
+        return properties[name] or True
+    return True if schema.get('x-kubernetes-preserve-unknown-fields') or schema.get('additionalProperties') else None
+
+
+def explain(version: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with this version of a CRD for conditions; ``None`` if nothing is."""
+    wrong = []
+    pruning = explain_pruning((version.get('schema') or {}).get('openAPIV3Schema'))
+    if pruning is not None:
+        wrong.append(pruning)
+    if 'status' not in (version.get('subresources') or {}):
+        wrong.append(
+            "it has no status subresource, so that each write of conditions makes a new generation, and clients cannot "
+            "tell which one the conditions are about: add to the version: subresources: {status: {}}"
+        )
+    return '; and '.join(wrong) or None
+
+
+class ConditionSchemas:
+    """The explanations of all CRDs that do not keep conditions."""
+
+    def __init__(self) -> None:
+        self._explanations: dict[tuple[str, str], dict[str, str]] = {}  # by group and plural, then by version
+        self._reported: dict[Resource, str] = {}
+
+    def note(self, name: str, raw: Mapping[str, Any]) -> None:
+        """Look at the newest state of the CRD; an empty mapping if it is deleted."""
+        plural, _, group = name.partition('.')
+        self._explanations.pop((group, plural), None)
+        try:
+            if raw and not raw['spec'].get('preserveUnknownFields'):
+                found = {version['name']: explain(version) for version in raw['spec']['versions']}
+                self._explanations[group, plural] = {version: text for version, text in found.items() if text}
+        except (AttributeError, KeyError, TypeError):
+            pass  # malformed: the API server does not serve it either
+
+    def report(self, tables: Mapping[Resource, HandlerTable]) -> None:
+        """Warn, once, of each resource whose handlers set conditions that are not kept."""
+        for resource, table in tables.items():
+            text = self._explanations.get((resource.group, resource.plural), {}).get(resource.version)
+            if text is None or not _uses_conditions(table):
+                self._reported.pop(resource, None)
+            elif self._reported.get(resource) != text:
+                self._reported[resource] = text
+                logger.warning("Conditions of %s (%r) are not kept by its CRD: %s.", resource.kind, resource, text)
+
+
+def _uses_conditions(table: HandlerTable) -> bool:
+    return any(handler.uses_conditions for handlers in table.handlers.values() for handler in handlers)
