@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import os
-import pathlib
 import random
 import shutil
 import subprocess
@@ -33,9 +32,9 @@ spec:
             status: {type: object, x-kubernetes-preserve-unknown-fields: true}
 """
 
-# What a run has done is in a file before the conditions can say so. Its duration, its errors, and its own edits vary.
+# A run says in a condition of its own what it has seen. Its duration, its errors, and its own edits vary.
 HANDLERS = """
-import asyncio, os, random
+import asyncio, random
 import kopf
 
 chance = random.Random(0)
@@ -56,9 +55,19 @@ async def thing(name, spec, patch, conditions, **_):
         patch.spec['own'] = spec['value']  # which makes a new generation
     if luck < 0.4:
         patch.status['seen'] = spec['value']
-    with open(os.path.join(os.environ['DONE'], name), 'a') as file:
-        file.write(f"{spec['value']}\\n")
+    conditions['Seen'] = kopf.Condition(True, f"Value{spec['value']}")
 """
+
+# What clients see of an object: what is desired, and what its conditions are about.
+COLUMNS = [
+    ".metadata.name",
+    ".metadata.generation",
+    ".spec.value",
+    '.status.conditions[?(@.type=="Ready")].status',
+    '.status.conditions[?(@.type=="Ready")].observedGeneration',
+    '.status.conditions[?(@.type=="Seen")].reason',
+]
+TEMPLATE = "jsonpath=" + "|".join(f"{{{column}}}" for column in COLUMNS) + '{"\\n"}'
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
@@ -66,32 +75,57 @@ async def thing(name, spec, patch, conditions, **_):
 def test_kubectl_wait_never_returns_early_or_never(cluster, kubeapi, namespace, run_operator, tmp_path, request):
     count = 1000 if request.config.getoption("--thorough") else 60
     kubeapi.apply(CRD)
-    path, done = tmp_path / "handlers.py", tmp_path / "done"
+    path, seen = tmp_path / "handlers.py", tmp_path / "seen"
     path.write_text(HANDLERS)
-    done.mkdir()
-    operator = run_operator("--standalone", "--quiet", path, DONE=str(done))
+    operator = run_operator("--standalone", "--quiet", path)
     names = ["a", "b", "c", "d"]
     for name in names:
         thing = {"apiVersion": KIND[0], "kind": KIND[1], "metadata": {"name": name}, "spec": {"value": 0}}
         kubeapi.apply(thing, namespace)
-    with concurrent.futures.ThreadPoolExecutor(len(names)) as pool:
-        racers = [Racer(kubeapi, cluster.kubeconfig, namespace, name, done) for name in names]
+    kubectl = Kubectl(cluster.kubeconfig, namespace)
+    with seen.open("w") as file, concurrent.futures.ThreadPoolExecutor(len(names)) as pool:
+        watching = kubectl("get", "things", "--watch", "-o", TEMPLATE, stdout=file)
+        racers = [Racer(kubeapi, kubectl, namespace, name) for name in names]
         waits = list(pool.map(lambda racer: racer.race(count // len(names)), racers))
-    print(f"{count} edits, {sum(waits)} waits; {sum(len(racer.read()) for racer in racers)} successful runs")
+        wait(lambda: all(racer.is_final(seen.read_text()) for racer in racers), "the last states in the watch")
+        watching.kill()
+        watching.wait()
     assert operator.stop()[0] == 0
+    lines = [line for line in seen.read_text().splitlines() if line]
+    ready = [line for line in lines if is_ready(line)]
+    assert [line for line in ready if not is_seen(line)] == []
+    print(f"{count} edits, {sum(waits)} waits; {len(lines)} states, {len(ready)} of them ready")
+
+
+def is_ready(line):
+    """Check whether clients take this state for ready, as `kubectl wait` does."""
+    _, generation, _, status, observed, _ = line.split("|")
+    return status == "True" and int(observed) >= int(generation)
+
+
+def is_seen(line):
+    """Check whether a run has seen what is desired in this state."""
+    return line.split("|")[-1] == f"Value{line.split('|')[2]}"
+
+
+class Kubectl:
+    """Starts `kubectl` in a namespace."""
+
+    def __init__(self, kubeconfig: str, namespace: str) -> None:
+        self.env, self.namespace = {**os.environ, "KUBECONFIG": str(kubeconfig)}, namespace
+
+    def __call__(self, *args, stdout=subprocess.PIPE):
+        command = ["kubectl", "-n", self.namespace, *args]
+        return subprocess.Popen(command, env=self.env, stdout=stdout, stderr=subprocess.STDOUT, text=True)
 
 
 class Racer:
     """Edits one object again and again, while `kubectl` waits for it."""
 
-    def __init__(self, kubeapi, kubeconfig: str, namespace: str, name: str, done: pathlib.Path) -> None:
-        self.kubeapi, self.kubeconfig, self.namespace, self.name = kubeapi, kubeconfig, namespace, name
+    def __init__(self, kubeapi, kubectl: Kubectl, namespace: str, name: str) -> None:
+        self.kubeapi, self.kubectl, self.namespace, self.name = kubeapi, kubectl, namespace, name
         self.chance = random.Random(name)
-        self.file = done / name
         self.value = 0
-
-    def read(self):
-        return [int(line) for line in self.file.read_text().split()] if self.file.exists() else []
 
     def edit(self) -> None:
         """Change the object; sometimes only for a moment."""
@@ -114,23 +148,23 @@ class Racer:
                 self.edit()
             output, _ = process.communicate()
             assert process.returncode == 0, output
-            assert max(self.read(), default=0) >= waited_for, "it has returned early"
+            line = output.strip()
+            assert is_ready(line) and is_seen(line) and int(line.split("|")[2]) >= waited_for, line
             waits += 1
         # An edit that is undone at once must not be waited for in vain either.
         self.patch({"moment": "y"})
         self.patch({"moment": "x"})
         process = self.start_waiting()
-        assert process.communicate()[0].strip().endswith("condition met") and process.returncode == 0
+        output, _ = process.communicate()
+        assert process.returncode == 0 and is_seen(output.strip()), output
         return waits + 1
 
+    def is_final(self, text):
+        lines = [line for line in text.splitlines() if line.startswith(f"{self.name}|")]
+        return is_ready(lines[-1]) and lines[-1].split("|")[2] == str(self.value)
+
     def start_waiting(self):
-        return subprocess.Popen(
-            ["kubectl", "wait", "-n", self.namespace, f"things/{self.name}", "--for=condition=Ready", "--timeout=60s"],
-            env={**os.environ, "KUBECONFIG": self.kubeconfig},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        return self.kubectl("wait", f"things/{self.name}", "--for=condition=Ready", "--timeout=60s", "-o", TEMPLATE)
 
 
 def test_at_rest_nothing_is_written(cluster, kubeapi, namespace, run_operator, tmp_path):
