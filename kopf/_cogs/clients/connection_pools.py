@@ -42,9 +42,9 @@ class Pool:
         self._origin = origin
         self._keepalive = keepalive
         self._idle: list[Connection] = []  # why not a queue? the last used is reused first, so the others can expire
-        self._busy: set[Connection] = set()
+        self._busy: dict[Connection, None] = {}
         # Weak references: streams are aborted by their readers, which need not report that to the pool.
-        self._streams: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._streams: weakref.WeakKeyDictionary[Connection, None] = weakref.WeakKeyDictionary()
         self._closed = False
         self._sweeping: asyncio.TimerHandle | None = None
 
@@ -72,7 +72,7 @@ class Pool:
         while True:
             connection = self._take() or await self._connect(connect_timeout)
             used = connection.used
-            self._busy.add(connection)
+            self._busy[connection] = None
             try:
                 response = await connection.request(data)
             except ConnectionLost as e:
@@ -83,7 +83,7 @@ class Pool:
                     continue
                 raise
             finally:
-                self._busy.discard(connection)
+                self._busy.pop(connection, None)
             self._put(connection)
             return response
 
@@ -107,7 +107,7 @@ class Pool:
         """
         connection = await self._connect(connect_timeout)
         # Before the request is sent, so that `close` aborts streams that are being opened, too.
-        self._streams.add(connection)
+        self._streams[connection] = None
         return await connection.stream(data, timeout=total_timeout), connection
 
     def _take(self) -> Connection | None:
@@ -136,8 +136,9 @@ class Pool:
         loop = asyncio.get_running_loop()
         oldest = loop.time() - self._keepalive
         kept = [connection for connection in self._idle if connection.usable and connection.idle_since > oldest]
-        for connection in set(self._idle) - set(kept):
-            connection.abort()
+        for connection in self._idle:
+            if connection not in kept:
+                connection.abort()
         self._idle = kept
         self._sweeping = loop.call_later(self._keepalive, self._sweep) if kept else None
 

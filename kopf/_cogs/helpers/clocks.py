@@ -20,10 +20,6 @@ def read_wall_clock() -> datetime.datetime:
     return datetime.datetime.now(datetime.UTC)
 
 
-_started_at: Final = read_wall_clock()
-_origin: Final = time.monotonic()
-
-
 _CLOCK: Final[int | None] = getattr(time, 'CLOCK_BOOTTIME', getattr(time, 'CLOCK_MONOTONIC', None))
 """The clock that runs while the machine is suspended (of Linux, or of other systems); Python's monotonic one stops."""
 
@@ -32,7 +28,16 @@ def _measure_suspensions() -> float:
     return 0.0 if _CLOCK is None else time.clock_gettime(_CLOCK) - time.monotonic()
 
 
-_suspensions: Final = _measure_suspensions()
+def restart() -> None:
+    """Read all clocks anew, as at the start of the process; needed when they are replaced, as for virtual time."""
+    global _started_at, _origin, _suspensions
+    _started_at, _origin, _suspensions = read_wall_clock(), time.monotonic(), _measure_suspensions()
+
+
+_started_at: datetime.datetime
+_origin: float
+_suspensions: float
+restart()
 
 
 def get_suspended_time() -> float:

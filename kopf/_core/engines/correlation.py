@@ -69,10 +69,10 @@ class EventSeries(Generic[EventT]):
 class Correlator(Generic[EventT]):
     """Decides which Events of one operator are posted."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] | None = None) -> None:
         self.dropped = 0
         """The number of Events that exceeded the limit of requests."""
-        self._clock = clock
+        self._clock = time.monotonic if clock is None else clock
         self._budgets: _Cache[tuple[float, float]] = _Cache()  # the number of tokens left, and the time of that count
         self._groups: _Cache[tuple[float, tuple[int, ...]]] = _Cache()  # the last time, and hashes of the messages
         self._series: _Cache[EventSeries[EventT]] = _Cache()

@@ -93,8 +93,9 @@ class OperatorDaemons:
         self.paused = False
         self.closing = False
         self._is_overdue: Callable[[], bool] | None = None
-        self._active: set[Daemon] = set()
-        self._abandoned: set[Daemon] = set()
+        # In the order of their starts: sets would be in another order in each run, and so would be the ends of daemons.
+        self._active: dict[Daemon, None] = {}
+        self._abandoned: dict[Daemon, None] = {}
         self._ended: asyncio.Future[None] | None = None
 
     def __len__(self) -> int:
@@ -111,12 +112,15 @@ class OperatorDaemons:
 
     def add(self, daemon: Daemon) -> None:
         """Called when the daemon has started."""
-        self._active.add(daemon)
+        self._active[daemon] = None
 
     def discard(self, daemon: Daemon) -> None:
         """Called when the daemon has ended or is abandoned."""
-        self._active.discard(daemon)
-        (self._abandoned.add if daemon.abandoned and daemon.task is not None else self._abandoned.discard)(daemon)
+        self._active.pop(daemon, None)
+        if daemon.abandoned and daemon.task is not None:
+            self._abandoned[daemon] = None
+        else:
+            self._abandoned.pop(daemon, None)
         # Why not `asyncio.wait()` for the tasks? Timers have no tasks between their runs, and the tasks of abandoned
         # daemons go on.
         if not self._active and self._ended is not None and not self._ended.done():

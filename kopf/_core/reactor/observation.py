@@ -87,7 +87,7 @@ def resolve_tables(
     chosen, complaints = _resolve_selectors(registry.iter_selectors(), resources)
     served: dict[Resource, set[Selector]] = {}
     for selector, found in chosen.items():
-        for resource in found:
+        for resource in sorted(found, key=lambda resource: (resource.group, resource.version, resource.plural)):
             served.setdefault(resource, set()).add(selector)
 
     patching = set(registry.iter_selectors(patched=True))

@@ -116,7 +116,7 @@ class Orchestrator:
         self._halting: asyncio.Task[None] | None = None
         self._saving: asyncio.Task[None] | None = None
         self._resuming: asyncio.Task[None] | None = None
-        self._observers: set[ResourceWatch] = set()
+        self._observers: list[ResourceWatch] = []
         self._complaints = Complaints()
         self._resources: Collection[Resource] | None = None
         self._served: dict[Scope, HandlerTable] = {}
@@ -197,7 +197,7 @@ class Orchestrator:
             selective=False,
             instruments=self._tools.context.instruments,
         )
-        self._observers.add(watch)
+        self._observers.append(watch)
         self._tasks.create_task(watch.persist(), name=f'observer of {watch}')
 
     async def _discover(self) -> bool:
@@ -246,7 +246,7 @@ class Orchestrator:
         limit = self._tools.context.settings.probing.failing_watch_limit
         # Copied first: the probes are answered in another thread, and the dict can change meanwhile.
         watches = [watch for watch, _, _ in list(self._watches.values())]
-        for watch in [*list(self._observers), *self.coordinator.watches, *watches]:
+        for watch in [*self._observers, *self.coordinator.watches, *watches]:
             if limit is not None and watch.failing_for > limit:
                 yield f"The watch-stream for {watch} has been failing for {watch.failing_for:.0f} s: {watch.failure}"
         if limit is not None and self._tools.vault.failing_for > limit:
@@ -259,7 +259,7 @@ class Orchestrator:
         if self.webhooks is not None and not self.webhooks.listening:
             yield "The webhook server does not listen yet."
         watches = [] if self._paused else [watch for watch, _, _ in list(self._watches.values())]
-        for watch in [*list(self._observers), *self.coordinator.watches, *watches]:
+        for watch in [*self._observers, *self.coordinator.watches, *watches]:
             if not watch.complete and not watch.refused:
                 yield f"The list of {watch} is not complete yet{f': {watch.failure}' if watch.failure else '.'}"
         if not self._paused and not self._tools.indexing_gate.is_complete:
@@ -391,7 +391,8 @@ class Orchestrator:
         return {
             (resource, namespace): table
             for resource, table in self._tables.items()
-            for namespace in (namespaces if resource.namespaced else [None])
+            # Sorted, so that the watches always start in the same order.
+            for namespace in (sorted(namespaces, key=str) if resource.namespaced else [None])
         }
 
     def _find_scopes(self, namespaces: Collection[Namespace]) -> list[Scope]:

@@ -264,10 +264,11 @@ _signals: dict[asyncio.AbstractEventLoop, _Signals] = {}
 @contextlib.contextmanager
 def _stopped_by_signals(instance: Operator) -> Iterator[None]:
     """Let the first signal stop the operator, and the second one end the process at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # Python permits signal handlers only in the main thread
-        return
     loop = asyncio.get_running_loop()
+    # Python permits signal handlers only in the main thread. In virtual time, signals are for the test.
+    if threading.current_thread() is not threading.main_thread() or getattr(loop, 'is_virtual', False):
+        yield
+        return
     signals = _signals.setdefault(loop, _Signals(loop))
     signals.add(instance)
     try:
