@@ -66,6 +66,8 @@ class CLIControls:
     """The initial settings, instead of the defaults."""
     loop: asyncio.AbstractEventLoop | None = None
     """The event loop to run in, instead of a new one; it is not closed at the end."""
+    run: Callable[..., None] | None = None
+    """The function to call with the options of the operator at the end of ``kopf run``, instead of `kopf.run`."""
 
 
 class LogFormatParamType(Choice):
@@ -144,14 +146,14 @@ def logging_options(fn: Callable[..., Any]) -> Callable[..., Any]:
             log_refkey=log_refkey,
             log_prefix=log_prefix,
         )
-        with _failing_shortly(debug=debug):
+        with failing_shortly(debug=debug):
             return fn(*args, **kwargs)
 
     return wrapper
 
 
 @contextlib.contextmanager
-def _failing_shortly(*, debug: bool) -> Iterator[None]:
+def failing_shortly(*, debug: bool) -> Iterator[None]:
     """Log why the command has failed, and exit with the code of the error, usually 1."""
     try:
         yield
@@ -429,6 +431,9 @@ def run(
         if launched is not None:
             options['settings'], options['ready_flag'] = _load(launched, controls, registry)
             options['vault'] = launched.vault
+        if controls.run is not None:
+            controls.run(**options)
+            return
         with _event_loop(controls) as loop:
             running.run(loop=loop, **options)
 

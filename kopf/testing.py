@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from kopf._kits.testing.serving.snapshots import Snapshot
     from kopf._kits.testing.serving.waits import WaitTimeout
     from kopf._kits.testing.storing.states import StateError
+    from kopf._kits.testing.virtual.virtual_clocks import VirtualTimeError
     from kopf._kits.testing.wire.manifests import ManifestError
     from kopf._kits.testing.wire.statuses import Refusal
 
@@ -31,6 +32,7 @@ __all__ = [
     'SeenRequest',
     'Snapshot',
     'StateError',
+    'VirtualTimeError',
     'WaitTimeout',
 ]
 
@@ -47,6 +49,7 @@ _MODULES = {
     'SeenRequest': 'testing.serving.faults',
     'Snapshot': 'testing.serving.snapshots',
     'StateError': 'testing.storing.states',
+    'VirtualTimeError': 'testing.virtual.virtual_clocks',
     'WaitTimeout': 'testing.serving.waits',
 }
 

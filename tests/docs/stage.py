@@ -272,7 +272,8 @@ class Stage:
         kubeconfig = pathlib.Path(os.environ["KUBECONFIG"])
         for name, function in vars(self.module).items():
             if name.startswith("test_"):
-                with Sandbox() as sandbox, pointing(kubeconfig, sandbox):
+                marks = [mark for mark in getattr(function, "pytestmark", []) if mark.name == "kopf_sandbox"]
+                with Sandbox(**(marks[0].kwargs if marks else {})) as sandbox, pointing(kubeconfig, sandbox):
                     fixtures = {"kopf_sandbox": sandbox, "kopf_operator": functools.partial(Operator, sandbox)}
                     function(**{name: fixtures[name] for name in inspect.signature(function).parameters})
 

@@ -17,7 +17,7 @@ import orjson
 
 from kopf._kits.testing.controllers.workloads import Workloads
 from kopf._kits.testing.serving.localclient import LocalClient
-from kopf._kits.testing.serving.server import Server
+from kopf._kits.testing.serving.server import Bind, Server
 from kopf._kits.testing.serving.waits import PredicateError, WaitTimeout
 from kopf._kits.testing.storing.states import State
 from kopf._kits.testing.wire.manifests import ManifestError, Source
@@ -46,11 +46,12 @@ class Instance:
         sharding: bool = False,
         state: str | os.PathLike[str] | None = None,
         pods: bool = False,
+        bind: Bind | None = None,
     ) -> None:
         self._port = port
         self._crds = list(crds)
         self._loads = list(loads)
-        self.server = Server(history=history, audit=audit, rbac=rbac, sharding=sharding)
+        self.server = Server(history=history, audit=audit, rbac=rbac, sharding=sharding, bind=bind)
         self.client = LocalClient(self.server.api)
         self._others: list[tempfile.TemporaryDirectory[str]] = []
         self._state = State(state) if state is not None else None
@@ -111,14 +112,14 @@ class Instance:
 
     def _write_to(self, path: Path, token: str) -> None:
         """Write the kubeconfig to another file and move it into place, so that readers never see half a file."""
-        authority = base64.b64encode(self.server.authority.certificate).decode()
+        cluster = {'server': self.server.url}
+        if self.server.ca:
+            cluster['certificate-authority-data'] = base64.b64encode(self.server.ca).decode()
         config = {
             'apiVersion': 'v1',
             'kind': 'Config',
             'current-context': 'sandbox',
-            'clusters': [
-                {'name': 'sandbox', 'cluster': {'server': self.server.url, 'certificate-authority-data': authority}}
-            ],
+            'clusters': [{'name': 'sandbox', 'cluster': cluster}],
             'users': [{'name': 'sandbox', 'user': {'token': token}}],
             'contexts': [
                 {'name': 'sandbox', 'context': {'cluster': 'sandbox', 'user': 'sandbox', 'namespace': 'default'}}
@@ -177,7 +178,7 @@ class Runner:
         """Run a coroutine in the server's loop, and block until it is done."""
         future = self._submit(coroutine)
         if (error := future.exception()) is not None:
-            raise _shorten(error)
+            raise shorten(error)
         return future.result()
 
     async def later(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -185,7 +186,7 @@ class Runner:
         try:
             return await asyncio.wrap_future(self._submit(coroutine))
         except Exception as error:
-            failure = _shorten(error)
+            failure = shorten(error)
         raise failure
 
     def _submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
@@ -219,7 +220,7 @@ class Runner:
             await instance.stop()
 
 
-def _shorten(error: BaseException) -> BaseException:
+def shorten(error: BaseException) -> BaseException:
     """Drop the server's frames from the traceback of expected errors: refusals, and errors in users' predicates."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OWN):

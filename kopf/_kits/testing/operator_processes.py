@@ -1,4 +1,4 @@
-"""An operator in a process of its own, against a sandbox: started, waited for, and always stopped."""
+"""An operator against a sandbox, in a process or in virtual time: started, waited for, and always stopped."""
 
 import contextlib
 import os
@@ -8,13 +8,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from kopf._kits.testing.sandbox import Sandbox
 from kopf._kits.testing.serving.faults import SeenRequest
+
+if TYPE_CHECKING:
+    from kopf._cogs.configs.configuration import OperatorSettings
+    from kopf._core.intents.registries import OperatorRegistry
+    from kopf._kits.testing.inline_operators import InlineOperator
 
 OWN_RESOURCES = frozenset({'customresourcedefinitions', 'namespaces', 'clusterkopfpeerings', 'kopfpeerings'})
 """The resources that an operator watches for itself, before those of its handlers."""
@@ -32,6 +37,66 @@ class OperatorFailed(RuntimeError):
     __module__ = 'kopf.testing'
 
 
+class OperatorProcess:
+    """One operator in a process of its own."""
+
+    def __init__(self, kubeconfig: Path) -> None:
+        self._kubeconfig = kubeconfig
+        self._output = tempfile.NamedTemporaryFile(prefix='kopf-operator-', suffix='.log')
+        self._text = ''
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def output(self) -> str:
+        """The output so far, including the log."""
+        if not self._output.closed:
+            self._text = Path(self._output.name).read_text(errors='replace')
+        return self._text
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code; None while it runs."""
+        return self._process.poll() if self._process is not None else None
+
+    @property
+    def is_started(self) -> bool:
+        """True if it was started."""
+        return self._process is not None
+
+    def start(
+        self,
+        arguments: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: str | os.PathLike[str] | None,
+    ) -> None:
+        """Start the process."""
+        self._process = subprocess.Popen(
+            [sys.executable, '-m', 'kopf', 'run', *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            cwd=cwd,
+            env={**os.environ, 'PYTHONUNBUFFERED': '1', 'KUBECONFIG': str(self._kubeconfig), **env},
+        )
+
+    def stop(self, timeout: float) -> int | None:
+        """Stop the process gracefully, by force after the time (in seconds); return the exit code."""
+        if self._process is None or self._output.closed:
+            self._output.close()
+            return self.returncode
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._text = self.output
+        self._output.close()
+        return self._process.returncode
+
+
 class Operator:
     """
     A running ``kopf run`` with these arguments: files of handlers, and options.
@@ -39,6 +104,9 @@ class Operator:
     All namespaces are served unless the arguments say otherwise. The context begins when the operator watches its
     resources (or, if it has nothing but webhooks, when they are configured) and ends with its graceful exit.
     `OperatorFailed` is raised if it does not start within ``timeout`` seconds.
+
+    It is a process of its own; or in a sandbox with virtual time, a task in the process of the test. Only there, it can
+    be given a ``registry`` of handlers and ``settings`` to begin with.
     """
 
     def __init__(
@@ -48,15 +116,26 @@ class Operator:
         env: Mapping[str, str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
         timeout: float = 60.0,
+        registry: 'OperatorRegistry | None' = None,
+        settings: 'OperatorSettings | None' = None,
     ) -> None:
         self._sandbox = sandbox
         self._arguments = [os.fspath(argument) for argument in arguments]
         self._env = dict(env or {})
         self._cwd = cwd
         self._timeout = timeout
-        self._output = tempfile.NamedTemporaryFile(prefix='kopf-operator-', suffix='.log')
-        self._text = ''
-        self._process: subprocess.Popen[bytes] | None = None
+        if sandbox.world is None and (registry is not None or settings is not None):
+            raise TypeError('registry= and settings= are for operators in a sandbox with virtual_time=True only.')
+        self._control: OperatorProcess | InlineOperator
+        if sandbox.world is None:
+            self._control = OperatorProcess(sandbox.kubeconfig)
+        else:
+            # Only here: it needs the whole framework, unlike a process.
+            from kopf._kits.testing import inline_operators
+
+            self._control = inline_operators.InlineOperator(
+                sandbox, sandbox.world, registry=registry, settings=settings
+            )
         sandbox.add_log(lambda: self.output)
 
     def __enter__(self) -> Self:
@@ -78,28 +157,19 @@ class Operator:
     @property
     def output(self) -> str:
         """The output of the operator so far, including its log."""
-        if not self._output.closed:
-            self._text = Path(self._output.name).read_text(errors='replace')
-        return self._text
+        return self._control.output
 
     @property
     def returncode(self) -> int | None:
         """The exit code; None while it runs."""
-        return self._process.poll() if self._process is not None else None
+        return self._control.returncode
 
     def start(self) -> None:
-        """Start the process and wait until it serves its resources."""
+        """Start the operator and wait until it serves its resources."""
         scoped = any(re.match(r'-[An]|--(namespace|all-namespaces)', argument) for argument in self._arguments)
-        command = [sys.executable, '-m', 'kopf', 'run', *([] if scoped else ['--all-namespaces']), *self._arguments]
         started = time.time()
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=subprocess.STDOUT,
-            cwd=self._cwd,
-            env={**os.environ, 'PYTHONUNBUFFERED': '1', 'KUBECONFIG': str(self._sandbox.kubeconfig), **self._env},
-        )
+        arguments = [*([] if scoped else ['--all-namespaces']), *self._arguments]
+        self._control.start(arguments, env=self._env, cwd=self._cwd)
         deadline = time.monotonic() + self._timeout
         while not self._serves(started):
             if self.returncode is not None:
@@ -117,25 +187,13 @@ class Operator:
             if match := re.search(pattern, self.output, re.MULTILINE):
                 return match
             if is_over:
-                hint = '' if self._process is not None else ' (it is not started: use it in a with statement)'
+                hint = '' if self._control.is_started else ' (it is not started: use it in a with statement)'
                 raise OperatorFailed(f'nothing in the output matches {pattern!r}{hint}:\n{self._tail()}')
             time.sleep(0.02)
 
     def stop(self, *, timeout: float = 30.0) -> int | None:
         """Stop the operator gracefully, by force after ``timeout`` seconds; return the exit code."""
-        if self._process is None or self._output.closed:
-            self._output.close()
-            return self.returncode
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGTERM)
-        try:
-            self._process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._text = self.output
-        self._output.close()
-        return self._process.returncode
+        return self._control.stop(timeout)
 
     def _serves(self, started: float) -> bool:
         return any(_serves(request) for request in self._sandbox.requests if request.time >= started)

@@ -9,10 +9,11 @@ It is for development and tests: everything is in memory, and all users with cre
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from kopf._kits.testing.access import users
 from kopf._kits.testing.access.users import User
@@ -24,6 +25,12 @@ from kopf._kits.testing.serving.snapshots import Snapshot
 from kopf._kits.testing.serving.waits import Predicate, WaitTimeout
 from kopf._kits.testing.wire.manifests import Source, each
 from kopf._kits.testing.wire.tls import Pair
+
+if TYPE_CHECKING:
+    from kopf._kits.testing.virtual.worlds import World
+
+UNIMPORTANT = frozenset({'events', 'leases', 'clusterkopfpeerings', 'kopfpeerings', 'selfsubjectaccessreviews'})
+"""The resources that operators write to even if there is nothing to do."""
 
 __tracebackhide__ = True  # pytest shows the caller of this module instead
 
@@ -75,8 +82,8 @@ class _Common:
 
     @property
     def ca(self) -> bytes:
-        """The certificate of the CA that has signed the server's certificate, in PEM."""
-        return self._runner.instance.server.authority.certificate
+        """The certificate of the CA that has signed the server's certificate, in PEM; empty in virtual time."""
+        return self._runner.instance.server.ca
 
     @property
     def faults(self) -> Faults:
@@ -244,11 +251,15 @@ class Sandbox(_Common):
         state: The path of a file that keeps the objects for the next sandbox with the same file; by default, they are
             lost at the end.
         pods: Whether pods, jobs and deployments change their status, as if there was a node.
+        virtual_time: Whether the clock jumps to the next timer when nothing is left to do; the test and its operators
+            are in one thread then, and nothing listens on the network.
+        seed: The seed of random numbers and of the order of concurrent events in virtual time.
 
     Raises:
         OSError: The port is taken, or the kubeconfig is not of a sandbox.
         ManifestError: An object cannot be applied at the start.
         StateError: The state is not a file of a sandbox, or is in use by another one.
+        VirtualTimeError: Virtual time is asked for in a coroutine, or a second time in the process.
     """
 
     def __init__(
@@ -264,24 +275,35 @@ class Sandbox(_Common):
         sharding: bool = False,
         state: str | os.PathLike[str] | None = None,
         pods: bool = False,
+        virtual_time: bool = False,
+        seed: int = 0,
     ) -> None:
-        super().__init__(
-            Runner(
-                lambda: Instance(
-                    port=port,
-                    kubeconfig=kubeconfig,
-                    crds=each(crds),
-                    loads=each(loads),
-                    history=history,
-                    audit=audit,
-                    rbac=rbac,
-                    sharding=sharding,
-                    state=state,
-                    pods=pods,
-                )
-            ),
-            _Logs(),
-        )
+        self.world: World | None = None
+        """What the sandbox is in if it has virtual time; else None."""
+
+        def make() -> Instance:
+            return Instance(
+                port=port,
+                kubeconfig=kubeconfig,
+                crds=each(crds),
+                loads=each(loads),
+                history=history,
+                audit=audit,
+                rbac=rbac,
+                sharding=sharding,
+                state=state,
+                pods=pods,
+                bind=None if self.world is None else self.world.bind,
+            )
+
+        runner = Runner(make)
+        if virtual_time:
+            from kopf._kits.testing import virtual_runner
+            from kopf._kits.testing.virtual import worlds
+
+            self.world = worlds.World(seed)
+            runner = virtual_runner.VirtualRunner(make, self.world)
+        super().__init__(runner, _Logs())
         self.aio = AsyncSandbox(self._runner, self._logs)
 
     def __enter__(self) -> Self:
@@ -432,6 +454,46 @@ class Sandbox(_Common):
         """Wait until the object does not exist; raise `WaitTimeout` after ``timeout`` seconds."""
         with self._logs.added():
             self._runner.now(self._client.wait_gone(resource, name, namespace, timeout))
+
+    def advance(self, seconds: float) -> None:
+        """Let virtual time pass (in seconds), with all that happens in it; ``time.sleep`` in a test does the same."""
+        self._get_world().advance(seconds)
+
+    def rest(self, *, quiet: float = 100.0, timeout: float = 3600.0) -> None:
+        """
+        Let virtual time pass until the operators have written nothing for ``quiet`` seconds.
+
+        What they write only to be seen does not count: Events, leases, and records of peerings.
+
+        Raises:
+            WaitTimeout: They still write after ``timeout`` seconds; the message names the last requests.
+        """
+        world = self._get_world()
+        started = time.time()
+        # From now on at least: what the test itself has just done makes no request, but leads to some.
+        while (silence := time.time() - max([started, *(seen.time for seen in self._get_writes())])) < quiet:
+            if time.time() - started > timeout:
+                last = '\n'.join(f'{seen.method} {seen.path}: {seen.status}' for seen in self._get_writes()[-5:])
+                with self._logs.added():
+                    raise WaitTimeout(
+                        f'The operators do not come to rest: they have written something in the last {quiet:g} s of '
+                        f'{timeout:g} s. If a timer writes all the time, wait for a state instead. The last requests:'
+                        f'\n{last}',
+                        [],
+                    )
+            world.advance(quiet - silence)
+
+    def _get_writes(self) -> Sequence[SeenRequest]:
+        return [
+            request
+            for request in self.requests
+            if request.method not in ('GET', 'HEAD') and request.resource not in UNIMPORTANT
+        ]
+
+    def _get_world(self) -> 'World':
+        if self.world is None:
+            raise RuntimeError('The time of this sandbox is real: it must be Sandbox(virtual_time=True).')
+        return self.world
 
     @property
     def _client(self) -> LocalClient:

@@ -39,7 +39,7 @@ class SeenRequest:
     query: Mapping[str, str]
     user_agent: str
     content_type: str
-    time: float = dataclasses.field(default_factory=time.time)
+    time: float = dataclasses.field(default_factory=lambda: time.time())  # looked up then: it can be virtual
     verb: str = ''
     group: str = ''
     version: str = ''

@@ -41,6 +41,9 @@ logger = logging.getLogger(__name__)
 
 HOST = '127.0.0.1'
 ADMIN = '/_sandbox/'
+
+Bind = Callable[[tuple[str, int]], socket.socket]
+
 MAX_BODY = 3 * 1024 * 1024
 CACHING = ('Cache-Control', 'no-cache, private')
 
@@ -51,7 +54,7 @@ class Server(Controls):
 
     ``history`` is the number of changes that are remembered for each resource, ``log`` that of requests; ``audit`` is a
     file for the audit log, if any. With ``rbac``, roles and bindings decide who may do what; with ``sharding``, lists
-    and watches can be restricted to shards.
+    and watches can be restricted to shards. ``bind`` opens the listening socket; by default, a real one with TLS.
     """
 
     def __init__(
@@ -62,9 +65,12 @@ class Server(Controls):
         audit: str | os.PathLike[str] | None = None,
         rbac: bool = False,
         sharding: bool = False,
+        bind: Bind | None = None,
     ) -> None:
         self._audit = AuditLog(audit) if audit is not None else None
-        self.authority = Authority()
+        # Connections in memory are not encrypted.
+        self._authority = Authority() if bind is None else None
+        self._bind = socket.create_server if bind is None else bind
         self.faults = Faults(self)
         self.requests: deque[SeenRequest] = deque(maxlen=log)
         self.port = 0
@@ -73,17 +79,29 @@ class Server(Controls):
         self.api = Api(history=history, tokens=self._tokens, rbac=rbac, sharding=sharding)
         self._impersonation = Impersonation(self.api.authorizer)
         self.token = self._tokens.issue(User())
-        self._streams: set[Connection] = set()
+        self._streams: dict[Connection, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
         self._listener: Listener | None = None
-        self._ssl = self.authority.context()
+        self._ssl = self._authority.context() if self._authority is not None else None
 
     @property
     def url(self) -> str:
         """The URL of the server."""
-        return f'https://{HOST}:{self.port}'
+        return f'{"http" if self._authority is None else "https"}://{HOST}:{self.port}'
+
+    @property
+    def authority(self) -> Authority:
+        """The authority of the server's and the clients' certificates."""
+        if self._authority is None:
+            raise RuntimeError('There are no certificates in virtual time: its connections are not encrypted.')
+        return self._authority
+
+    @property
+    def ca(self) -> bytes:
+        """The certificate of the authority, in PEM; empty if connections are not encrypted."""
+        return b'' if self._authority is None else self._authority.certificate
 
     async def start(self, port: int = 0, state: State | None = None) -> None:
         """
@@ -122,7 +140,9 @@ class Server(Controls):
     def call_async(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run the coroutine function in the server's loop; wait for it, unless called from there."""
         assert self._loop is not None
-        if threading.get_ident() == self._thread:
+        if threading.get_ident() == self._thread and not self._loop.is_running():  # between two steps of virtual time
+            self._loop.run_until_complete(function())
+        elif threading.get_ident() == self._thread:
             task = self._loop.create_task(function())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -173,7 +193,7 @@ class Server(Controls):
         """Listen again."""
         if self._listener is None:
             listener = Listener(Service(handle=self._handle, get_max_body=lambda path: MAX_BODY, abandons=True))
-            sock = socket.create_server((HOST, self.port))
+            sock = self._bind((HOST, self.port))
             self.port = sock.getsockname()[1]
             await listener.open([sock], self._ssl)
             self._listener = listener
@@ -261,7 +281,7 @@ class Server(Controls):
         lines = self.api.watch(kind, place, seen, request.headers.get('accept', ''))
         stream = request.stream([('Content-Type', 'application/json'), CACHING])
         seen.status = 200
-        self._streams.add(stream)
+        self._streams[stream] = None
         try:
             going_on = await self._disturb(stream, seen, b'', kind)
             async for data in lines if going_on else _nothing():
@@ -273,7 +293,7 @@ class Server(Controls):
                 logger.exception(f'The sandbox has failed in the middle of: {seen.method} {seen.path}')
             raise Dropped from error
         finally:
-            self._streams.discard(stream)
+            self._streams.pop(stream, None)
 
     async def _disturb(self, stream: Connection, seen: SeenRequest, data: bytes, kind: Kind) -> bool:
         """Apply the faults to the stream before the data are sent; return whether it goes on."""

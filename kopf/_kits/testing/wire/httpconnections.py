@@ -35,10 +35,10 @@ class Connection(asyncio.Protocol):
 
     Args:
         service: The handler and the limits.
-        connections: The set that contains this connection until it and the handling of its requests have ended.
+        connections: The collection that contains this connection until it and the handling of its requests have ended.
     """
 
-    def __init__(self, service: Service, connections: 'set[Connection]') -> None:
+    def __init__(self, service: Service, connections: 'dict[Connection, None]') -> None:
         self._service = service
         self._connections = connections
         self._loop = asyncio.get_running_loop()
@@ -107,7 +107,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # Why not isinstance()? The transports of uvloop are no subclasses of it.
         self._transport = cast(asyncio.Transport, transport)
-        self._connections.add(self)
+        self._connections[self] = None
         self._set_deadline(self._service.idle_timeout)
 
     def data_received(self, data: bytes) -> None:
@@ -247,7 +247,7 @@ class Connection(asyncio.Protocol):
     # The end.
 
     def _leave(self) -> None:
-        self._connections.discard(self)
+        self._connections.pop(self, None)
         if not self.ended.done():
             self.ended.set_result(None)
             self._reader.close()

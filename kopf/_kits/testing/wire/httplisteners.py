@@ -29,7 +29,7 @@ class Listener:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._connections: set[Connection] = set()
+        self._connections: dict[Connection, None] = {}
         self._servers: list[asyncio.Server] = []
 
     async def open(self, sockets: Iterable[socket.socket], context: ssl.SSLContext | None) -> None:

@@ -1,0 +1,191 @@
+"""
+Operators in virtual time: ``kopf run`` as a task in the event loop of the sandbox.
+
+The command line parses the arguments, configures the log, and loads the files as ever; only the last step, to run the
+operator until it ends, is done here. The files are executed anew for each operator; the modules that they import are
+those of the process, and stay imported.
+"""
+
+import asyncio
+import contextlib
+import contextvars
+import importlib
+import io
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import click
+
+from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._cogs.structs.credentials import ConnectionInfo, KubeContext, Vault
+from kopf._cogs.structs.ids import HandlerId
+from kopf._core.intents.registries import OperatorRegistry, SmartOperatorRegistry
+from kopf._core.reactor import running
+from kopf._kits.testing.sandbox import Sandbox
+from kopf._kits.testing.virtual.outputs import OutputHandler, output_var, routed
+from kopf._kits.testing.virtual.virtual_clocks import VirtualTimeError
+from kopf._kits.testing.virtual.worlds import World
+
+__tracebackhide__ = True  # pytest shows the caller of the sandbox instead
+
+
+class InlineOperator:
+    """
+    One operator in the world of its sandbox.
+
+    Args:
+        sandbox: the sandbox, with virtual time.
+        registry: the handlers to begin with; by default, there are only those of the files.
+        settings: the settings to begin with.
+    """
+
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        world: World,
+        *,
+        registry: OperatorRegistry | None = None,
+        settings: OperatorSettings | None = None,
+    ) -> None:
+        self._sandbox = sandbox
+        self._world = world
+        self._registry = SmartOperatorRegistry() if registry is None else registry
+        self._settings = settings
+        self._text = io.StringIO()
+        self._task: asyncio.Task[None] | None = None
+        self._stop = asyncio.Event()
+        self._stack = contextlib.ExitStack()
+        self.returncode: int | None = None
+        """The exit code; None while it runs."""
+
+    @property
+    def output(self) -> str:
+        """The output so far, including the log."""
+        return self._text.getvalue()
+
+    @property
+    def is_started(self) -> bool:
+        """True if it was started."""
+        return self._task is not None or self.returncode is not None
+
+    def start(
+        self,
+        arguments: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: str | os.PathLike[str] | None,
+    ) -> None:
+        """Load the files and start the operator; it goes on when the test waits for something."""
+        self._stack.enter_context(_environment({'KUBECONFIG': str(self._sandbox.kubeconfig), **env}))
+        self._stack.enter_context(_restored_levels())
+        context = contextvars.copy_context()
+        with contextlib.chdir(cwd or '.'), routed():
+            options = context.run(self._load, arguments)
+        # What was imported for the first time has drawn random numbers: these must not matter.
+        self._world.reseed()
+        if options is not None:
+            self._task = self._world.loop.create_task(self._run(options), name='operator', context=context)
+
+    def stop(self, timeout: float) -> int | None:
+        """Stop the operator gracefully, by cancellation after the time (in virtual seconds); return the exit code."""
+        try:
+            if self._task is not None and not self._task.done():
+                self._world.run(self._end(self._task, timeout))
+        except VirtualTimeError:
+            if not self._world.is_broken:
+                raise
+        finally:
+            self._stack.close()
+        return self.returncode
+
+    def _load(self, arguments: Sequence[str]) -> Mapping[str, Any] | None:
+        """Run the command line up to the start of the operator; return the options to start it with."""
+        output_var.set(self._text)
+        captured: list[Mapping[str, Any]] = []
+        # By its name: the kits are below the command line, and may not import it.
+        cli = importlib.import_module('kopf.cli')
+        controls = cli.CLIControls(
+            registry=self._registry,
+            settings=self._settings,
+            stop_flag=self._stop,
+            vault=self._make_vault(),
+            run=lambda **options: captured.append(options),
+        )
+        root = logging.getLogger()
+        before = list(root.handlers)
+        try:
+            cli.main.main(['run', *arguments], prog_name='kopf', standalone_mode=False, obj=controls)
+        except click.ClickException as error:
+            error.show(self._text)
+            self.returncode = error.exit_code
+        except SystemExit as error:
+            self.returncode = error.code if isinstance(error.code, int) else 1
+        added = [handler for handler in root.handlers if handler not in before]
+        # The command line removes the handlers of other operators, as it expects to be alone in the process.
+        root.handlers[:] = before
+        for handler in added:
+            mine = OutputHandler(handler, self._text)
+            root.addHandler(mine)
+            self._stack.callback(root.removeHandler, mine)
+        return captured[0] if captured else None
+
+    async def _run(self, options: Mapping[str, Any]) -> None:
+        cli = importlib.import_module('kopf.cli')
+        try:
+            with cli.failing_shortly(debug=False):
+                await running.operator(**options)
+        except SystemExit as error:
+            self.returncode = error.code if isinstance(error.code, int) else 1
+        else:
+            self.returncode = 0
+
+    async def _end(self, task: asyncio.Task[None], timeout: float) -> None:
+        self._stop.set()
+        await asyncio.wait({task}, timeout=timeout)
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task}, timeout=timeout)
+            self.returncode = -9
+
+    def _make_vault(self) -> Vault:
+        sandbox = self._sandbox
+
+        def get_current() -> Mapping[HandlerId, KubeContext]:
+            info = ConnectionInfo(server=sandbox.url, token=sandbox.token, default_namespace='default')
+            return {HandlerId('sandbox'): info}
+
+        async def authenticate() -> Mapping[HandlerId, KubeContext]:
+            return get_current()
+
+        vault = Vault(get_current())
+        vault.authenticate = authenticate  # the tokens of a sandbox can be made to expire
+        return vault
+
+
+@contextlib.contextmanager
+def _restored_levels() -> Iterator[None]:
+    """Restore the levels of loggers, which the command line sets for the whole process."""
+    affected = [logging.getLogger(name) for name in (None, 'asyncio', 'aiohttp')]
+    levels = [logger.level for logger in affected]
+    try:
+        yield
+    finally:
+        for logger, level in zip(affected, levels, strict=True):
+            logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set the variables for the time of the context."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

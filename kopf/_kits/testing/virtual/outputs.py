@@ -1,0 +1,59 @@
+"""The outputs of operators in the process of the test: each gets what its own tasks and threads write."""
+
+import contextlib
+import contextvars
+import io
+import logging
+import sys
+from collections.abc import Iterator
+from typing import TextIO
+
+output_var: contextvars.ContextVar[TextIO | None] = contextvars.ContextVar('output_var', default=None)
+"""The output of the operator that the current task or thread belongs to."""
+
+
+class _Router(io.TextIOBase):
+    """A stream that passes the text on to the output of the current operator, or to the former stream."""
+
+    def __init__(self, former: TextIO) -> None:
+        self._former = former
+
+    def write(self, text: str) -> int:
+        return (output_var.get() or self._former).write(text)
+
+    def flush(self) -> None:
+        (output_var.get() or self._former).flush()
+
+    def isatty(self) -> bool:
+        return False
+
+
+@contextlib.contextmanager
+def routed() -> Iterator[None]:
+    """
+    Route the standard streams for the time of the context.
+
+    Why only for so long? Pytest replaces and restores them, too, but never in the middle of a call.
+    """
+    with contextlib.redirect_stdout(_Router(sys.stdout)), contextlib.redirect_stderr(_Router(sys.stderr)):
+        yield
+
+
+class OutputHandler(logging.Handler):
+    """
+    Passes the records of one operator on to its own log handler.
+
+    Args:
+        target: the log handler, as the command line has configured it.
+        output: the output of the operator.
+    """
+
+    def __init__(self, target: logging.Handler, output: TextIO) -> None:
+        super().__init__()
+        self._target = target
+        self._output = output
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Pass the record on if it is of this operator."""
+        if output_var.get() is self._output:
+            self._target.handle(record)

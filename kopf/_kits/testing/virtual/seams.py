@@ -1,0 +1,291 @@
+"""
+The one seam between programs and reality: what reads clocks, sleeps, draws random numbers, or handles threads.
+
+These functions of the standard library are replaced while a world is open, for the threads of that world only: others,
+such as those of pytest, keep the real ones. Before and after, nothing is replaced, so the seam costs nothing there.
+
+What a module has imported by name before (``from time import time``) is not replaced, except for `datetime.datetime`:
+there, the methods themselves are.
+"""
+
+import contextlib
+import datetime
+import functools
+import gc
+import os
+import queue
+import random
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn, Protocol
+
+from kopf._kits.testing.virtual.turns import TurnTaking, Waiter
+from kopf._kits.testing.virtual.virtual_clocks import VirtualClock
+from kopf._kits.testing.virtual.virtual_loops import NO_SOCKETS, is_local
+
+_NODE = 0x0242AC110002
+"""The address of the network card in uuids of the first version."""
+
+
+class World(Protocol):
+    """What the seam leads to."""
+
+    clock: VirtualClock
+    rng: random.Random
+    turns: TurnTaking
+
+    def has_current_thread(self) -> bool:
+        """Check whether the calling thread belongs to the world."""
+
+    def sleep(self, seconds: float) -> None:
+        """Let virtual time pass for the calling thread."""
+
+    def wait(self, waiter: Waiter, timeout: float | None) -> None:
+        """Block the calling thread until the waiter is awake, or for the time (in seconds)."""
+
+    def refuse(self, message: str) -> NoReturn:
+        """Raise an error, also in the test."""
+
+
+@contextlib.contextmanager
+def replaced(world: World) -> Iterator[None]:
+    """Let the standard library lead to the world for the time of the context."""
+    with contextlib.ExitStack() as stack:
+        for install in (_replace_clocks, _replace_dates, _replace_randomness, _replace_threads, _replace_sockets):
+            stack.enter_context(install(world))
+        yield
+
+
+@contextlib.contextmanager
+def _set(owner: Any, **values: Any) -> Iterator[None]:
+    """Set the attributes for the time of the context."""
+    missing = object()
+    before = {name: vars(owner).get(name, missing) for name in values}
+    for name, value in values.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is missing:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
+
+
+def _for_members(world: World, real: Callable[..., Any], virtual: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls the virtual one in the threads of the world, and the real one in all others."""
+
+    @functools.wraps(real)
+    def choose(*args: Any, **kwargs: Any) -> Any:
+        return (virtual if world.has_current_thread() else real)(*args, **kwargs)
+
+    return choose
+
+
+def _replace_all(world: World, owner: Any, **functions: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
+    chosen = {name: _for_members(world, getattr(owner, name), fn) for name, fn in functions.items()}
+    return _set(owner, **chosen)
+
+
+# Clocks.
+
+
+def _replace_clocks(world: World) -> contextlib.AbstractContextManager[None]:
+    clock = world.clock
+
+    real_localtime = time.localtime
+    realtime = getattr(time, 'CLOCK_REALTIME', None)
+
+    def read_clock(number: int) -> float:
+        return clock.read_wall() if number == realtime else clock.read_monotonic()
+
+    def fill(fn: Callable[..., Any], count: int, get: Callable[[], Any]) -> Callable[..., Any]:
+        """Return the function with the present time for its last argument, if it is called without that."""
+        return lambda *args: fn(*args) if len(args) == count and args[-1] is not None else fn(*args[: count - 1], get())
+
+    def get_local() -> time.struct_time:
+        return real_localtime(clock.read_wall())
+
+    functions: dict[str, Callable[..., Any]] = {
+        'time': clock.read_wall,
+        'time_ns': clock.read_wall_ns,
+        'monotonic': clock.read_monotonic,
+        'monotonic_ns': lambda: round(clock.read_monotonic() * 10**9),
+        'perf_counter': clock.read_monotonic,
+        'perf_counter_ns': lambda: round(clock.read_monotonic() * 10**9),
+        'sleep': world.sleep,
+        'localtime': fill(time.localtime, 1, clock.read_wall),
+        'gmtime': fill(time.gmtime, 1, clock.read_wall),
+        'ctime': fill(time.ctime, 1, clock.read_wall),
+        'strftime': fill(time.strftime, 2, get_local),
+        'asctime': fill(time.asctime, 1, get_local),
+    }
+    if hasattr(time, 'clock_gettime'):
+        functions['clock_gettime'] = read_clock
+        functions['clock_gettime_ns'] = lambda number: round(read_clock(number) * 10**9)
+    return _replace_all(world, time, **functions)
+
+
+@contextlib.contextmanager
+def _replace_dates(world: World) -> Iterator[None]:
+    """
+    Replace the methods of `datetime.datetime` that read the clock.
+
+    Why not replace the class, as other tools do? Modules that have imported it would keep the real one, and libraries
+    such as pydantic would take the other one for an unknown type.
+    """
+    real_now, real_utcnow = datetime.datetime.now, datetime.datetime.utcnow
+
+    def now(cls: type[datetime.datetime], tz: datetime.tzinfo | None = None) -> datetime.datetime:
+        if world.has_current_thread():
+            return cls.fromtimestamp(world.clock.read_wall(), tz)
+        return real_now(tz) if cls is datetime.datetime else cls.fromtimestamp(time.time(), tz)
+
+    def utcnow(cls: type[datetime.datetime]) -> datetime.datetime:
+        if world.has_current_thread():
+            return cls.fromtimestamp(world.clock.read_wall(), datetime.UTC).replace(tzinfo=None)
+        return real_utcnow() if cls is datetime.datetime else cls.fromtimestamp(time.time(), datetime.UTC)
+
+    # The attributes of classes that are written in C cannot be set, but what their mapping refers to is a dict.
+    attributes = gc.get_referents(datetime.datetime.__dict__)[0]
+    before = {name: attributes[name] for name in ('now', 'utcnow')}
+    try:
+        attributes.update(now=classmethod(now), utcnow=classmethod(utcnow))
+        _forget_cached_methods()
+        yield
+    finally:
+        attributes.update(before)
+        _forget_cached_methods()
+
+
+def _forget_cached_methods() -> None:
+    import ctypes
+
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(datetime.datetime))
+
+
+# Randomness.
+
+
+@contextlib.contextmanager
+def _replace_randomness(world: World) -> Iterator[None]:
+    rng = world.rng
+
+    def draw(count: int) -> bytes:
+        return rng.randbytes(count)
+
+    real_seed, real_uuid1 = random.Random.seed, uuid.uuid1
+
+    def seed(self: random.Random, a: Any = None, version: int = 2) -> None:
+        if a is None and not isinstance(self, random.SystemRandom) and world.has_current_thread():
+            a = rng.getrandbits(128)
+        real_seed(self, a, version)
+
+    def uuid1(node: int | None = None, clock_seq: int | None = None) -> uuid.UUID:
+        return real_uuid1(_NODE if node is None else node, 0 if clock_seq is None else clock_seq)
+
+    state = random.getstate()
+    # The functions of the module are methods of one instance, so it is enough to seed this one.
+    random.seed(rng.getrandbits(128))
+    with (
+        _set(random.Random, seed=seed),
+        _set(random, seed=functools.partial(seed, random._inst)),
+        _replace_all(world, os, urandom=draw),
+        _replace_all(world, random, _urandom=draw),  # of `secrets`
+        _replace_all(world, uuid, uuid1=uuid1),
+        _set(uuid, _last_timestamp=None),
+    ):
+        try:
+            yield
+        finally:
+            random.setstate(state)
+
+
+# Threads.
+
+
+@contextlib.contextmanager
+def _replace_threads(world: World) -> Iterator[None]:
+    turns = world.turns
+    real_start, real_join, real_wait = threading.Thread.start, threading.Thread.join, threading.Condition.wait
+
+    def is_governed() -> bool:
+        return world.has_current_thread() and not turns.is_starting
+
+    def start(self: threading.Thread) -> None:
+        if is_governed():
+            turns.start(self, real_start)
+        else:
+            real_start(self)
+
+    def join(self: threading.Thread, timeout: float | None = None) -> None:
+        if is_governed() and self is not threading.current_thread():
+            turns.join(self, lambda waiter: world.wait(waiter, timeout))
+            timeout = 0 if timeout is not None and turns.has(self) else None
+        real_join(self, timeout)
+
+    def wait(self: Any, timeout: float | None = None) -> bool:
+        """Wait as the original does, but with a waiter instead of a lock."""
+        if not is_governed():
+            return real_wait(self, timeout)
+        if not self._is_owned():
+            raise RuntimeError("cannot wait on un-acquired lock")
+        waiter = Waiter()
+        self._waiters.append(waiter)
+        saved = self._release_save()
+        try:
+            world.wait(waiter, timeout)
+        finally:
+            self._acquire_restore(saved)
+            if not waiter.is_released:
+                with contextlib.suppress(ValueError):
+                    self._waiters.remove(waiter)
+        return waiter.is_released
+
+    with (
+        _set(threading.Thread, start=start, join=join),
+        _set(threading.Condition, wait=wait),
+        # The fast queue waits by a lock of its own, the slow one by the tools of `threading`.
+        _set(queue, SimpleQueue=queue._PySimpleQueue),  # type: ignore[attr-defined]
+        # These modules have imported the clock by name.
+        _replace_all(world, queue, time=world.clock.read_monotonic),
+        _replace_all(world, threading, _time=world.clock.read_monotonic),
+    ):
+        yield
+
+
+# Sockets.
+
+
+@contextlib.contextmanager
+def _replace_sockets(world: World) -> Iterator[None]:
+    real_connect, real_connect_ex, real_resolve = socket.socket.connect, socket.socket.connect_ex, socket.getaddrinfo
+
+    def check(self: socket.socket, address: Any) -> None:
+        if self.family in (socket.AF_INET, socket.AF_INET6) and world.has_current_thread():
+            self.close()  # otherwise, its warning would hide the error
+            world.refuse(f"A connection to {address[0]}:{address[1]} was attempted by a socket. {NO_SOCKETS}")
+
+    def connect(self: socket.socket, address: Any) -> None:
+        check(self, address)
+        real_connect(self, address)
+
+    def connect_ex(self: socket.socket, address: Any) -> int:
+        check(self, address)
+        return real_connect_ex(self, address)
+
+    def resolve(host: Any, *args: Any, **kwargs: Any) -> Any:
+        if world.has_current_thread() and isinstance(host, str) and not is_local(host) and not _is_numeric(host):
+            world.refuse(f"The address of {host} was looked up. {NO_SOCKETS}")
+        return real_resolve(host, *args, **kwargs)
+
+    with _set(socket.socket, connect=connect, connect_ex=connect_ex), _set(socket, getaddrinfo=resolve):
+        yield
+
+
+def _is_numeric(host: str) -> bool:
+    return ':' in host or host.replace('.', '').isdigit()

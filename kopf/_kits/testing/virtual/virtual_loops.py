@@ -1,0 +1,240 @@
+"""
+The event loop of virtual time.
+
+When nothing is ready, its clock jumps to the next timer. So an hour takes as long as what happens in it. It has no
+sockets: connections are in memory, and attempts to leave the process are refused with an explanation.
+
+Sets of tasks and futures are ordered by their hashes, and the usual hashes are addresses, which differ in each run. So
+tasks and futures are numbered here: what iterates over a set of them (as `asyncio` does) always does so in one order.
+"""
+
+import asyncio
+import contextvars
+import gc
+import itertools
+import random
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, NoReturn, TypeVar
+
+from kopf._kits.testing.virtual.memory_networks import MakeProtocol, MemoryServer, MemoryTransport, Network
+from kopf._kits.testing.virtual.virtual_clocks import ORIGIN, VirtualClock
+
+T = TypeVar('T')
+
+STEP = 1e-6
+"""
+How far the clock moves with each iteration of the loop (in seconds).
+
+If it did not move at all, code that waits for a time in a loop of `asyncio.sleep(0)` would wait forever.
+"""
+
+MAX_ITERATIONS = 100_000
+"""How many iterations there may be without a wait before the loop is considered to be busy forever."""
+
+
+COLLECTION_INTERVAL = 5_000
+"""How many waits there are between two collections of garbage."""
+
+
+class _NumberedTask(asyncio.Task[Any]):
+    def __init__(self, number: int, coro: Coroutine[Any, Any, Any], **options: Any) -> None:
+        self._number = number  # before the task is added to the set of all tasks
+        super().__init__(coro, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+class _NumberedFuture(asyncio.Future[Any]):
+    def __init__(self, number: int, **options: Any) -> None:
+        self._number = number
+        super().__init__(**options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """
+    The event loop of a world.
+
+    Args:
+        clock: the clock that it moves.
+        rng: the source of the delays of the network.
+        refuse: called with an explanation when the impossible is attempted; raises an error.
+    """
+
+    is_virtual = True
+
+    _scheduled: list[asyncio.TimerHandle]  # of the base class, sorted by time
+
+    def __init__(self, clock: VirtualClock, rng: random.Random, refuse: Callable[[str], NoReturn]) -> None:
+        super().__init__()
+        self._clock = clock
+        self._refuse = refuse
+        self._numbers = itertools.count()
+        self._selector = self
+        self._clock_resolution = 1e-9
+        self._iterations = 0
+        self._uncollected = 0
+        self._destinations: dict[Any, tuple[str, int]] = {}
+        self.network = Network(self, rng)
+        self.set_task_factory(self._make_task)
+
+    # What the base class needs.
+
+    def time(self) -> float:
+        """Return the virtual monotonic time (in seconds)."""
+        return self._clock.read_monotonic()
+
+    def select(self, timeout: float | None) -> list[Any]:
+        """Move the clock to the next timer; called by the base class when it would wait for sockets."""
+        self._clock.move_to(self._clock.now + STEP)
+        self._iterations += 1
+        if timeout is None:
+            self._refuse(
+                "Nothing can happen any more: no timer is set and no thread runs, but the awaited result is not there."
+            )
+        if timeout > 0:
+            self._iterations = 0
+            self._collect_garbage()
+            # Exactly to the time of the timer: a sum of differences would be early by a rounding error.
+            self._clock.move_to(min(self._clock.now + timeout, self._scheduled[0].when() - ORIGIN))
+        elif self._iterations > MAX_ITERATIONS:
+            self._iterations = 0
+            busy = asyncio.current_task(self) or next((handle for handle in self._get_ready()), None)
+            self._refuse(
+                f"The time does not go on: the loop has made {MAX_ITERATIONS} steps without a wait. Something is "
+                f"repeated without a delay: {busy!r}."
+            )
+        return []
+
+    def _collect_garbage(self) -> None:
+        """
+        Collect the garbage of the last steps from time to time.
+
+        The automatic collection is off in a world: it would run finalizers at moments that depend on the past of the
+        process, and these can start tasks.
+        """
+        self._uncollected += 1
+        if self._uncollected >= COLLECTION_INTERVAL:
+            self._uncollected = 0
+            gc.collect(1)
+
+    def _get_ready(self) -> list[asyncio.Handle]:
+        return list(self._ready)  # type: ignore[attr-defined]
+
+    def _process_events(self, events: list[Any]) -> None:
+        pass
+
+    def _write_to_self(self) -> None:
+        pass  # the loop is never asleep
+
+    def _check_thread(self) -> None:
+        pass  # threads run one at a time, and never while the loop runs
+
+    def create_future(self) -> asyncio.Future[Any]:
+        """Create a numbered future."""
+        return _NumberedFuture(next(self._numbers), loop=self)
+
+    def _make_task(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        coro: Coroutine[Any, Any, T] | Generator[Any, None, T],
+        context: contextvars.Context | None = None,
+        **options: Any,
+    ) -> asyncio.Task[T]:
+        if context is not None:
+            options['context'] = context
+        return _NumberedTask(next(self._numbers), coro, loop=loop, **options)  # type: ignore[arg-type]
+
+    # The network.
+
+    async def create_server(  # type: ignore[override]
+        self,
+        protocol_factory: MakeProtocol,
+        host: str | None = None,
+        port: int | None = None,
+        *,
+        sock: Any = None,
+        **options: Any,
+    ) -> MemoryServer:
+        """Listen in memory."""
+        return self.network.listen(protocol_factory, sock or self.network.bind((host or '127.0.0.1', port or 0)))
+
+    async def create_connection(
+        self,
+        protocol_factory: MakeProtocol,
+        host: str | None = None,
+        port: int | None = None,
+        *,
+        sock: Any = None,
+        **options: Any,
+    ) -> tuple[MemoryTransport, Any]:
+        """Connect in memory, to a server of the same loop."""
+        if sock is not None:
+            host, port = self._destinations.pop(sock, (None, None))
+            sock.close()
+        if host is None or port is None:
+            self._refuse_connection('an open socket')
+        self._check_destination(host, port)
+        return await self.network.connect(protocol_factory, host, port)
+
+    async def sock_connect(self, sock: Any, address: Any) -> None:
+        """Remember where the socket is to lead to; `create_connection` connects it."""
+        host, port = address[0], address[1]
+        self._check_destination(host, port)
+        self._destinations[sock] = (host, port)
+
+    async def getaddrinfo(self, host: Any, port: Any, *, type: int = 0, **options: Any) -> Any:
+        """Resolve addresses and the name of this machine; there is no name server."""
+        import socket
+
+        name = host.decode() if isinstance(host, bytes) else host
+        if name not in (None, 'localhost') and not _is_address(name):
+            self._check_destination(name, port)
+        address = '127.0.0.1' if name in (None, 'localhost') else name
+        family = socket.AF_INET6 if ':' in address else socket.AF_INET
+        return [(family, type or socket.SOCK_STREAM, 6, '', (address, int(port or 0)))]
+
+    def _check_destination(self, host: str, port: int | str | None) -> None:
+        if not is_local(host):
+            self._refuse_connection(f'{host}:{port}')
+
+    def _refuse_connection(self, where: str) -> NoReturn:
+        self._refuse(f"A connection to {where} was attempted. {NO_SOCKETS}")
+
+    def _refuse_socket(self, *_: object, **__: object) -> NoReturn:
+        self._refuse(f"A socket or a pipe was opened. {NO_SOCKETS}")
+
+    def _refuse_process(self, *_: object, **__: object) -> NoReturn:
+        self._refuse(
+            "A subprocess was started. In virtual time, there are none, as they live in real time: replace it in the "
+            "test, or run the test without virtual_time=True."
+        )
+
+    create_datagram_endpoint = create_unix_connection = create_unix_server = _refuse_socket
+    add_reader = add_writer = connect_read_pipe = connect_write_pipe = _refuse_socket
+    sock_recv = sock_recv_into = sock_sendall = sock_accept = _refuse_socket
+    subprocess_exec = subprocess_shell = _refuse_process
+
+
+NO_SOCKETS = (
+    "In virtual time, there is no network but that of the sandbox, and only asyncio's connections lead there: replace "
+    "the client in the test, or run the test without virtual_time=True."
+)
+
+
+def is_local(host: str) -> bool:
+    """Check whether the host is this machine."""
+    return host in ('localhost', '::1', '::', '0.0.0.0') or host.startswith('127.')
+
+
+def _is_address(name: str) -> bool:
+    import ipaddress
+
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

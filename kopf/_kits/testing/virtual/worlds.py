@@ -1,0 +1,210 @@
+"""
+A world: everything that a test with virtual time needs, in the thread of the test.
+
+The event loop runs only while the test waits: in the calls of the sandbox, in `time.sleep`, and so on. It returns as
+soon as the result is there, and everything else in the loop stands still until the next call. So a test is a plain
+sequence of steps, and the same sequence gives the same course of events.
+"""
+
+import asyncio
+import contextlib
+import gc
+import random
+import threading
+from collections.abc import Coroutine
+from typing import Any, ClassVar, NoReturn, TypeVar
+
+from kopf._cogs.aiokits import loops
+from kopf._cogs.aiokits.thread_pools import DaemonicThreadPool
+from kopf._cogs.helpers import clocks
+from kopf._kits.testing.virtual import seams
+from kopf._kits.testing.virtual.outputs import routed
+from kopf._kits.testing.virtual.turns import TurnTaking, Waiter
+from kopf._kits.testing.virtual.virtual_clocks import VirtualClock, VirtualTimeError
+from kopf._kits.testing.virtual.virtual_loops import VirtualLoop
+
+T = TypeVar('T')
+
+__tracebackhide__ = True  # pytest shows the caller of the sandbox instead
+
+ENDING_TIMEOUT = 5.0
+"""How long the remaining tasks may take to end when the world ends (in seconds of virtual time)."""
+
+
+NO_COROUTINES = (
+    "Virtual time has an event loop of its own, so a test with virtual_time=True is a plain function: write def "
+    "instead of async def, and call the sandbox without .aio."
+)
+
+
+class World:
+    """
+    One event loop of virtual time with its clock, its threads, and its source of random numbers.
+
+    Args:
+        seed: the seed of all random numbers, and so of the order of concurrent events.
+    """
+
+    _open: ClassVar['World | None'] = None
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+        self.clock = VirtualClock()
+        self.rng = random.Random(seed)
+        self._epochs = 0
+        self._thread = 0
+        self._error: VirtualTimeError | None = None
+        self.is_broken = False
+        """Whether the test has got an error: what follows from the same cause needs no further ones."""
+        self._stack = contextlib.ExitStack()
+
+    def open(self) -> None:
+        """
+        Enter virtual time in this thread.
+
+        Raises:
+            VirtualTimeError: if this thread has a running event loop, or there is another world.
+        """
+        self._check_thread()
+        if World._open is not None:
+            raise VirtualTimeError(
+                "Virtual time has begun already: there can be only one sandbox with virtual_time=True at a time in a "
+                "process. Let the tests run one after another."
+            )
+        World._open = self
+        self._thread = threading.get_ident()
+        self.loop = VirtualLoop(self.clock, random.Random(self.rng.getrandbits(64)), self.refuse)
+        self.turns = TurnTaking(self.loop, self.loop.network.pick_delay, self._fail)
+        self._stack.callback(self._forget)
+        if gc.isenabled():
+            # The loop collects the garbage, always at the same moments.
+            gc.disable()
+            self._stack.callback(gc.enable)
+        self._stack.enter_context(seams.replaced(self))
+        self._stack.callback(clocks.restart)
+        clocks.restart()
+        self.loop.set_default_executor(DaemonicThreadPool())
+
+    def close(self) -> None:
+        """End all tasks and threads, and return to real time."""
+        with self._stack:
+            try:
+                self._error = None
+                self.turns.end_all()
+                self.loop.run_until_complete(self._finish())
+            finally:
+                self.turns.end_all()
+                self.loop.close()
+
+    def _forget(self) -> None:
+        World._open = None
+
+    async def _finish(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        await loops.end(tasks, timeout=ENDING_TIMEOUT, what="The tasks")
+        await asyncio.get_running_loop().shutdown_asyncgens()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """
+        Run the coroutine, and everything else in the loop, until it is done.
+
+        Raises:
+            VirtualTimeError: if the operator or the test has done what is impossible in virtual time.
+        """
+        try:
+            self._check_thread()
+            self._raise_error()
+        except BaseException:
+            coroutine.close()
+            raise
+        task = self.loop.create_task(coroutine)
+        try:
+            with routed():
+                return self.loop.run_until_complete(task)
+        except BaseException:
+            self._abandon(task)
+            self._raise_error()
+            raise
+
+    def advance(self, seconds: float) -> None:
+        """Let the time pass (in seconds)."""
+        if seconds > 0:
+            self.run(asyncio.sleep(seconds))
+
+    def reseed(self) -> None:
+        """
+        Begin new sequences of random numbers.
+
+        Modules can draw some when they are imported, but they are so only once in a process.
+        """
+        self._epochs += 1
+        self.rng.seed(f'{self.seed}/{self._epochs}')
+        random.seed(self.rng.getrandbits(128))
+
+    def refuse(self, message: str) -> NoReturn:
+        """Raise an error here, and in the test, too, where it cannot be overlooked."""
+        self._fail(message)
+        raise VirtualTimeError(message)
+
+    def _fail(self, message: str) -> None:
+        if self._error is None:
+            self._error = VirtualTimeError(message)
+        if self.loop.is_running():
+            self.loop.stop()
+
+    def _raise_error(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            self.is_broken = True
+            raise error from None
+
+    def _abandon(self, task: asyncio.Task[Any]) -> None:
+        if not task.done():
+            task.cancel()
+
+    def _check_thread(self) -> None:
+        if asyncio._get_running_loop() is not None:
+            raise VirtualTimeError(NO_COROUTINES)
+
+    def bind(self, address: tuple[str, int]) -> Any:
+        """Return a socket in memory that a server of this loop can listen on."""
+        return self.loop.network.bind(address)
+
+    # What the seam leads to.
+
+    def has_current_thread(self) -> bool:
+        """Check whether the calling thread belongs to the world."""
+        return threading.get_ident() == self._thread or self.turns.current is not None
+
+    def sleep(self, seconds: float) -> None:
+        """Let virtual time pass for the calling thread."""
+        if seconds < 0:
+            raise ValueError("sleep length must be non-negative")
+        strand = self.turns.current
+        if strand is not None:
+            self.turns.sleep(strand, seconds)
+        elif self.loop.is_running():
+            self.clock.move_to(self.clock.now + seconds)  # it blocks the event loop
+        else:
+            self.advance(seconds)
+
+    def wait(self, waiter: Waiter, timeout: float | None) -> None:
+        """Block the calling thread until the waiter is awake, or for the time (in seconds)."""
+        strand = self.turns.current
+        if strand is not None:
+            self.turns.wait(strand, waiter, timeout)
+        elif not self.loop.is_running():
+            self.run(self._wait(waiter, timeout))
+        elif timeout is not None:
+            self.sleep(timeout)  # it blocks the event loop, so nothing can wake it up
+        else:
+            self.refuse("A coroutine waits for a thread, and so blocks the event loop forever: it must await instead.")
+
+    async def _wait(self, waiter: Waiter, timeout: float | None) -> None:
+        if waiter.is_awake:
+            return
+        awake = asyncio.Event()
+        waiter.on_wake = lambda: self.loop.call_soon_threadsafe(awake.set)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await awake.wait()

@@ -1,0 +1,72 @@
+"""The server in the thread of the test, in virtual time: the loop runs only while the test waits for a result."""
+
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from kopf._kits.testing.instances import Instance, Runner, shorten
+from kopf._kits.testing.virtual.virtual_clocks import VirtualTimeError
+from kopf._kits.testing.virtual.worlds import NO_COROUTINES, World
+
+T = TypeVar('T')
+
+__tracebackhide__ = True  # pytest shows the caller of the sandbox instead
+
+
+class VirtualRunner(Runner):
+    """
+    A runner without a thread.
+
+    Args:
+        make: creates the server.
+        world: the world that it lives in.
+    """
+
+    def __init__(self, make: Callable[[], Instance], world: World) -> None:
+        super().__init__(make)
+        self._world = world
+        self._is_open = False
+
+    def start(self) -> None:
+        """Begin virtual time and start the server."""
+        if self._is_open or self.ready.done():
+            raise RuntimeError('A sandbox can be used once: create another one.')
+        self._world.open()
+        self._is_open = True
+        try:
+            self._instance = self._world.run(self._start())
+            self._world.reseed()
+        except BaseException as error:
+            self.ready.set_exception(error)
+        else:
+            self.ready.set_result(None)
+
+    async def _start(self) -> Instance:
+        instance = self._make()
+        await instance.start()
+        return instance
+
+    def stop(self) -> None:
+        """Stop the server and end virtual time."""
+        if self._is_open:
+            self._is_open = False
+            try:
+                if self._instance is not None:
+                    self._world.run(self._instance.stop())
+            finally:
+                self._world.close()
+
+    def now(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run the loop until the coroutine is done."""
+        if not self._is_open:
+            coroutine.close()
+            raise RuntimeError('The sandbox is not running any more.')
+        try:
+            return self._world.run(coroutine)
+        except Exception as error:
+            failure = shorten(error)
+        raise failure
+
+    async def later(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Refuse: there is no other loop in virtual time."""
+        coroutine.close()
+        raise VirtualTimeError(NO_COROUTINES)
