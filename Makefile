@@ -3,6 +3,7 @@
 VENV   := .venv
 STAMP  := $(VENV)/.installed
 DEMO   := $(VENV)/.runnable
+WARM   := $(VENV)/.collected
 EXTRAS := test
 
 # Most tests wait for servers and clocks, so there may be more of them at once than there are cores. More than these would
@@ -27,11 +28,11 @@ help:  ## show this list
 venv: $(STAMP)  ## make .venv with everything for development
 
 test unit: export PYTHONDONTWRITEBYTECODE :=
-test: $(STAMP)  ## run all tests, on the sandbox where they need a cluster
+test: $(WARM)  ## run all tests, on the sandbox where they need a cluster
 	@$(VENV)/bin/python -m compileall -q kopf
 	$(VENV)/bin/python -m pytest $(PARALLEL)
 
-unit: $(STAMP)  ## run the unit tests alone; on another version of Python with VENV=.venv-3.13 PYTHON=python3.13
+unit: $(WARM)  ## run the unit tests alone; on another version of Python with VENV=.venv-3.13 PYTHON=python3.13
 	@$(VENV)/bin/python -m compileall -q kopf
 	$(VENV)/bin/python -m pytest $(PARALLEL) $(UNIT)
 
@@ -74,4 +75,11 @@ $(STAMP): pyproject.toml | $(DEMO)
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]' || { \
 		echo 'make: pip has failed, see above; it needs a package index that it can reach' >&2; exit 1; }
 	@$(VENV)/bin/python -m compileall -q kopf  # also where PYTHONDONTWRITEBYTECODE is set: it halves the time to start
+	@touch $@
+
+# Pytest rewrites the assertions of all tests when they are loaded first, and keeps the result. One process does it here:
+# otherwise, each of those that run the tests would, at the same time, for six seconds.
+$(WARM): | $(STAMP)
+	@echo 'Compiling the tests'
+	@env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/python -m pytest --collect-only --quiet -p no:xdist >/dev/null
 	@touch $@

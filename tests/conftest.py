@@ -39,6 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput") and hasattr(config, "failures_db"):
         # Over its socket, pytest-rerunfailures asks the first process before each test: for 40 ms, as its small packets
         # wait for each other (Nagle's algorithm). What each worker counts for itself is enough, unless workers crash.
+        config.failures_db.sock.close()
         config.failures_db = pytest_rerunfailures.StatusDB()
     # Otherwise, looptime asks for a loop in tests that have none; it would be made, and never closed.
     asyncio.set_event_loop(None)
