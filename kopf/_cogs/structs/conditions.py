@@ -8,7 +8,7 @@ the patch. It is applied to the newest list, and is sent as a JSON patch that is
 
 import datetime
 import re
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Final, cast
 
 from kopf._cogs.helpers.clocks import read_wall_clock
@@ -198,13 +198,13 @@ class ConditionEdits:
             subresource, they count those of the conditions, too, so they cannot tell what the conditions are about.
     """
 
-    __slots__ = ('_counted', '_now', '_patch', '_seen', 'changes', 'observed')
+    __slots__ = ('_counted', '_is_summarized', '_now', '_patch', '_seen', 'changes', 'observed')
 
     def __init__(self, patch: Patch, seen: Mapping[str, Any], *, counted: bool) -> None:
         self.changes: dict[str, Condition | None] = {}
         self.observed: int | None = None
         """The generation that the conditions are about, as of the last call; ``None`` if it is not known."""
-        self._patch, self._seen, self._counted = patch, seen, counted
+        self._patch, self._seen, self._counted, self._is_summarized = patch, seen, counted, False
         self._now = format_time(read_wall_clock())
 
     def __repr__(self) -> str:
@@ -218,6 +218,15 @@ class ConditionEdits:
         # Not when the patch is sent: it can be sent several times, and the transition is the decision of the handler.
         self._now = format_time(read_wall_clock())
 
+    def withdraw(self, types: Iterable[str]) -> None:
+        """Drop the changes of these types, as newer ones have come."""
+        for type_ in types:
+            self.changes.pop(type_, None)
+
+    def summarize(self) -> None:
+        """Set ``status.observedGeneration``, too, whenever the conditions change: kstatus compares only this one."""
+        self._is_summarized = True
+
     def follow(self, raw: Mapping[str, Any]) -> None:
         """Called when the object in this state is still what the handlers have seen, but for their own changes."""
         self._seen, self._patch = raw, Patch()
@@ -230,8 +239,14 @@ class ConditionEdits:
         except TypeError:
             return  # the handlers were told when they set the conditions; the rest of the patch is to be applied
         new = self.merge_into(entries, raw)
+        # The generation of the status is set only together with conditions. If it were a change of its own, and the
+        # schema did not have it, each run would write it once more in vain.
         if new != list(entries):
-            cast(dict[str, Any], raw)['status'] = {**(old if isinstance(old, Mapping) else {}), 'conditions': new}
+            status = {**(old if isinstance(old, Mapping) else {}), 'conditions': new}
+            if self._is_summarized and self.observed is not None:
+                if not _is_newer(status, self.observed, _get_generation(raw)):
+                    status['observedGeneration'] = self.observed
+            cast(dict[str, Any], raw)['status'] = status
 
     def merge_into(self, entries: Sequence[Any], raw: Mapping[str, Any]) -> list[Any]:
         """Return the entries with the changes, for an object in this state."""

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, Protocol, cast
 from kopf._cogs.aiokits.coalesced_timers import CoalescedTimer, CoalescedTimers
 from kopf._cogs.structs.bodies import Body, RawBody, is_older_version
 from kopf._cogs.structs.body_guards import BodyGuard
-from kopf._cogs.structs.conditions import Condition
+from kopf._cogs.structs.conditions import Condition, ConditionEdits
 from kopf._cogs.structs.dicts import resolve
 from kopf._cogs.structs.diffs import diff, is_same
 from kopf._cogs.structs.ids import HandlerId
@@ -77,7 +77,7 @@ class Host(Protocol):
 class HandlerPlan(Plan):
     """When one handler is to be run for one object, and the digest of the state that has triggered it last."""
 
-    __slots__ = ('controller', 'digest', 'level', 'verdict')
+    __slots__ = ('carried', 'controller', 'digest', 'level', 'verdict')
 
     def __init__(self, level: 'ObjectLevel', controller: 'Controller') -> None:
         super().__init__(level)
@@ -89,6 +89,8 @@ class HandlerPlan(Plan):
 
         It is `FIELDLESS` if only the field is missing: its removal triggers the handler, but plans no further runs.
         """
+        self.carried: Sequence[ConditionEdits] = ()
+        """The changes of conditions that the last run could not write, because the object is changed all the time."""
         self.verdict: Verdict | None = None
         """The result of the last run, if the framework keeps the conditions for this handler."""
 
@@ -416,6 +418,10 @@ class Leveler:
         plans = [plan for plan in run.plan.level.plans if plan.controller.keeps_conditions]
         verdicts = {plan.controller.handler.id: plan.verdict for plan in plans if plan.digest or plan is run.plan}
         return conclude(verdicts, generation, changed)
+
+    def carry(self, run: 'Run', edits: Sequence[ConditionEdits]) -> None:
+        """Keep the changes of conditions for the next run; none if they are written."""
+        run.plan.carried = edits
 
     def refresh(self, run: 'Run') -> None:
         """Let the run see the newest state. It has not begun yet, and what is newer than its triggers is fine, too."""

@@ -6,7 +6,7 @@ generation its own changes have made. And it can be refused: then the conditions
 """
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, cast
 
 from kopf._cogs.clients.errors import APIConflictError
@@ -39,6 +39,7 @@ class ConditionWriter:
         if not changes:
             return
         edits = self._make_edits(run, Patch())
+        edits.summarize()
         for type_, condition in changes.items():
             edits.change(type_, condition)
         try:
@@ -60,27 +61,36 @@ class ConditionWriter:
         return edits or ([self._make_edits(run, run.patch)] if self._leveler.keeps_conditions(run) else [])
 
     async def conclude(
-        self, record: ObjectRecord, run: Run, outcome: Outcome, edits: Collection[ConditionEdits]
+        self, record: ObjectRecord, run: Run, outcome: Outcome, edits: Sequence[ConditionEdits]
     ) -> Outcome:
         """Write the conditions after a run; return the outcome, which is a failure if they cannot be written."""
-        for last in edits:
-            if self._leveler.keeps_conditions(run):
-                generation = self._leveler.get_generation(run.raw)
-                for type_, condition in self._leveler.conclude(run, outcome, generation, dict(last.changes)).items():
-                    last.change(type_, condition)
-        edits = [each for each in edits if each.changes]
+        if self._leveler.keeps_conditions(run):
+            generation = self._leveler.get_generation(run.raw)
+            for own in edits:
+                own.summarize()
+                for type_, condition in self._leveler.conclude(run, outcome, generation, dict(own.changes)).items():
+                    own.change(type_, condition)
+        edits = self._join(run.plan.carried, edits)
         if not edits:
             return outcome
         try:
             list_entries(run.raw.get('status'))  # raises an error if there is something else in their place
-            await self._write(record, run, edits, delays=CONFLICT_DELAYS)
+            done = await self._write(record, run, edits, delays=CONFLICT_DELAYS)
         except LoginError:
             raise
         except Exception as error:
             run.logger.error("The conditions of the object can't be written: %r", error)
             # Also after a permanent failure: clients would wait in vain for what the conditions say about it.
             return self._leveler.fail(run, error) if outcome.final else outcome
+        self._leveler.carry(run, () if done else edits)
         return outcome
+
+    @staticmethod
+    def _join(carried: Sequence[ConditionEdits], edits: Sequence[ConditionEdits]) -> Sequence[ConditionEdits]:
+        """Return the older changes and the newer ones, without the older ones of the same types."""
+        for older in carried:
+            older.withdraw({type_ for each in edits for type_ in each.changes})
+        return [each for each in (*carried, *edits) if each.changes]
 
     def _make_edits(self, run: Run, patch: Patch) -> ConditionEdits:
         return ConditionEdits(patch, run.raw, counted=self._leveler.is_counted)
@@ -89,30 +99,34 @@ class ConditionWriter:
         self,
         record: ObjectRecord,
         run: Run,
-        edits: Collection[ConditionEdits],
+        edits: Sequence[ConditionEdits],
         *,
         delays: Collection[float],
-    ) -> None:
+    ) -> bool:
+        """Write the conditions; return whether it is done, or is of no use any more: the next run has to do it."""
         level = run.plan.level
         if record.level is not level:
-            return  # it is being deleted, or is gone
+            return True  # it is being deleted, or is gone
         patch, known = Patch(fns=edits), cast(RawBody | None, level.packed.copy())
-        with self._leveler.patching(run):
-            for delay in (*delays, None):
+        for delay in (*delays, None):
+            with self._leveler.patching(run):
                 result = await self._applier.send_of_level(record, run.raw, patch, known, run.logger)
                 if result.body is not None:
                     self._warn_if_pruned(run, edits, result.body)
                     observed = max((each.observed for each in edits if each.observed is not None), default=None)
                     self._leveler.notice_patched(run, result.body, Patch(), observed=observed)
-                if not result.remaining_fns:
-                    return
-                known = None  # the newest state is requested
-                if delay is not None:
-                    await asyncio.sleep(delay)
-        if delays:
+            if not result.remaining_fns:
+                return True
+            # With an edit after each run, the conditions would always be late. The next run has newer ones.
+            if delay is None or run.plan.reasons:
+                break
+            known = None  # the newest state is requested
+            await asyncio.sleep(delay)
+        if delays and not run.plan.reasons:
             raise APIConflictError("other clients change the object all the time", status=409)
+        return False
 
-    def _warn_if_pruned(self, run: Run, edits: Collection[ConditionEdits], raw: Any) -> None:
+    def _warn_if_pruned(self, run: Run, edits: Sequence[ConditionEdits], raw: Any) -> None:
         written = {type_ for each in edits for type_, change in each.changes.items() if change is not None}
         kept = {each.get('type') for each in list_entries(raw.get('status')) if isinstance(each, dict)}
         if written - kept and not self._is_warned:

@@ -168,7 +168,9 @@ class LevelProcessor(Processor):
                     record.keep_patch(former)  # this patch is not kept: the next run makes a new one
                     raise
             if applied and record.body is not None and record.body is not run.raw:
-                if self._leveler.notice_patched(run, record.body, patch):
+                is_ours = self._leveler.notice_patched(run, record.body, patch)
+                # What has come before the patch has triggered the next run: this one has not seen it.
+                if is_ours and not run.plan.reasons:
                     for each in edits:
                         each.follow(run.plan.level.packed.copy())
         if delay is not None:

@@ -346,6 +346,43 @@ async def test_kinds_of_others_get_only_what_the_handler_sets(world, things):
 # Generations.
 
 
+@pytest.mark.parametrize('kept', [True, False])
+async def test_the_status_has_its_generation_for_kstatus_if_the_schema_keeps_it(things, world, kept):
+    if not kept:
+        conditions = {'type': 'array', 'items': {'type': 'object', 'x-kubernetes-preserve-unknown-fields': True}}
+        version = yaml.safe_load(CRD)['spec']['versions'][0]
+        version['schema']['openAPIV3Schema']['properties']['status'] = {
+            'type': 'object',
+            'properties': {'conditions': conditions},
+        }
+        await world.aio.patch('customresourcedefinitions', 'things.example.com', {'spec': {'versions': [version]}})
+    things.declare(conditions=True, interval=0.05)
+    await things.create()
+    async with world.operator():
+        await things.until_ready()
+        await things.edit(value=1)
+        await things.until_ready(generation=2)
+        await world.until_called('fn', times=5)
+    body = await world.aio.get('things', 'obj')
+    assert body['status'].get('observedGeneration') == (2 if kept else None)
+    assert len(world.patches()) == 4
+
+
+async def test_an_object_that_others_change_all_the_time_gets_its_conditions_at_the_end(things, world):
+    async def fn(spec, conditions, **_):
+        conditions[f"Saw{spec['value']}"] = kopf.Condition(True, 'Fine')
+        if spec['value'] < 20:  # before the conditions are written, so that their write is refused
+            await things.edit(value=spec['value'] + 1)
+
+    things.declare(fn, conditions=True)
+    await things.create(value=0)
+    async with world.operator():
+        found = await things.until_ready(generation=21)
+    # Nothing that the handler has set is lost.
+    assert {*found} == {'Ready', *(f'Saw{value}' for value in range(21))}
+    assert len(world.called('fn')) == 21
+
+
 async def test_an_edit_during_a_run_is_not_taken_for_handled(things, world):
     async def fn(spec, **_):
         if spec.get('value') == 0:
@@ -397,6 +434,38 @@ async def test_what_the_handler_changes_itself_is_no_newer_generation(things, wo
         await rest()
     assert read(body)['Ready']['observedGeneration'] == body['metadata']['generation'] > 1
     assert len(world.called('fn')) == 1
+
+
+async def test_an_edit_before_the_own_patch_is_not_taken_for_seen(things, world):
+    async def fn(patch, spec, conditions, values, **_):
+        conditions['Seen'] = kopf.Condition(True, f"Value{spec['value']}")
+        if spec['value'] == 0:
+            await things.edit(value=1)
+            while list(values[None]) != [1]:  # until the operator knows it
+                await asyncio.sleep(0.01)
+            patch.spec['own'] = 'x'
+
+    @kopf.index('things', registry=world.registry, id='values')
+    def index_fn(spec, **_):
+        return spec['value']
+
+    things.declare(fn, conditions=True)
+    states = []
+    await things.create(value=0)
+    async with world.operator():
+
+        def is_done(body):
+            states.append(body)
+            found = read(body)
+            return body['metadata']['generation'] == found.get('Ready', {}).get('observedGeneration') == 3 and (
+                found['Ready']['status'] == 'True'
+            )
+
+        await world.aio.wait_for('things', 'obj', is_done)
+    for body in states:
+        ready = read(body).get('Ready')
+        if ready and ready['status'] == 'True' and ready['observedGeneration'] == body['metadata']['generation']:
+            assert read(body)['Seen']['reason'] == f"Value{body['spec']['value']}"
 
 
 async def test_without_the_status_subresource_the_generation_tells_nothing(world, things):
