@@ -44,7 +44,7 @@ class ReasonedFlag(Generic[ReasonT]):
             event = self._event
         if event is not None:
             event.set()
-        # Without the lock: futures are for the event loop only, in which this is called.
+        # No lock is needed: futures are used only in the event loop, where this method is called.
         for future in self._futures:
             _release(future)
 
@@ -58,7 +58,7 @@ class ReasonedFlag(Generic[ReasonT]):
             if self.reason is not None:
                 return
             event = self._event = self._event or threading.Event()
-        # After the lock is released: otherwise, no flag could be raised meanwhile.
+        # Called without the lock: otherwise, no flag could be raised meanwhile.
         event.wait(timeout)
 
 

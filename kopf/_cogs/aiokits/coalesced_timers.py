@@ -54,7 +54,7 @@ class CoalescedTimers:
         loop = asyncio.get_running_loop()
         if at < loop.time() + SOON:
             return loop.call_at(at, fn, context=self._context)
-        # Upwards: a timer may be late, but not early by a round.
+        # Rounded up: a timer may be late by a round, but not early.
         number = math.ceil((at - TOLERANCE) * RATE)
         turn = self._rounds.get(number)
         if turn is None:

@@ -1,5 +1,5 @@
 """
-Eager tasks: they begin at once, and cost a third of usual tasks if they end without waiting, as most of them do.
+Eager tasks: they begin at once. If they end without waiting, as most of them do, they cost a third of usual tasks.
 
 Python has them since 3.12. On 3.11, usual tasks are created, which begin in the next iteration of the event loop.
 Why not simply step the coroutines by asyncio's private functions on 3.11? It costs twice as much as a usual task.

@@ -134,7 +134,7 @@ class LoopMonitor(Generic[T]):
         try:
             self._wait(answered)
         finally:
-            self._asked_at = None  # if the inspector fails, the monitoring ends, and the loop must not look blocked
+            self._asked_at = None  # even if the inspector fails and the monitoring ends: the loop must not look blocked
         return True
 
     def _doze(self) -> bool:
@@ -156,7 +156,7 @@ class LoopMonitor(Generic[T]):
         blocked, reported, at = 0.0, False, time.monotonic()
         while not answered.wait(step) and not self._closed.is_set():
             previous, at = at, time.monotonic()
-            # The answer is still awaited, as `silence` is used by probes, but no task is to be blamed.
+            # Without a limit, no task is reported. The answer is still awaited, because probes use `silence`.
             if limit is None:
                 continue
             task = asyncio.current_task(self._get_loop())

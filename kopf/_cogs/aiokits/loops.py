@@ -38,7 +38,7 @@ def finishing(loop: asyncio.AbstractEventLoop, *, timeout: float = 5.0) -> Itera
         yield loop
     finally:
         try:
-            # Also after errors: the tasks that are still there would otherwise be destroyed while pending.
+            # Even after errors: otherwise, remaining tasks would be destroyed while pending.
             loop.run_until_complete(_finish(timeout))
         finally:
             loop.close()
@@ -118,8 +118,8 @@ async def complete(coro: Coroutine[Any, Any, T], *, patience: float) -> T:
     """
     Await the coroutine; if the caller is cancelled, let the coroutine end first, but only for a limited time.
 
-    It is needed for requests that other requests follow. The server can execute an abandoned request later than
-    the next one, so the order would be lost.
+    This is for requests that are followed by other requests: the server could execute an abandoned request after the
+    next one.
 
     Args:
         coro: the coroutine to complete, e.g. a request.
@@ -132,7 +132,7 @@ async def complete(coro: Coroutine[Any, Any, T], *, patience: float) -> T:
     except asyncio.CancelledError:
         await asyncio.wait({task}, timeout=patience)
         if task.done() and not task.cancelled():
-            task.exception()  # it is of no interest any more, and must not be logged as never retrieved
+            task.exception()  # retrieved, as asyncio would log it as never retrieved otherwise
         raise
     finally:
         if not task.done():
@@ -144,7 +144,7 @@ def make_threadsafe(fn: Callable[[], object]) -> Callable[[], None]:
     """
     Return a function that can be called in any thread, and calls the given one in the current event loop.
 
-    If the loop is closed, nothing is called, and no error is raised: the caller cannot prevent it.
+    If the loop is closed, the call does nothing: the caller cannot know that the loop is closed.
     """
     loop = asyncio.get_running_loop()
 

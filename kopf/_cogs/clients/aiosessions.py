@@ -73,7 +73,7 @@ class AiohttpSession(sessions.Session):
             self._options['proxy'] = info.proxy_url
         context = info.as_ssl_context() if self.server.startswith('https://') else True
         return aiohttp.ClientSession(
-            # The limit is ours: streams and requests share the sockets, but streams are not limited.
+            # Why no limit here? The gates limit the requests. Streams use the same connector, and are not limited.
             connector=aiohttp.TCPConnector(limit=0, ssl=context, keepalive_timeout=sessions.KEEPALIVE),
             # The API uses no cookies. Those of a load balancer would bind all requests to one server.
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -87,7 +87,7 @@ class AiohttpSession(sessions.Session):
     async def close(self) -> None:
         if self._owned and (connector := self._session.connector) is not None:
             try:
-                # The TLS shutdown takes more iterations of the loop than there may be left.
+                # The TLS shutdown could take more iterations of the loop than are left.
                 await connector.close(abort_ssl=True)  # type: ignore[call-arg,unused-ignore]
             except TypeError:  # older versions of aiohttp cannot skip the TLS shutdown
                 pass

@@ -84,16 +84,16 @@ class ApiClient:
 
     async def close(self) -> None:
         """Close all connections; it can be called repeatedly."""
-        # Before anything is awaited: requests that wait for a login look at it afterwards, and would otherwise open
+        # Set before anything is awaited: requests that wait for a login check it afterwards. Otherwise, they would open
         # new sessions.
         self._closed = True
         everything = [*self._sessions.values(), *self._retired]
-        # Emptied before the sessions are closed: a request that fails then releases its session, and must not close it
-        # once more.
+        # Emptied before the sessions are closed: a request that fails releases its session, and must not close it
+        # again.
         self._sessions.clear()
         self._retired.clear()
-        # The gates first, so that the queued requests are refused at once. If they were admitted to sessions that are
-        # being closed, they would fail one after another, and each would wait for its next attempt.
+        # Closed before the sessions, so that queued requests are refused at once. In sessions that are being closed,
+        # they would fail one after another, and each would wait for its next attempt.
         for gate in self._gates.values():
             gate.close()
         for session in everything:
@@ -179,8 +179,8 @@ class ApiClient:
         attempts = _Attempts(self._settings.networking, logger or default_logger, backoffs)
         number = 0
         while True:
-            # Taken anew for each attempt, because credentials can be replaced between them, and the gate belongs to
-            # the server.
+            # Taken for each attempt, because credentials (and with them, the server of the gate) can be replaced
+            # between attempts.
             asked = time.monotonic() if self.instruments.requests else 0.0
             session, gate = await self._enter()
             refusal: errors.APIUnauthorizedError | None = None
@@ -233,7 +233,7 @@ class ApiClient:
                 request, sessions.Timeouts(connecting=networking.connect_timeout, answering=networking.request_timeout)
             )
         except errors.APITooManyRequestsError as e:
-            # Held before the place is released below: the release admits the next request, which would be refused, too.
+            # Held before `leave` below, which admits the next request: that would be refused, too.
             if not e.is_partial:
                 gate.hold(e.retry_after)
             raise
@@ -241,11 +241,12 @@ class ApiClient:
             self._suspect(e, session)
             raise
         finally:
-            # Before anything is awaited: a cancellation of the other release must not keep the place occupied for ever.
+            # Called before anything is awaited: if the release of the session is cancelled, the place must be free
+            # nevertheless.
             gate.leave()
             await self._release(session)
-        # Once a session, as the vault needs to know only that the credentials work. Other errors than 401 approve
-        # nothing: a proxy can answer instead of the API server.
+        # Once for each session: the vault needs to know only that the credentials work. Errors other than 401 do not
+        # show that: a proxy can respond instead of the API server.
         if not session.approved:
             self._approve(session)
         return body
@@ -358,7 +359,7 @@ class ApiClient:
             gate = self._gates[session.server]
             try:
                 waited = await (gate.pass_by() if streaming else gate.enter())
-            # Cancellations, too: a session that counts a user too many would never be closed.
+            # Cancellations, too: a session with a wrong count of users would never be closed.
             except BaseException:
                 await self._release(session)
                 raise
@@ -372,12 +373,12 @@ class ApiClient:
     async def _acquire(self) -> sessions.Session:
         while True:
             key, info = await self._vault.select()
-            # After the wait, as the client can be closed during the login.
+            # Checked after the wait, as the client can be closed during the login.
             if self._closed:
                 raise errors.APIConnectionError(f"The client of the server {info.server} is closed.")
             session = self._sessions.get(key)
-            # By identity, not by equality: after a login, the files behind equal paths can have other contents, e.g. a
-            # rotated CA, which only a new session reads.
+            # Compared by identity: after a login, files with equal paths can have other contents, such as a rotated CA,
+            # which only a new session reads.
             if session is not None and session.info is info:
                 session.users += 1
                 return session
@@ -387,7 +388,7 @@ class ApiClient:
                 await self._vault.invalidate(key, info, e, backoffs=self._login_backoffs)
             else:
                 session.users += 1
-                # Counted as used before this wait: another request can replace the session meanwhile, and would close
+                # `users` is increased before this wait: another request that replaces the session meanwhile would close
                 # an unused one.
                 await self._adopt(session)
                 return session

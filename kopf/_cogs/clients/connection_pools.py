@@ -78,7 +78,7 @@ class Pool:
             except ConnectionLost as e:
                 # The server can close an unused connection at the same moment when a request is sent. RFC 9112, section
                 # 9.3.1, permits a silent repetition only if that does no harm, as the server can have executed the
-                # request. The loop ends with a new connection at the latest, because that is not a used one.
+                # request. The loop ends at the latest with a new connection, as only a used one is replaced.
                 if used and e.early and repeatable:
                     continue
                 raise
@@ -106,7 +106,7 @@ class Pool:
             OSError: if the network or the server fails, time-outs of connecting included.
         """
         connection = await self._connect(connect_timeout)
-        # Before the request is sent, so that `close` aborts streams that are being opened, too.
+        # Added before the request is sent, so that `close` also aborts streams that are being opened.
         self._streams[connection] = None
         return await connection.stream(data, timeout=total_timeout), connection
 
@@ -147,7 +147,7 @@ class Pool:
         loop = asyncio.get_running_loop()
         connection = Connection()
         try:
-            # Both before and after the connecting: the pool can be closed meanwhile.
+            # Checked before connecting, and after it, as the pool can be closed meanwhile.
             self._check_open()
             async with asyncio.timeout(timeout):
                 # An address needs neither the resolver nor a race of several addresses.

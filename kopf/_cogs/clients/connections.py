@@ -52,7 +52,7 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._headers: dict[bytes, bytes] = {}
         self._chunks: list[bytes] = []
-        # The callbacks of the parser that are called most: as they are in C, no Python code is executed.
+        # The most frequent callbacks of the parser are methods in C, so that no Python code is executed.
         self.on_header = self._headers.__setitem__
         self.on_body = self._chunks.append
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
@@ -66,7 +66,7 @@ class Connection(asyncio.Protocol):
 
     def _reset(self) -> None:
         self._status = 0
-        # Cleared, never replaced: the parser has kept the callbacks, which are methods of these very objects.
+        # Cleared, never replaced: the parser calls methods of these objects.
         self._headers.clear()
         self._chunks.clear()
         self._size = 0
@@ -133,7 +133,7 @@ class Connection(asyncio.Protocol):
             await self._wait()
         chunk = self._chunks[0] if len(self._chunks) == 1 else b''.join(self._chunks)
         self._chunks.clear()
-        # From now on, the size is that of what is received ahead of the next read.
+        # From now on, the size counts data that are received ahead of the next read.
         self._size = 0
         if self._paused and self._transport is not None:
             self._paused = False
@@ -144,8 +144,8 @@ class Connection(asyncio.Protocol):
         """Abort the connection without a TLS shutdown, which would outlive the session and the loop."""
         self._break()
         self._fail(ConnectionAbortedError("The connection is closed."))
-        # The former error refers by its traceback to its callers, and they to the connection. Only the garbage
-        # collector would free such a cycle, and it runs rarely.
+        # The traceback of the former error refers to its callers, and these refer to the connection. Only the garbage
+        # collector would free this cycle, and it runs rarely.
         self._error = ConnectionAbortedError("The connection is closed.")
 
     def _break(self) -> None:
@@ -164,7 +164,8 @@ class Connection(asyncio.Protocol):
         try:
             while not (self._complete or self._streaming and self._began):
                 await self._wait()
-        # Cancellations, too: otherwise, the rest of this response would be read as the response to the next request.
+        # After cancellations, too: otherwise, the rest of this response would be read as the response to the next
+        # request.
         except BaseException:
             self.abort()
             raise
@@ -197,8 +198,8 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # in fact, uvloop's are not its subclasses
-        # The system then probes silent connections (how soon, is its own setting), so that a server that has vanished
-        # is noticed even where the user has switched off the time-outs. Not all transports reveal their sockets.
+        # The system then probes silent connections after a time of its own. So a server that has vanished is noticed
+        # even if the user has switched off the time-outs. Not all transports reveal their sockets.
         with contextlib.suppress(OSError, AttributeError):
             transport.get_extra_info('socket').setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 

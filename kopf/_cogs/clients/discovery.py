@@ -185,7 +185,7 @@ def _sort_versions(group: Mapping[str, Any]) -> list[str]:
 
 def _parse_legacy(data: Mapping[str, Any], group: str, version: str) -> Iterator[references.Resource]:
     items = data.get('resources') or ()
-    # In a pass of its own: subresources are items like the resources, in any order.
+    # Collected first, because the items of resources and subresources come in any order.
     subresources: dict[str, set[str]] = {}
     for item in items:
         plural, slash, subresource = item['name'].partition('/')
@@ -217,7 +217,7 @@ def _parse_aggregated(data: Mapping[str, Any]) -> Iterator[_Version]:
             except _MALFORMED:
                 yield _Version(group, '', None)
                 continue
-            # Stale resources, known from before the group's server went down, still exist.
+            # Stale resources still exist: they are from before the group's server went down.
             unknown = not resources and version.get('freshness') == 'Stale'
             yield _Version(group, name, None if unknown else resources)
 

@@ -69,7 +69,7 @@ class APIError(Exception):
 
     @property
     def retry_after(self) -> float | None:
-        # The header first: proxies before the API set it, too, but they send no Status object.
+        # The header first: proxies in front of the API set it, too, but they send no Status object.
         header = self.headers.get('Retry-After')
         if header is not None:
             seconds = _parse_retry_after(header)

@@ -37,7 +37,7 @@ class EventWriter:
 
     Args:
         client: the client to post with.
-        settings: the settings of how events look like: ``settings.posting``.
+        settings: the settings of the operator, of which ``settings.posting`` is used.
     """
 
     def __init__(self, client: api.ApiClient, settings: configuration.OperatorSettings) -> None:
@@ -142,8 +142,7 @@ class EventWriter:
             if isinstance(e, errors.APIForbiddenError):
                 self._is_denied('patch', namespace, e)
                 return False
-            # Still true: the next update brings the whole count, and a new Event would be one more object for the
-            # same thing.
+            # Why still true? The next update has the whole count; a new Event would be a needless object.
             logger.warning("Failed to count an event, which is tried again with the next one: %r", e)
         return True
 

@@ -111,8 +111,8 @@ def _run(plugin: _Plugin, env: Mapping[str, str], interactive: bool) -> bytes:
         process = subprocess.run(
             command,
             env=env,
-            # Without it, a plugin that asks nevertheless would read from the terminal of the operator, and wait
-            # for ever.
+            # Otherwise, a plugin that asks nevertheless would wait for ever for input from the terminal of the
+            # operator.
             stdin=None if interactive else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=None if interactive else subprocess.PIPE,  # questions are asked there
@@ -125,8 +125,8 @@ def _run(plugin: _Plugin, env: Mapping[str, str], interactive: bool) -> bytes:
         ) from e
     except (OSError, ValueError) as e:
         raise plugin.fail(f"The exec plugin {command[0]!r} cannot be run: {e}") from e
-    # It can pass: plugins request the credentials over the network. A program that is not there, above, does
-    # not appear.
+    # This can be temporary, as plugins request credentials over the network. A missing program (above) is not
+    # temporary.
     if process.returncode:
         stderr = (process.stderr or b'').decode('utf-8', errors='replace').strip()
         raise plugin.fail(

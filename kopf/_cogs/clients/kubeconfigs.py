@@ -84,7 +84,7 @@ class Kubeconfig(NamedTuple):
         Return the current context, its cluster and its user, if there is one, without running exec plugins.
 
         Raises:
-            credentials.LoginError: if one of them is not named, or is not there.
+            credentials.LoginError: if one of them is not named, or does not exist.
         """
         files = os.pathsep.join(self.paths)
         if not self.current_context:

@@ -131,7 +131,7 @@ def login_with_service_account(
     ):
         namespace = f.read().strip() or None
     return credentials.ConnectionInfo(
-        # The name is the second choice, since it needs the DNS of the cluster, which not all pods use (``dnsPolicy``).
+        # Why not always the name? It needs the DNS of the cluster, which not all pods use (``dnsPolicy``).
         server=f"https://{address}:{port or 443}" if address else "https://kubernetes.default.svc",
         priority=20,
         default_namespace=namespace,

@@ -1,13 +1,12 @@
 """
-Limits of requests to one server: in flight, per second, and for as long as the server requests to wait.
+Limits of requests to one server: in flight, per second, and during the pauses that the server requests.
 
-All requests to a server pass one `Gate`. When the server responds with 429, it is overloaded, so all requests wait,
-not only the refused one. Two responses hold no other requests back. One is 429 about one resource, such as that of
-a new CRD (see `errors.APITooManyRequestsError.is_partial`). The other is 503, which usually comes from the server
-of one API group.
+All requests to a server pass one `Gate`. When the server responds with 429, it is overloaded, so all requests wait, not
+only the refused one. Two kinds of responses do not delay other requests: 429 about one resource, such as that of a new
+CRD (see `errors.APITooManyRequestsError.is_partial`), and 503, which usually comes from the server of one API group.
 
-Of the queued requests, those about live changes go first. Requests about objects that existed before the operator
-started, and requests that only report (see `background`), get a fixed share of the turns.
+Queued requests about live changes go first. Requests about objects that existed before the operator started, and
+requests that only report (see `background`), get a fixed share of the turns.
 """
 
 import asyncio
@@ -110,8 +109,8 @@ class Gate:
             return False
         future, pressure = self._loop.create_future(), _pressure.get()
         self._waiting.push(future, None, urgent=pressure is None)
-        # It admits the request, or sets the timer for it: with nothing in flight, no other request would wake up
-        # the queue.
+        # Called now, as no other request would wake up the queue if nothing is in flight: it admits this one, or sets a
+        # timer.
         self._admit()
         if pressure is not None:
             pressure.size += 1
@@ -145,7 +144,7 @@ class Gate:
         """
         self._check_open()
         waited, delay = False, self._delay()
-        self._tokens -= 1  # at once: otherwise, the queued requests would take all of them while this one sleeps
+        self._tokens -= 1  # taken now: otherwise, the queued requests would take all tokens while this one sleeps
         try:
             # The token is taken already, so from the second round on, only a longer hold prolongs the wait.
             while delay > 0:

@@ -181,14 +181,15 @@ class _Patching:
             if done is not None:
                 return done
         else:
-            # The documented order: the values before the functions, and in both cases the object before its status.
+            # The order is documented: values before functions; and for both, the object before its status.
             await self._merge(patch)
         if self.body is None:
             await self._reload()
         functions = patches.Patch(fns=patch.fns)
         ops = patches.combine(functions, conclusion).as_json_patch(self.body)
-        # Several requests can be stored in part. So the conclusion goes with them only if there is one request;
-        # otherwise, it goes after the last one: a success on record must not precede what its handler has changed.
+        # If there are several requests, only some of them can be stored. So the conclusion follows the last one: a
+        # success must not be stored before the changes of its handler. With a single request, it is sent together with
+        # them.
         if not any(map(self._is_for_status, ops)):
             return await self._send_ops(self.url, "resource", ops)
         ops = functions.as_json_patch(self.body)
@@ -233,7 +234,7 @@ class _Patching:
             if self._is_alive():
                 await self._merge_status(last_status)
             return True
-        # Here, the conclusion goes to the object, so the status must not come after it.
+        # The conclusion goes to the object here, so the status must be stored before.
         if status and (len(last_changes) or conclusion.fns):
             await self._merge_status(status)
             status = {}
@@ -332,8 +333,8 @@ class _Patching:
         self.logger.debug("JSON-patching the %s with: %r", what, ops)
         try:
             self._accept(await self.client.patch(url, ops, _JSON, logger=self.logger))
-        # This one is a race in the storage. A failed test of the version is 422, and so is an invalid object; but only
-        # the latter has causes.
+        # HTTP 409 is a race in the storage. A failed test of the version is 422, and so is an invalid object; but only
+        # an invalid object has causes.
         except errors.APIConflictError:
             return False
         except errors.APIUnprocessableError as e:
@@ -414,7 +415,7 @@ def _is_merged(wanted: Any, actual: Any) -> bool:
 
 def _compare(path: tuple[str, ...], wanted: Any, actual: Any) -> Iterator[diffs.DiffItem]:
     """Compare only the values of the merge patch with the returned state."""
-    # A version in a patch is a precondition: the object has the next one then.
+    # A version in a patch is a precondition: the patched object has the next version.
     if path == ('metadata', 'resourceVersion'):
         return
     if isinstance(wanted, Mapping):

@@ -132,7 +132,7 @@ class Headers:
     def refresh(self) -> int:
         """Read the token again if it is time; return the version number, which grows with the changes."""
         if self._info is not None and self._info.token_path and time.monotonic() - self._refreshed >= _TOKEN_REFRESH:
-            # Before the read: if that fails, the file is not read again with each request.
+            # Set before the read: if the read fails, the file is not read again with each request.
             self._refreshed = time.monotonic()
             with contextlib.suppress(OSError, ValueError):  # the old token may be good for a while
                 headers = _identify(self._info)

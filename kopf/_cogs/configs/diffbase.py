@@ -1,9 +1,9 @@
 """
 The last-handled configuration: the state of the object when it was successfully handled for the last time.
 
-Changes are detected by comparing it with the current state. In both cases, only the essence of the object matters:
-without the fields that Kubernetes and operators write while handling. This is done for every event of every object.
-So the essence is not copied: its parts are shared with the body, and are read-only by convention.
+Changes are detected by comparing it with the current state. Both are compared only by their essence: without the fields
+that Kubernetes and operators write during handling. The comparison is made for every event of every object. So the
+essence is not copied: its parts are shared with the body, and are read-only by convention.
 """
 
 import abc
@@ -45,7 +45,7 @@ class DiffBaseStorage(
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # By the method, not by the class: subclasses that override only other methods keep the fast way.
+        # Why not by the class? Subclasses that override only other methods keep the fast way.
         cls._builds_own = not cls.build.__module__.startswith('kopf._cogs.')
 
     def __init__(self, ignored_fields: Iterable[dicts.FieldSpec] | None = None) -> None:
@@ -198,7 +198,7 @@ class AnnotationsDiffBaseStorage(storage_formats.StorageKeyFormingConvention, Di
     def store(self, *, body: bodies.Body, patch: patches.Patch, essence: bodies.BodyEssence) -> None:
         text = storage_formats.dump_json(essence) + '\n'  # with a newline, kubectl shows it unescaped
         full_keys, packed_key = self.make_keys(self.key, body=body), self._make_packed_key(body)
-        # Not only the present annotations, but also those of this patch: the limit is for the result.
+        # The limit applies to the result, so both the present annotations and those of this patch are counted.
         annotations = storage_formats.get_annotations(body)
         changes = storage_formats.get_annotations(patch)
         room = (
@@ -215,7 +215,7 @@ class AnnotationsDiffBaseStorage(storage_formats.StorageKeyFormingConvention, Di
         elif packed_key in annotations:
             values[packed_key] = None
         for full_key, value in values.items():
-            # Nulls are only for what is there: for absent annotations, they would be needless changes.
+            # Nulls are sent only for present annotations: for absent ones, they would be needless changes.
             if value is not None or full_key in annotations:
                 dicts.ensure(patch, ('metadata', 'annotations', full_key), value)
         self._store_marker(prefix=self.prefix, patch=patch, body=body)

@@ -70,7 +70,7 @@ def unpack(text: str) -> str:
 def shorten(essence: bodies.BodyEssence, room: int, body: bodies.Body) -> str:
     """Return JSON of the essence that fits into the room (in characters), with digests of as few values as possible."""
     salt, text = _get_salt(body), ''
-    # From the deepest level upwards: the deeper the values are cut, the more of the others stay readable.
+    # Starting at the deepest level: the deeper the values are cut, the more values stay readable.
     for depth in range(_DEPTH, 0, -1):
         text = storage_formats.dump_json(_cut(essence, depth, salt))
         if len(text) <= room:

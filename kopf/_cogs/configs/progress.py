@@ -2,8 +2,8 @@
 Where the progress of handlers is stored between their attempts, over delays and restarts of the operator.
 
 There is one record per handler and object. Records are independent of each other, so that operators with different
-handlers do not interfere. Everything is written to the patch, which is sent when the handling cycle ends; nothing is
-sent from here, unless it is a storage of developers' own, such as a database.
+handlers do not interfere. Everything is written to the patch, which is sent when the handling cycle ends; storages send
+nothing themselves, except for those of developers, such as a database.
 """
 
 import abc
@@ -71,8 +71,8 @@ class ProgressStorage(storage_formats.StorageStanzaCleaner, metaclass=abc.ABCMet
     """
     A base class for all storages of progress.
 
-    Developers can inherit from it to store the progress elsewhere: `fetch`, `store`, `purge` must be implemented.
-    If the writes are better grouped, they can be collected there and done in `flush`.
+    Developers can inherit from it to store the progress elsewhere: `fetch`, `store`, `purge` must be implemented. To
+    group the writes, collect them there, and make them in `flush`.
     """
 
     @abc.abstractmethod
@@ -227,7 +227,8 @@ class StatusProgressStorage(ProgressStorage):
         return None if value is None else _check_record(value, body, where)
 
     def store(self, *, key: ids.HandlerId, record: ProgressRecord, body: bodies.Body, patch: patches.Patch) -> None:
-        # Nulls are sent: the API merges the fields into the former record, so what is not sent would be left of it.
+        # Nulls are sent, too: the API merges the fields into the former record, so omitted fields would keep their
+        # values.
         dicts.ensure(patch, (*self._field, key), {**record})
 
     def purge(self, *, key: ids.HandlerId, body: bodies.Body, patch: patches.Patch) -> None:

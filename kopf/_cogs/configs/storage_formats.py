@@ -130,7 +130,7 @@ class StorageKeyFormingConvention(CollisionEvadingConvention):
             body: the object to which the record belongs, if its specifics are to be considered.
         """
         key = self.mark_key(key, body=body) if body is not None else key
-        # With the prefix and the mode in the key of the cache, as developers can change these attributes at any time.
+        # The key of the cache contains the prefix and the mode, as developers can change these attributes at any time.
         keys = self._keys.get((self.prefix, self.v1, key))
         if keys is None:
             keys = self._form_keys(key)

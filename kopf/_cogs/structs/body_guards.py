@@ -38,7 +38,7 @@ class BodyGuard:
         try:
             # Why not `dump_tightly`? It saves memory, but this text is dropped at once.
             return orjson.dumps(self.raw) != self._text
-        # The handler has put something there that JSON cannot express.
+        # The handler has added a value that JSON cannot express.
         except TypeError:
             return True
 

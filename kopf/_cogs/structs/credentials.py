@@ -295,7 +295,7 @@ class Vault:
         # Why in a loop? Another request can have dropped the new credentials before this one is resumed.
         while not self._best:
             await self._renew()
-        # At random, as documented: the login handlers' credentials share the load.
+        # Chosen at random, as documented: the login handlers' credentials share the load.
         return self._best[0] if len(self._best) == 1 else random.choice(self._best)
 
     async def invalidate(
@@ -321,7 +321,7 @@ class Vault:
         Raises:
             LoginError: if there are no other credentials, and no more attempts; caused by `exc`.
         """
-        # By identity: a login can have returned equal credentials since they were selected.
+        # Compared by identity: a login can have returned equal credentials since they were selected.
         if self._current.get(key) is info:
             del self._current[key]
             if isinstance(exc, LoginError):
@@ -381,7 +381,7 @@ class Vault:
 
         Login handlers that do not stop in time are named in the log and abandoned.
         """
-        # First, as a login that is between two attempts looks at it before it tries again.
+        # Cleared first, as a login between two attempts checks it before it tries again.
         self.authenticate = None
         task = self._login
         if task is not None:
@@ -392,8 +392,7 @@ class Vault:
             # An empty context: login handlers must not see the variables of the request or the handler that waits.
             self._login = asyncio.create_task(self._authenticate(), name="login", context=contextvars.Context())
         task = self._login
-        # Unlike an await of the task itself, it passes neither a cancellation of this request to the login, nor the
-        # errors of the login to a request as they are.
+        # Why not await the task? This neither cancels the login with this request, nor raises the login's error here.
         await asyncio.wait([task])
         # The first request that is resumed removes it; another request can have started the next login before
         # the others.

@@ -198,7 +198,7 @@ def _collect_unequal_in_mappings(
     for key, old in a.items():
         if old is not None and b.get(key) is None:
             items.append(DiffItem(DiffOperation.REMOVE, (*path, key), old, None))
-    # In the end, although they were found first: the order of the operations is a part of the interface.
+    # Added last, although they were found first: the order of the operations is a part of the interface.
     for key, old, new in changed:
         _collect_unequal(items, (*path, key), old, new)
 

@@ -4,7 +4,7 @@ Instruments: the interface for metrics, traces, and other tools that observe a r
 An operator has one `Instruments`. Each place that reports something first checks whether an instrument listens there:
 ``if instruments.steps: ...``. That is a tuple, made when an instrument is added, so an operator without instruments
 pays for one attribute and one test. Why not events, or loggers? Both would cost more when they are off, and could not
-show which activity is a part of which.
+show which activity is a part of another one.
 
 An activity that takes time is a `Span`. Both its beginning and its end are always reported, also with errors. Spans are
 nested: step → handler → sub-handler → request. The current span is kept in a context variable, so that it is right in

@@ -31,8 +31,7 @@ class ParsedCache:
 
     def _add(self, packed: 'PackedObject') -> None:
         self._parsed.append(packed)
-        # Why by the time of parsing, not of use? An order of use would change, under the lock, with each read of
-        # a field.
+        # Why not the least recently used one? To track the use, each read of a field would need the lock.
         if len(self._parsed) > MAX_PARSED:
             self._parsed.popleft()._drop_parsed()
 
@@ -48,7 +47,7 @@ class PackedObject:
         self._data = data if self._text is None else None
 
     def __getitem__(self, index: int, /) -> Mapping[str, Any]:
-        # Without the lock first, as nearly all reads find a parsed state, and reading one attribute is atomic.
+        # Read without the lock at first: nearly all reads find a parsed state, and reading one attribute is atomic.
         data = self._data
         if data is not None:
             return data
@@ -85,7 +84,7 @@ class PackedObject:
 
     def _drop_parsed(self) -> None:
         if self._data is not None:
-            # Packed anew, because the user's daemons can have changed the parsed state in place.
+            # Packed again, because the user's daemons can have changed the parsed state in place.
             text = _pack(self._data)
             if text is not None:
                 self._text, self._data = text, None

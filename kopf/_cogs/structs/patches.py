@@ -185,7 +185,7 @@ class Patch(dict[str, Any]):
         """Apply the changes to the body itself, as a function of another patch does. See `applied_to` for the rules."""
         raw = cast(dict[str, Any], body)
         new = self.applied_to(raw)
-        # In place, as patch functions do: their caller goes on with its own dict.
+        # Changed in place, as patch functions do: the caller continues to use its own dict.
         raw.clear()
         raw.update(new)
 
@@ -256,7 +256,7 @@ def _clone(value: Any) -> Any:
 
 
 def _iter_ops(path: str, old: Any, new: Any) -> Iterator[JSONPatchItem]:
-    # Shared by `_merge`, which is true of most parts of the object, so they need no comparison.
+    # Parts that `_merge` has not changed are shared, so most parts need no comparison.
     if old is new:
         return
     elif type(old) is dict is type(new) or isinstance(old, Mapping) and isinstance(new, Mapping):

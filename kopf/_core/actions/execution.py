@@ -100,7 +100,7 @@ class RunTimeoutError(TemporaryError):
 
 
 class HandlerChildrenRetry(TemporaryError):
-    """Raised by the framework when the sub-handlers of a handler are not finished yet. It is no failure."""
+    """Raised by the framework when the sub-handlers of a handler are not finished yet. This is not a failure."""
 
     def __init__(self, delay: float | None) -> None:
         super().__init__(None, delay=delay)
@@ -189,7 +189,7 @@ class Execution(NamedTuple):
     default_backoff: float = 60
     permanent_errors: tuple[type[BaseException], ...] = (PermanentError,)
     run_timeout: float | None = None
-    """How long each run may take (in seconds), unlike the handler's own time-out, which is of all attempts together."""
+    """The time limit of each run (in seconds). The handler's own time-out limits all attempts together."""
     find_mistake: 'Callable[[Handler, BaseException], str | None] | None' = None
     """Returns the line of a mistake in the handler's code, if the error is one. Such a handler is not retried."""
     instruments: Instruments = NO_INSTRUMENTS
@@ -489,7 +489,7 @@ def _conclude_arbitrary(
         logger.error("%s failed with an exception and will ignore it: %s", handler, text, exc_info=exc_info)
         return Outcome(final=True, ignored=True)
     delay = handler.backoff if handler.backoff is not None else rules.default_backoff
-    # A mode of the handler's own shows that the user has thought of errors: then even mistakes are retried.
+    # If the handler declares a mode of its own, even mistakes are retried: the user has decided about errors.
     mistake = None if rules.find_mistake is None or handler.errors else rules.find_mistake(handler, error)
     if errors is ErrorsMode.PERMANENT:
         ending = "will stop now"

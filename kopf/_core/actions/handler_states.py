@@ -33,8 +33,8 @@ STORED_DELAY = 300.0
 """
 The delay above which records contain the delay itself, too (in seconds).
 
-Otherwise, they contain only the time of the next attempt. For an operator whose clock is behind, that time is too late;
-with the delay, it waits at most for that long.
+Otherwise, they contain only the time of the next attempt. For an operator whose clock is behind, that time comes too
+late; with the delay, it waits no longer than this delay.
 """
 
 MAX_DELAY = 10 * 365 * 86400.0
@@ -276,7 +276,7 @@ class State(Mapping[HandlerId, HandlerState]):
         self._set(key, HandlerState(started=old.stopped or old.started, purpose=self.purpose, digest=digest))
 
     def carry_over(self, other: 'State', ids: Iterable[HandlerId]) -> None:
-        """Take over the records of these handlers, as far as they have finished in a cycle that is superseded."""
+        """Take over the records of those of these handlers that have finished in a superseded cycle."""
         for key in ids:
             state = other.get(key)
             if state is not None and state.finished and key not in self._states:

@@ -1,9 +1,9 @@
 """
 JSON logs: one line of JSON for each record, for log collectors.
 
-The lines are made by python-json-logger, so they look like those of other programs. Added here are the severity as log
-collectors know it, and the reference to the object. Lines have spaces after colons and commas, as `json` writes
-them by default: people search for ``"severity": "error"``.
+The lines are made by python-json-logger, so they look like those of other programs. This module adds the severity, in
+the words of log collectors, and the reference to the object. Lines have spaces after colons and commas, as `json`
+writes them by default: people search for ``"severity": "error"``.
 """
 
 import json

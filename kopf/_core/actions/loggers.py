@@ -204,7 +204,7 @@ def prefix_message(message: str, record: logging.LogRecord) -> str:
 
 
 class _KopfStreamHandler(logging.StreamHandler[TextIO]):
-    """The log handler of the framework: `configure` replaces it by its class, but keeps those of the user."""
+    """The log handler of the framework. `configure` recognizes it by its class, and keeps the user's handlers."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -272,7 +272,7 @@ def configure(
 
     level = logging.DEBUG if debug or verbose else logging.WARNING if quiet else logging.INFO
     root.setLevel(level)
-    # By default, only warnings of asyncio, and the access logs of the servers, but no debug messages of them.
+    # By default, asyncio logs only warnings, and aiohttp logs requests to the servers, but nothing for debugging.
     logging.getLogger('asyncio').setLevel(logging.NOTSET if debug else logging.WARNING)
     logging.getLogger('aiohttp').setLevel(logging.NOTSET if debug else max(level, logging.INFO))
 

@@ -79,7 +79,8 @@ def make_record(
 
 def _make_template(name: str, level: int, place: _Place) -> dict[str, Any]:
     if len(_templates) >= MAX_TEMPLATES:
-        # All at once: an order of use would cost more than it saves, as the limit is hardly ever reached.
+        # Why not only the least recently used ones? It would cost more to track the use than it saves: the limit is
+        # hardly ever reached.
         _templates.clear()
     code, line = place
     record = logging.LogRecord(name, level, code.co_filename, line, '', (), None, code.co_name)

@@ -3,8 +3,8 @@ Causes: why handlers are run, and the keyword arguments that they get for that r
 
 A function that names its arguments gets only these, each by its getter. For functions that take any arguments, all are
 collected once for a cause (`base_kwargs`), and completed for each handler: with its ``param``, and with ``old``,
-``new``, ``diff`` reduced to its field. Filters get them for the whole object, because they compare its field with
-other fields. Specified in the documentation's "Arguments".
+``new``, ``diff`` reduced to its field. Filters get the changes of the whole object, because they can compare several
+fields. Specified in the documentation's "Arguments".
 """
 
 import dataclasses
@@ -122,7 +122,7 @@ class Cause:
     ARGUMENTS: ClassVar[Mapping[str, str]] = {'logger': 'logger', 'memo': 'memo'}
     """The arguments of handlers, with the attributes of the cause where their values are."""
     EXTRA_GETTERS: ClassVar[Mapping[str, Callable[[Any, Any], Any]]] = {}
-    """The getters of the arguments that only functions get that name them; called with the cause and the handler."""
+    """The getters of arguments that a function gets only if it names them; called with the cause and the handler."""
     GETTERS: ClassVar[Getters] = {}
     """The getters of `ARGUMENTS`, one for each; derived."""
     _collect: ClassVar[Collect | None] = None
@@ -175,11 +175,11 @@ class Cause:
         handler: 'Handler',
         state: 'HandlerState | None' = None,
     ) -> dict[str, Any]:
-        """Return the arguments with these names, as far as they exist. Without a state, they are for a filter."""
+        """Return those of the named arguments that exist. Without a state, they are for a filter."""
         kwargs: dict[str, Any] = {}
         indices, getters = self.indices, self.GETTERS
         for name in names:
-            # Indices first: one with the name of an argument hides the argument, as in `all_kwargs`.
+            # Indices first: an index hides an argument of the same name, as in `all_kwargs`.
             if name in indices:
                 kwargs[name] = indices[name]
             elif name in getters:
@@ -296,7 +296,7 @@ class DaemonCause(ResourceCause):
 
     stopped: Any
     identity: Identity
-    """The identity of the object. It never changes, so it needs no look into the body, which is often packed."""
+    """The identity of the object. It never changes, so it is kept here: the body is often packed."""
     deletion: DeletionFlagFactory | None = None
 
     EXTRA_GETTERS = {
@@ -452,7 +452,7 @@ class WebhookCause(ResourceCause):
 
     @property
     def object_name(self) -> str | None:
-        """The name in the body, or in the request: the options of e.g. ``kubectl exec`` are a body without a name."""
+        """The name in the body, or else in the request: the body of ``kubectl exec``, for example, has no name."""
         return self.body.metadata.name or self.name
 
     @property

@@ -1,8 +1,8 @@
 """
 Cycles: how a change of an object is handled from its first step to its last one, and what is remembered meanwhile.
 
-A cycle knows which states its finished handlers have seen. This is what makes two promises true: no update is lost, and
-nothing runs twice. When another client edits the object in the middle of a cycle, it depends on the kind of the cycle:
+A cycle knows which states its finished handlers have seen. Two promises depend on that: no update is lost, and nothing
+runs twice. If another client edits the object in the middle of a cycle, the effect depends on the kind of the cycle:
 
 - An update: the finished handlers that match the edit are run again; the other handlers see the edit anyway.
 - A creation: an update follows, from the state that the first finished handler has seen. If all remaining handlers are
@@ -32,7 +32,7 @@ from kopf._core.intents.progress_records import ProgressRecords
 from kopf._core.intents.registries import HandlerTable
 
 LONG_DELAY = 1.0
-"""The least delay of all remaining creation handlers (in seconds) for which the first state is stored meanwhile."""
+"""If all remaining creation handlers are delayed for at least this time (in seconds), the first state is stored."""
 
 UNCHANGED = (Reason.NOOP, Reason.RESUME)
 """The reasons that exclude a change since the last handled state."""
@@ -60,7 +60,7 @@ class Cycle:
     edited: bool = False
     """Whether the base must be stored before the end of the cycle, because the object does not contain it any more."""
     assumed: BodyEssence | None = None
-    """The last handled essence if only the memory has it: it is stored with the first step of an update."""
+    """The last handled essence if it is only in memory: it is stored with the first step of an update."""
 
     def recall(self, essence: BodyEssence, *, creating: bool) -> None:
         """Begin with the state that was remembered when no handler matched the object; see `find_missing_fields`."""
@@ -131,7 +131,7 @@ class Cycles:
         ):
             loaded = self._load(cause, essence, last, now)
             if cycle is not None:
-                # A resuming handler must run once in a process, whatever cycles the object goes through meanwhile.
+                # A resuming handler must run only once in a process, even if its cycle is superseded.
                 loaded.state.carry_over(cycle.state, self._table.only_resuming_ids)
             return loaded
         if cycle.patched is not None:
@@ -139,7 +139,8 @@ class Cycles:
             cycle.patched = None
         if cycle.unconfirmed is not None:
             unconfirmed, base = cycle.unconfirmed
-            # If the patch was stored, and there are edits too, there are fewer differences to what it has made.
+            # If the patch was stored, and another client has edited the object, too, there are fewer differences from
+            # the patched essence than from the former one.
             if is_same(essence, unconfirmed) or (
                 not is_same(essence, cycle.known) and len(diff(unconfirmed, essence)) < len(diff(cycle.known, essence))
             ):
@@ -175,7 +176,7 @@ class Cycles:
         state = State(purpose=purpose)
         ids, kept = self._table.changing_ids, self._table.only_resuming_ids
         state.load(ids, storage=self._records, body=cause.body, now=now, keep=kept)
-        # The stored state of a creation that goes on is the one that its first handlers have seen.
+        # While a creation is in progress, the stored state is the one that its first handlers have seen.
         base = last if last is not None and cause.reason is Reason.CREATE else essence
         cycle = Cycle(state=state, known=essence, base=base)
         outdated = find_outdated(state, essence)
@@ -209,7 +210,7 @@ class Cycles:
             finished = [key for key in finished if key in self._updating]
         if cycle.state.purpose in (Reason.CREATE, Reason.UPDATE):
             for key in finished:
-                # Of several edits, the state before the first one is what the handler has seen.
+                # If there are several edits, the handler has seen the state before the first one.
                 cycle.missed.setdefault(key, cycle.known)
             for key in [key for key, seen in cycle.missed.items() if is_same(seen, essence)]:
                 del cycle.missed[key]  # the edit was reverted
@@ -242,7 +243,7 @@ class Cycles:
             if handler.id in cycle.missed and is_for_updates(handler):
                 seen = cycle.missed.pop(handler.id)
                 # Matched with the change since the state that the handler has seen, which can differ from the change of
-                # the cycle. If the state is unknown, the handler is rather run once too often than not at all.
+                # the cycle. If that state is unknown, the handler is run: once too often is better than not at all.
                 if seen is None or filters.may_match(
                     handler, dataclasses.replace(cause, old=seen, diff=diff(seen, cause.new))
                 ):
@@ -277,7 +278,7 @@ class Cycles:
                 dataclasses.replace(cause, reason=Reason.UPDATE, old=cycle.base, new=seen, diff=diff(cycle.base, seen)),
             ):
                 followup.revived[handler.id] = seen
-                # With the digest of what it has seen, so that an operator that continues the update finds it outdated.
+                # The digest shows what the handler has seen: an operator that continues the update finds it outdated.
                 followup.state.inherit(handler.id, record, '' if seen is None else digest_essence(seen))
         return followup if followup.revived else None
 
@@ -304,7 +305,7 @@ class Cycles:
 
 
 def _is_put_off(cycle: Cycle, body: Body) -> bool:
-    """Check whether another operator can be the one that continues the creation, unaware of the edits until then."""
+    """Check whether another operator could continue the creation without having seen the edits until then."""
     if cycle.state.base is not None:
         return True
     if not isinstance(body.metadata.get('generation'), int):  # many built-in kinds have none

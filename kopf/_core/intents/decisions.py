@@ -1,11 +1,11 @@
 """
-What to do about an object: decided from its body and from what is remembered of it, without I/O, clocks and delays.
+Deciding what to do for an object, from its body and from what is remembered of it: without I/O, clocks, and delays.
 
 `Decider.decide` finds the reason of the change and the handlers to run; the caller runs them; `Decider.conclude` puts
 their effects into one patch. The progress in between is remembered in a cycle (see `cycles`).
 
 An object that no handler matches is not written to. But an update handler of a field would match such an object if it
-had the field. So the absence of the field is remembered in memory: once the field is added, this is an update from the
+had the field. So the operator remembers the absence of the field: when the field is added, this is an update from the
 state without the field. If creation handlers match the object then, it is created first, and the update follows.
 """
 
@@ -177,7 +177,7 @@ class Decider:
             make_cause: creates the cause of the change.
             holding: whether the object must stay for another reason, such as a running daemon.
             now: the current time.
-            failures: the mapping to which the handlers are added that would be run if their filters had not failed.
+            failures: the mapping to which the method adds handlers that would be run if their filters had not failed.
         """
         deleting = body['metadata'].get('deletionTimestamp') is not None
         held = self._is_held(body)
@@ -187,8 +187,8 @@ class Decider:
         failed: filters.Failures = {}
         relevant = filters.sift(self.table.changing, cause, filters.prematch, failed)
         needed = holding or any(handler.requires_finalizer for handler in relevant)
-        # Such an object is not written to, not even its last handled state: users exclude objects of other operators
-        # by filters.
+        # Nothing is written to such an object, not even its last handled state: users exclude objects of other
+        # operators by filters.
         if not relevant and not needed and not held:
             self._skip(cause, failed, failures)
             return None
@@ -244,7 +244,7 @@ class Decider:
             changes = EMPTY if last is None else diff(last, essence)
         # A new object is created, not resumed, even if it is older than this process.
         elif last is None or self._is_creation_going_on(body, memory.cycle):
-            # In an edited creation, there is a last handled state already: the one that the update will be from.
+            # An edited creation has a last handled state already: the one from which the update will start.
             return make_cause(reason=Reason.CREATE, initial=False, old=None, new=essence, diff=diff(None, essence))
         elif changes := diff(last, essence):
             reason = Reason.UPDATE
@@ -263,14 +263,15 @@ class Decider:
         """Put the matching handlers and those to be run now into the decision; begin their records."""
         cause, cycle = decision.cause, decision.cycle
         matching = filters.sift(relevant, cause, filters.match_change, failed)
-        # But the update that follows an edited creation must not wait for a change.
+        # If filters have failed, the cycle waits for the next change. But an edited creation must end, so that its
+        # update follows.
         skipping = self._skip(cause, failed, skipped) and not (cause.reason is Reason.CREATE and cycle.edited)
         cycle.skip(skipping)
         decision.incomplete = skipping
         matching = self._cycles.revive(cycle, cause, matching, relevant, now)
         decision.matching = list(filters.deduplicate(matching))
-        # Of all matching handlers, not only of those that are run now: the time-out of a handler begins when it
-        # is selected.
+        # The records of all matching handlers begin now, not only of those that are run now: the time-out of a handler
+        # begins when it is selected.
         cycle.state.begin([handler.id for handler in decision.matching], now)
         decision.due = cycle.state.due(decision.matching, now)
 
@@ -286,8 +287,7 @@ class Decider:
         due: filters.Failures = {
             handler: error
             for handler, error in failed.items()
-            # Only the handlers that would be run: for other reasons of handling, it does not matter what their filters
-            # would say.
+            # Only handlers that could be run for this reason: the filters of others do not matter.
             if isinstance(handler, ChangingHandler) and filters.may_match_change(handler, cause)
         }
         if skipped is not None:
@@ -301,14 +301,14 @@ class Decider:
         """Return the missing fields with which the object would match update handlers."""
         if not self._awaiting_fields or body['metadata'].get('deletionTimestamp') is not None:
             return NO_FIELDS
-        # As if nothing has changed: whether the field is missing depends on the object alone.
+        # A cause without a change: whether a field is missing depends only on the object.
         cause = make_cause(reason=Reason.NOOP, initial=False, old=None, new=self.essences.of(body), diff=EMPTY)
         missing_fields = filters.sift(self._awaiting_fields, cause, filters.lacks_field, {})
         return frozenset(handler.field for handler in missing_fields if handler.field)
 
     def find_handled_digest(self, decision: Decision, body: Body) -> str | None:
         """
-        Return the digest of the handled state if the object is still in it, but its storage has not kept it.
+        Return the digest of the handled state if the object is still in that state, but the storage has not kept it.
 
         Some storages store nothing, and the API server drops the fields that are not in the schema of the kind, e.g. in
         the status. Without the digest, the same state would be handled again and again.
@@ -369,7 +369,7 @@ class Decider:
         """
         Check whether no other operator has stored progress or a handled state on the object since the earlier state.
 
-        What storages of users keep elsewhere is not compared, as its earlier state is unknown: then, it is not certain.
+        If storages of users keep data elsewhere, this is unknown, and the result is false.
         """
         if self.records.is_external or self.essences.is_external:
             return False
@@ -436,8 +436,8 @@ class Decider:
         if reason is Reason.FREE:
             return
         if done:
-            # In one patch with the last handled state: an operator that is killed in between would repeat the handlers,
-            # or leave records behind that look like an interrupted cycle.
+            # In one patch with the last handled state. With two patches, an operator that is killed in between would
+            # repeat the handlers, or leave records behind that look like an interrupted cycle.
             cycle.state.purge(storage=self.records, body=body, patch=conclusion)
             decision.followup = self._cycles.follow(cycle, decision.cause, decision.essence)
             if decision.followup is not None:
@@ -455,7 +455,7 @@ class Decider:
             if cycle.edited and not is_same(cycle.base, decision.last):
                 self.essences.store_last(body, cycle.base, conclusion)
             elif cycle.assumed is not None and cycle.assumed is decision.last:
-                # Otherwise, a restarted operator would take the update for a creation.
+                # Otherwise, a restarted operator would handle the update as a creation.
                 self.essences.store_last(body, cycle.assumed, conclusion)
 
     def retract(self, decision: Decision, stored: Patch | None) -> None:

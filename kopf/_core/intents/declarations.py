@@ -135,7 +135,7 @@ def check_positive(name: str, options: Mapping[str, Any], names: Collection[str]
             continue
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise TypeError(f"@kopf.on.{name}: {option}= must be a number, not {value!r}.")
-        if not value > 0 or (option == 'concurrency' and value % 1 != 0):  # infinity has no remainder either
+        if not value > 0 or (option == 'concurrency' and value % 1 != 0):  # this refuses infinity, too
             what = "a whole number above zero" if option == 'concurrency' else "above zero"
             raise ValueError(f"@kopf.on.{name}: {option}= must be {what}, but it is {value!r}.")
 

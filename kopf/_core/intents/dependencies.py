@@ -26,7 +26,7 @@ def find_arguments(handlers: Iterable[ResourceHandler]) -> frozenset[str] | None
     for handler in handlers:
         for fn in (handler.fn, *(callback for _, callback, _ in handler.iter_callbacks())):
             parameters = get_parameters(fn)
-            # One function of which nothing is known is enough: it could use any index.
+            # A function with an unknown signature could use any index.
             if parameters is None:
                 return None
             if any(each.kind is each.VAR_KEYWORD for each in parameters.values()) and _is_reading_kwargs(fn):

@@ -1,5 +1,5 @@
 """
-Edits: changes of an object by other clients, as distinguished from what the operator's own patches have changed.
+Edits: changes of an object by other clients, not by the operator's own patches.
 
 A patch explains the changes of the fields that it writes, and of the fields above and below them: the API server can
 adjust the values, e.g. normalise a quantity. All other changes are edits.
@@ -44,8 +44,8 @@ def is_on_path(field: FieldPath, other: FieldPath) -> bool:
 
 
 def find_outdated(state: State, essence: BodyEssence) -> list[HandlerId]:
-    """Return the handlers that were run for another essence than this one, as far as their records contain digests."""
+    """Return the handlers whose records contain the digest of another essence than this one."""
     seen = {key: record.digest for key, record in state.items() if record.digest is not None}
-    # Only if there are digests to compare with, since the whole essence is serialised for it.
+    # Computed only if there are digests to compare with, as the whole essence must be serialised.
     digest = digest_essence(essence) if seen else None
     return [key for key in seen if seen[key] != digest]

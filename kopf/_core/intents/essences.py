@@ -59,7 +59,7 @@ class Essences:
     def of(self, body: Body) -> BodyEssence:
         """Return the essence of the object."""
         raw = body._data()
-        # By identity: a body is replaced by its newer state, and the framework never modifies it.
+        # Compared by identity: the framework never modifies a body, but replaces it by its newer state.
         if raw is not self._raw:
             # The user's `clear` may modify the essence, whose values belong to the body.
             source = Body(copy.deepcopy(dict(raw))) if self._copying else body
@@ -76,7 +76,7 @@ class Essences:
 
     @property
     def is_external(self) -> bool:
-        """Return whether the last handled essences can be elsewhere than on the objects."""
+        """Return whether the last handled essences can be stored elsewhere than on the objects."""
         return not self._remembering
 
     def forget(self) -> None:
@@ -98,10 +98,10 @@ class Essences:
             body: the object.
             essence: the current essence of the object.
             handled_digest: the digest of a handled essence that could not be stored, if any.
-            again: whether it will be fetched again for the same state, and so is cached until then. It is not cached
-                any longer, because handlers get it, and could change it in place.
+            again: whether to cache the essence until it is fetched again for the same state. It is not cached for
+                longer, because handlers get it, and could change it in place.
         """
-        # Before the storage is asked: it has not kept that state.
+        # Checked before the storage, which has not kept that state.
         if handled_digest is not None and handled_digest == digest_essence(essence):
             return essence
         known = self._remembering and body._data() is self._raw

@@ -107,7 +107,7 @@ def prematch(handler: ResourceHandler, cause: ResourceCause) -> bool:
 
 
 def matches_besides_field(handler: ResourceHandler, cause: ResourceCause) -> bool:
-    """Check whether the handler has a field, and is for the object if the field is left out of account."""
+    """Check whether the handler has a field, and matches the object if this field is ignored."""
     return (
         handler.field is not None
         and _match_metadata(handler, cause)
@@ -238,13 +238,13 @@ def _match_transition(handler: ChangingHandler, cause: ChangingCause) -> bool:
 
 def _match_value(pattern: Any, content: Any, handler: ResourceHandler, cause: ResourceCause) -> bool:
     if pattern is MetaFilterToken.PRESENT:
-        # Inexactly, as the API server writes a whole float as an integer.
         return content is not _ABSENT and content is not None
     if pattern is MetaFilterToken.ABSENT:
         return content is _ABSENT or content is None
     if callable(pattern):
         kwargs = cause.kwargs_of_callback(pattern, handler, positional=1)
         return _call(pattern, kwargs, None if content is _ABSENT else content)
+    # Compared inexactly, as the API server writes a whole float as an integer.
     return content is not _ABSENT and is_same(content, pattern, exact=False)
 
 

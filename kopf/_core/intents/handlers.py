@@ -121,7 +121,7 @@ class ResourceHandler(DeclaredHandler):
     callback_options: ClassVar[Sequence[str]] = ('value',)
     """The options that can be callbacks with a value, besides labels and annotations."""
     sources: Sequence['Source'] = ()
-    """The other resources whose objects concern those of the handler, and so are watched for it."""
+    """The other resources that are watched, because the objects of the handler depend on their objects."""
 
     @property
     def uses_conditions(self) -> bool:
@@ -241,7 +241,7 @@ class TimerHandler(SpawningHandler):
 
 
 MappingFn = Callable[..., Any]
-"""A function that returns which objects depend on another one: their namespaces and names."""
+"""A function that returns the namespaces and names of the objects that depend on an object."""
 
 
 class Source(NamedTuple):
@@ -249,7 +249,7 @@ class Source(NamedTuple):
 
     selector: Selector
     fn: MappingFn | None = None
-    """How to find the objects that depend on one of this resource; by their owner references if ``None``."""
+    """Finds the dependents of an object of this resource; if ``None``, its owner references name them."""
 
 
 class ReconcileOptions(ObjectOptions, WatchOptions, total=False):
@@ -270,7 +270,7 @@ class ReconcilingHandler(ResourceHandler):
     interval: float | None = None
     concurrency: int | None = None
     run_timeout: float | None = None
-    """How long one run may take; the runs of several attempts have no limit together."""
+    """The time limit of one run (in seconds); several attempts have no common limit."""
     backoffs: tuple[float, float] = (1, 600)
     """The first delay after an error, and the longest one."""
     conditions: bool = False
@@ -340,7 +340,7 @@ class ChangingHandler(ResourceHandler):
     deleted: bool = False
     """If ``initial``: whether it is also run for objects that are being deleted."""
     requires_finalizer: bool = False
-    """Whether the object must wait with its deletion until it has finished."""
+    """Whether the deletion of the object must wait until the handler has finished."""
     needs_change: bool = False
     """Whether it is run only if its field has changed: ``@kopf.on.update``, ``@kopf.on.field``."""
     old: ValueFilter = None

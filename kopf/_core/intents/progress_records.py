@@ -29,13 +29,13 @@ class ProgressRecords:
 
     @property
     def is_external(self) -> bool:
-        """Return whether the records can be elsewhere than on the objects."""
+        """Return whether the records can be stored elsewhere than on the objects."""
         return not self._remembering
 
     def fetch(self, *, key: HandlerId, body: Body) -> ProgressRecord | None:
         """Return the record of a handler; ``None`` if there is none."""
         known = self._get_known(body) if self._remembering else {}
-        # An absent record is known, too: as ``None``.
+        # Absent records are cached, too: as ``None``.
         if key not in known:
             try:
                 known[key] = self._storage.fetch(key=key, body=body)

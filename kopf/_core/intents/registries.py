@@ -223,7 +223,7 @@ class HandlerTable(NamedTuple):
     managing: bool = False
     """Whether the framework stores its state on the objects."""
     dependents: tuple[tuple[ResourceHandler, Source], ...] = ()
-    """The handlers of other resources that depend on the objects of this one, and how they do."""
+    """The handlers of other resources that depend on the objects of this one, each with the source that says how."""
     arguments: frozenset[str] | None = frozenset()
     """The arguments that handlers can access, not counting indexing handlers; ``None`` if they can access any."""
     label_selector: LabelSelector | None = None
@@ -285,7 +285,7 @@ def get_callable_id(fn: Any) -> str:
     Raises:
         ValueError: if the object has no name.
     """
-    while isinstance(fn, functools.partial):  # not any object with a `func`: mocks have all attributes, endlessly
+    while isinstance(fn, functools.partial):  # why not any object with a `func`? mocks have all attributes, endlessly
         fn = fn.func
     name = getattr(fn, '__qualname__', None)
     if name is None:
