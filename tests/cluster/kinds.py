@@ -13,8 +13,9 @@ def define(
     schema: Object | None = None,
     short: str | None = None,
     subresources: Object | None = None,
+    version: str = "v1",
 ) -> Object:
-    """Make the definition of a namespaced kind in the version v1."""
+    """Return the definition of a namespaced kind in one version."""
     anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
@@ -26,7 +27,7 @@ def define(
             "names": {"plural": plural, "kind": kind, **({"shortNames": [short]} if short else {})},
             "versions": [
                 {
-                    "name": "v1",
+                    "name": version,
                     "served": True,
                     "storage": True,
                     "schema": {"openAPIV3Schema": schema or anything},

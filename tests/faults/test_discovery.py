@@ -3,6 +3,7 @@
 import asyncio
 import types
 
+import kinds
 import pytest
 
 import kopf
@@ -16,25 +17,7 @@ def pauses(monkeypatch):
 
 
 def define(plural, group='other.dev'):
-    kind = plural.removesuffix('s').capitalize()
-    return {
-        'apiVersion': 'apiextensions.k8s.io/v1',
-        'kind': 'CustomResourceDefinition',
-        'metadata': {'name': f'{plural}.{group}'},
-        'spec': {
-            'group': group,
-            'scope': 'Namespaced',
-            'names': {'plural': plural, 'kind': kind},
-            'versions': [
-                {
-                    'name': 'v1',
-                    'served': True,
-                    'storage': True,
-                    'schema': {'openAPIV3Schema': {'type': 'object', 'x-kubernetes-preserve-unknown-fields': True}},
-                }
-            ],
-        },
-    }
+    return kinds.define(plural, plural.removesuffix('s').capitalize(), group=group)
 
 
 async def create(world, plural, name='obj', group='other.dev'):

@@ -8,6 +8,7 @@ import types
 import weakref
 
 import pytest
+from kinds import define
 
 import kopf
 from kopf._cogs.clients.connection_pools import Pool
@@ -15,27 +16,6 @@ from kopf._cogs.clients.sessions import DirectSession
 from kopf._core.reactor import orchestration, watches
 
 PEERING = {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfPeering', 'metadata': {'name': 'default'}}
-
-
-def define(plural):
-    return {
-        'apiVersion': 'apiextensions.k8s.io/v1',
-        'kind': 'CustomResourceDefinition',
-        'metadata': {'name': f'{plural}.other.dev'},
-        'spec': {
-            'group': 'other.dev',
-            'scope': 'Namespaced',
-            'names': {'plural': plural, 'kind': plural.capitalize()},
-            'versions': [
-                {
-                    'name': 'v1',
-                    'served': True,
-                    'storage': True,
-                    'schema': {'openAPIV3Schema': {'type': 'object', 'x-kubernetes-preserve-unknown-fields': True}},
-                }
-            ],
-        },
-    }
 
 
 async def live(world, plural, kind, namespace='default'):
@@ -52,7 +32,7 @@ async def live(world, plural, kind, namespace='default'):
 
 async def kinds(world, number):
     plural = f'fleeting{number}'
-    await world.aio.create(define(plural))
+    await world.aio.create(define(plural, plural.capitalize(), group='other.dev'))
     await world.aio.wait_for(
         'customresourcedefinitions',
         f'{plural}.other.dev',
@@ -140,7 +120,7 @@ def collecting():
 async def test_nothing_is_left_to_the_garbage_collector(world, collecting, trouble):
     world.sandbox.apply(world.root / 'peering.yaml')
     await world.aio.create(PEERING)
-    await world.aio.create(define('steady'))
+    await world.aio.create(define('steady', 'Steady', group='other.dev'))
     world.settings.networking.error_backoffs = [0.01] * 5
     world.declare(kopf.daemon, 'daemon', kopf.EVERYTHING, resource='other.dev', does=serve)
     world.declare(kopf.timer, 'timer', kopf.EVERYTHING, resource='other.dev', interval=0.01)
@@ -167,7 +147,7 @@ async def test_nothing_is_left_to_the_garbage_collector(world, collecting, troub
 
 
 async def test_nothing_is_kept_of_old_credentials(world, collecting):
-    await world.aio.create(define('steady'))
+    await world.aio.create(define('steady', 'Steady', group='other.dev'))
     world.declare(kopf.on.create, 'created', kopf.EVERYTHING, resource='other.dev', does=[{}] * 9)
     async with world.operator(namespaces=['default']):
         for number in range(3):
@@ -205,7 +185,7 @@ async def test_errors_of_handlers_are_freed_at_once(world, collecting):
         ('index', kopf.index, {}),
     ]:
         decorator(*everything, id=id, registry=world.registry, **options)(failing(id))
-    await world.aio.create(define('steady'))
+    await world.aio.create(define('steady', 'Steady', group='other.dev'))
     await world.aio.create(
         {'apiVersion': 'other.dev/v1', 'kind': 'Steady', 'metadata': {'name': 'obj', 'namespace': 'default'}}
     )

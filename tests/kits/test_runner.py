@@ -6,6 +6,7 @@ import sys
 import threading
 
 import pytest
+from kinds import define
 
 import kopf
 from kopf.testing import KopfRunner, Sandbox
@@ -27,24 +28,7 @@ def cleanup(logger, **_):
     logger.info("Good bye!")
 """
 
-CRD = {
-    'apiVersion': 'apiextensions.k8s.io/v1',
-    'kind': 'CustomResourceDefinition',
-    'metadata': {'name': 'kopfexamples.kopf.dev'},
-    'spec': {
-        'group': 'kopf.dev',
-        'scope': 'Namespaced',
-        'names': {'plural': 'kopfexamples', 'kind': 'KopfExample'},
-        'versions': [
-            {
-                'name': 'v1',
-                'served': True,
-                'storage': True,
-                'schema': {'openAPIV3Schema': {'type': 'object', 'x-kubernetes-preserve-unknown-fields': True}},
-            }
-        ],
-    },
-}
+CRD = define('kopfexamples', 'KopfExample', group='kopf.dev')
 KEX = {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'metadata': {'name': 'a'}, 'spec': {}}
 
 

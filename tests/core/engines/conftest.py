@@ -5,6 +5,7 @@ import gc
 import json
 import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from operatorworld import World, new_world
@@ -64,6 +65,17 @@ class PeeringApi:
     async def get_json(self, path, params=None, *, logger=None):
         assert path == '/api/v1/namespaces'
         return {'items': [{'metadata': {'name': name}} for name in self.namespaces]}
+
+
+@pytest.fixture
+def registry() -> OperatorRegistry:
+    return OperatorRegistry()
+
+
+@pytest.fixture
+def known() -> dict[Any, Memo]:
+    """Return the memos of the known objects, by whatever the test identifies them with."""
+    return {}
 
 
 @pytest.fixture

@@ -34,11 +34,6 @@ def clock(monkeypatch):
 
 
 @pytest.fixture
-def registry():
-    return kopf.OperatorRegistry()
-
-
-@pytest.fixture
 def run(registry):
     async def run(activity=Activity.STARTUP, **kwargs):
         handlers = registry.activities.get_handlers(activity)

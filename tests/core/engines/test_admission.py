@@ -62,17 +62,6 @@ def decode(response: Mapping[str, Any]) -> Any:
 
 
 @pytest.fixture
-def registry() -> kopf.OperatorRegistry:
-    return kopf.OperatorRegistry()
-
-
-@pytest.fixture
-def known() -> dict[str, Any]:
-    """Return the memos of the existing objects, by their uids."""
-    return {}
-
-
-@pytest.fixture
 def operator_memo() -> kopf.Memo:
     return kopf.Memo(shared='yes')
 

@@ -42,17 +42,6 @@ def make_review(*objects: Any, to: str = 'v2', **fields: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def registry() -> kopf.OperatorRegistry:
-    return kopf.OperatorRegistry()
-
-
-@pytest.fixture
-def known() -> dict[str, Any]:
-    """Return the memos of the existing objects, by their uids."""
-    return {}
-
-
-@pytest.fixture
 def converter(known: dict[str, Any]) -> Converter:
     return Converter(
         OperatorContext(settings=kopf.OperatorSettings(), memo=kopf.Memo(shared='yes'), indices={'index1': 'an index'}),

@@ -3,6 +3,8 @@
 import asyncio
 
 import pytest
+from kinds import define
+from offlineserver import OfflineServer
 
 import kopf
 from kopf._core.engines import webhook_registration
@@ -14,44 +16,13 @@ FOREIGN = {
     'webhook': {'clientConfig': {'url': 'https://foreign/x', 'caBundle': 'Q0E='}, 'conversionReviewVersions': ['v1']},
 }
 
-LATE = {
-    'apiVersion': 'apiextensions.k8s.io/v1',
-    'kind': 'CustomResourceDefinition',
-    'metadata': {'name': 'kopflates.kopf.dev'},
-    'spec': {
-        'group': 'kopf.dev',
-        'scope': 'Namespaced',
-        'names': {'plural': 'kopflates', 'singular': 'kopflate', 'kind': 'KopfLate'},
-        'versions': [
-            {
-                'name': 'v1',
-                'served': True,
-                'storage': True,
-                'schema': {'openAPIV3Schema': {'type': 'object', 'x-kubernetes-preserve-unknown-fields': True}},
-            }
-        ],
-    },
-}
+LATE = define('kopflates', 'KopfLate', group='kopf.dev')
 LATE_CRD = 'kopflates.kopf.dev'
-
-
-class Server:
-    """A server without a network: the test is the API."""
-
-    def __init__(self):
-        self.configs = asyncio.Queue()
-        self.configs.put_nowait({'url': 'https://localhost:1/root', 'caBundle': 'Q0E='})
-        self.fn = None
-
-    async def __call__(self, fn):
-        self.fn = fn
-        while True:
-            yield await self.configs.get()
 
 
 @pytest.fixture
 def server(world):
-    world.settings.admission.server = Server()
+    world.settings.admission.server = OfflineServer()
     world.settings.admission.managed = 'test.kopf.dev'
     return world.settings.admission.server
 

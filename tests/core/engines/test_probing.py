@@ -57,11 +57,6 @@ async def ask(server, path='/healthz'):
 
 
 @pytest.fixture
-def registry():
-    return kopf.OperatorRegistry()
-
-
-@pytest.fixture
 def settings():
     return kopf.OperatorSettings()
 

@@ -19,17 +19,6 @@ BODY = Body({'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'metadata': MET
 
 
 @pytest.fixture
-def registry():
-    return kopf.OperatorRegistry()
-
-
-@pytest.fixture
-def known():
-    """Return the memos of the known objects, by their uids."""
-    return {}
-
-
-@pytest.fixture
 def responder(known):
     context = OperatorContext(settings=kopf.OperatorSettings(), memo=kopf.Memo(shared='yes'), indices={'index1': 'i'})
     return Responder(context, memos=lambda resource, metadata: known.get((resource, metadata['uid'])))

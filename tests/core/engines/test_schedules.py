@@ -13,11 +13,6 @@ from kopf._core.intents.contexts import OperatorContext
 
 
 @pytest.fixture
-def registry():
-    return kopf.OperatorRegistry()
-
-
-@pytest.fixture
 def make(registry):
     def make(permitted=True):
         made = Schedules(

@@ -22,11 +22,6 @@ PODS = Resource('', 'v1', 'pods', kind='Pod', namespaced=True)
 CONFIG = kopf.WebhookClientConfig(url='https://host:1234/root', caBundle='Q0E=')
 
 
-@pytest.fixture
-def registry() -> kopf.OperatorRegistry:
-    return kopf.OperatorRegistry()
-
-
 def build(registry: kopf.OperatorRegistry) -> Any:
     served = {
         handler: handler.selector.select([RESOURCE, PODS])  # type: ignore[union-attr]

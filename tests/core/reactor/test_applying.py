@@ -3,21 +3,17 @@
 import asyncio
 
 import pytest
+from operatorworld import Gate
 
 import kopf
 
 
-class Gate:
-    """Something for a handler to wait for."""
-
-    def __init__(self):
-        self.event = asyncio.Event()
-
-    async def __call__(self, **_):
-        await self.event.wait()
-
-    def open(self):
-        self.event.set()
+async def create_but_tell_that_it_is_gone(world):
+    """Let the creation of an object be handled, and answer its patch with 404."""
+    world.sandbox.faults.error(404, times=1, verb='patch', name='obj')
+    await world.create()
+    await world.until_called('create')
+    await world.settled()
 
 
 @pytest.mark.parametrize('status', [400, 403, 409, 422, 429, 500])
@@ -55,10 +51,7 @@ async def test_an_object_whose_patch_gets_404_is_handled_when_it_changes(world):
     world.settings.persistence.consistency_timeout = 0.5
     world.declare(kopf.on.create, 'create')
     async with world.operator():
-        world.sandbox.faults.error(404, times=1, verb='patch', name='obj')
-        await world.create()
-        await world.until_called('create')
-        await world.settled()
+        await create_but_tell_that_it_is_gone(world)
         assert not any('Throttling' in text for text in world.log.texts)
         await world.edit(field='v2')
         await world.handled(field='v2')
@@ -68,10 +61,7 @@ async def test_an_object_that_is_gone_is_not_handled_anew_when_the_stream_is_beh
     world.settings.persistence.consistency_timeout = 60
     world.declare(kopf.on.create, 'create')
     async with world.operator():
-        world.sandbox.faults.error(404, times=1, verb='patch', name='obj')
-        await world.create()
-        await world.until_called('create')
-        await world.settled()
+        await create_but_tell_that_it_is_gone(world)
         await world.edit(field='v2')  # as if this was from before the deletion
         await world.settled()
         await world.delete()
@@ -86,10 +76,7 @@ async def test_an_object_that_is_gone_is_not_handled_anew_when_the_stream_is_far
     if observing:
         world.declare(kopf.on.event, 'event')
     async with world.operator():
-        world.sandbox.faults.error(404, times=1, verb='patch', name='obj')
-        await world.create()
-        await world.until_called('create')
-        await world.settled()
+        await create_but_tell_that_it_is_gone(world)
         world.sandbox.faults.error(404, times=1, verb='get', name='obj')
         await world.edit(field='v2')  # as if this was from before the deletion
         async with asyncio.timeout(10):

@@ -8,30 +8,14 @@ import urllib.error
 import urllib.request
 
 import pytest
+from kinds import define
 
 import kopf
 from kopf._core.reactor import watches
 from kopf.testing import Sandbox
 
 PEERINGS = pathlib.Path(__file__).resolve().parents[3] / 'peering.yaml'
-CRD = {
-    'apiVersion': 'apiextensions.k8s.io/v1',
-    'kind': 'CustomResourceDefinition',
-    'metadata': {'name': 'kopfexamples.kopf.dev'},
-    'spec': {
-        'group': 'kopf.dev',
-        'scope': 'Namespaced',
-        'names': {'plural': 'kopfexamples', 'kind': 'KopfExample'},
-        'versions': [
-            {
-                'name': 'v1',
-                'served': True,
-                'storage': True,
-                'schema': {'openAPIV3Schema': {'type': 'object', 'x-kubernetes-preserve-unknown-fields': True}},
-            }
-        ],
-    },
-}
+CRD = define('kopfexamples', 'KopfExample', group='kopf.dev')
 
 
 @pytest.fixture

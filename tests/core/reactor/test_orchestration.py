@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 
+import kinds
 import pytest
 from operatorworld import FINALIZER, Gate
 
@@ -10,25 +11,7 @@ import kopf
 
 
 def define(plural='kopfexamples', group='other.dev', version='v1'):
-    kind = 'Kind' + plural.title()
-    return {
-        'apiVersion': 'apiextensions.k8s.io/v1',
-        'kind': 'CustomResourceDefinition',
-        'metadata': {'name': f'{plural}.{group}'},
-        'spec': {
-            'group': group,
-            'scope': 'Namespaced',
-            'names': {'kind': kind, 'plural': plural, 'singular': plural},
-            'versions': [
-                {
-                    'name': version,
-                    'served': True,
-                    'storage': True,
-                    'schema': {'openAPIV3Schema': {'type': 'object', 'x-kubernetes-preserve-unknown-fields': True}},
-                }
-            ],
-        },
-    }
+    return kinds.define(plural, 'Kind' + plural.title(), group=group, version=version)
 
 
 async def test_resources_are_served_as_they_come_and_go(world):

@@ -226,6 +226,21 @@ class World:
     async def paused(self, count=1):
         await self.until(lambda: sum(text.startswith('Pausing operations') for text in self.says) == count)
 
+    async def begin_to_create(self, name, identity):
+        """Create the object, and wait until its handler runs: it goes on when the gate is opened."""
+        self.gate.clear()
+        await self.create(name, field='1')
+        await self.until(lambda: (identity, 'create', name) in self.calls)
+
+    async def pause_before_the_success_is_stored(self):
+        """Pause the operator while its handler runs, and refuse the patch with the handler's success."""
+        self.sandbox.faults.error(403, times=None, method='PATCH', resource='kopfexamples')
+        await self.put('boss')
+        await self.paused()
+        self.gate.set()
+        await self.until(lambda: any("can't be stored" in text for text in self.says))
+        self.sandbox.faults.clear()
+
     async def remove(self, identity):
         await self.aio.patch('kopfpeerings', 'default', {'status': {identity: None}})
 
@@ -441,10 +456,8 @@ async def test_takeover_also_where_there_is_no_peering(world):
 
 async def test_takeover_waits_for_operators_that_still_work(world):
     await world.join()
-    world.gate.clear()
     async with world.operator('low', priority=1):
-        await world.create('a', field='1')
-        await world.until(lambda: ('low', 'create', 'a') in world.calls)
+        await world.begin_to_create('a', 'low')
         async with world.operator('high', priority=2):
             await world.paused()
             await asyncio.sleep(0.3)
@@ -463,10 +476,8 @@ async def test_takeover_waits_for_operators_that_still_work(world):
 async def test_takeover_waits_also_if_it_could_not_be_announced_at_first(world, monkeypatch, options):
     monkeypatch.setattr(peering_member, 'RETRY_DELAY', 0.2)
     await world.join()
-    world.gate.clear()
     async with world.operator('low', priority=1):
-        await world.create('a', field='1')
-        await world.until(lambda: ('low', 'create', 'a') in world.calls)
+        await world.begin_to_create('a', 'low')
         world.sandbox.faults.error(500, times=1, method='PATCH', resource='kopfpeerings')
         async with world.operator('high', priority=2, **options):
             await world.paused()
@@ -479,10 +490,8 @@ async def test_takeover_waits_also_if_it_could_not_be_announced_at_first(world, 
 
 async def test_handlers_that_run_during_a_whole_pause_are_not_repeated_if_they_cannot_be_stored_at_once(world):
     await world.join()
-    world.gate.clear()
     async with world.operator('me'):
-        await world.create('a', field='1')
-        await world.until(lambda: ('me', 'create', 'a') in world.calls)
+        await world.begin_to_create('a', 'me')
         await world.put('boss')
         await world.paused()
         await world.remove('boss')
@@ -495,16 +504,9 @@ async def test_handlers_that_run_during_a_whole_pause_are_not_repeated_if_they_c
 
 async def test_a_success_that_cannot_be_stored_before_a_pause_is_stored_after_it(world):
     await world.join()
-    world.gate.clear()
     async with world.operator('me'):
-        await world.create('a', field='1')
-        await world.until(lambda: ('me', 'create', 'a') in world.calls)
-        world.sandbox.faults.error(403, times=None, method='PATCH', resource='kopfexamples')
-        await world.put('boss')
-        await world.paused()
-        world.gate.set()
-        await world.until(lambda: any("can't be stored" in text for text in world.says))
-        world.sandbox.faults.clear()
+        await world.begin_to_create('a', 'me')
+        await world.pause_before_the_success_is_stored()
         await world.remove('boss')
         await world.handled('a', field='1')
     assert world.calls.count(('me', 'create', 'a')) == 1
@@ -512,16 +514,9 @@ async def test_a_success_that_cannot_be_stored_before_a_pause_is_stored_after_it
 
 async def test_a_success_from_before_a_pause_is_forgotten_if_others_have_handled_the_object(world):
     await world.join()
-    world.gate.clear()
     async with world.operator('me'):
-        await world.create('a', field='1')
-        await world.until(lambda: ('me', 'create', 'a') in world.calls)
-        world.sandbox.faults.error(403, times=None, method='PATCH', resource='kopfexamples')
-        await world.put('boss')
-        await world.paused()
-        world.gate.set()
-        await world.until(lambda: any("can't be stored" in text for text in world.says))
-        world.sandbox.faults.clear()
+        await world.begin_to_create('a', 'me')
+        await world.pause_before_the_success_is_stored()
         handled = {'kopf.zalando.org/last-handled-configuration': '{"spec":{"field":"1"}}\n'}
         await world.aio.patch('kopfexamples', 'a', {'metadata': {'annotations': handled}})
         count = len(world.sandbox.requests)

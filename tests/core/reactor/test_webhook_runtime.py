@@ -3,6 +3,8 @@
 import asyncio
 
 import pytest
+from kinds import define
+from offlineserver import OfflineServer
 
 import kopf
 from kopf._core.engines import webhook_registration
@@ -12,51 +14,9 @@ VALIDATING, MUTATING = 'validatingwebhookconfigurations', 'mutatingwebhookconfig
 NAME = 'test.kopf.dev'
 
 
-class Server:
-    """A server without a network: the test is the API."""
-
-    def __init__(self):
-        self.configs = asyncio.Queue()
-        self.configs.put_nowait({'url': 'https://localhost:1/root', 'caBundle': 'Q0E='})
-        self.fn = None
-        self.started = asyncio.Event()
-        self.ended = asyncio.Event()
-        self.ending = None
-
-    async def __call__(self, fn):
-        self.fn = fn
-        self.started.set()
-        try:
-            while (config := await self.configs.get()) is not None:
-                yield config
-        finally:
-            if self.ending is not None:
-                await self.ending()
-            self.ended.set()
-
-    async def review(self, operation='CREATE', *, webhook=None, metadata=None, resource='kopfexamples'):
-        obj = {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'metadata': metadata or {'name': 'obj'}, 'spec': {}}
-        answer = await self.fn(
-            {
-                'apiVersion': 'admission.k8s.io/v1',
-                'kind': 'AdmissionReview',
-                'request': {
-                    'uid': 'uid1',
-                    'operation': operation,
-                    'userInfo': {},
-                    'object': None if operation == 'DELETE' else obj,
-                    'oldObject': None if operation == 'CREATE' else obj,
-                    'resource': {'group': 'kopf.dev', 'version': 'v1', 'resource': resource},
-                },
-            },
-            webhook=webhook,
-        )
-        return answer['response']
-
-
 @pytest.fixture
 def server(world):
-    server = Server()
+    server = OfflineServer()
     world.settings.admission.server = server
     world.settings.admission.managed = NAME
     return server
@@ -189,28 +149,7 @@ async def test_resources_that_come_later(world, server, hooks):
     async with world.operator():
         await world.aio.wait_for(VALIDATING, NAME)
         assert await hooks(VALIDATING) == {}
-        await world.aio.create(
-            {
-                'apiVersion': 'apiextensions.k8s.io/v1',
-                'kind': 'CustomResourceDefinition',
-                'metadata': {'name': 'kopflates.kopf.dev'},
-                'spec': {
-                    'group': 'kopf.dev',
-                    'scope': 'Namespaced',
-                    'names': {'plural': 'kopflates', 'singular': 'kopflate', 'kind': 'KopfLate'},
-                    'versions': [
-                        {
-                            'name': 'v1',
-                            'served': True,
-                            'storage': True,
-                            'schema': {
-                                'openAPIV3Schema': {'type': 'object', 'x-kubernetes-preserve-unknown-fields': True}
-                            },
-                        }
-                    ],
-                },
-            }
-        )
+        await world.aio.create(define('kopflates', 'KopfLate', group='kopf.dev'))
         await hooks(VALIDATING, 'late')
         assert (await server.review(webhook='late', resource='kopflates'))['allowed']
         await world.aio.delete('customresourcedefinitions', 'kopflates.kopf.dev')
@@ -328,7 +267,7 @@ async def test_a_failing_server_ends_the_operator(world):
 async def test_servers_that_are_context_managers_are_entered_and_exited(world, server, hooks, substituted):
     events = []
 
-    class Manager(Server):
+    class Manager(OfflineServer):
         async def __aenter__(self):
             events.append('enter')
             return server if substituted else self
