@@ -50,6 +50,8 @@ class Peer:
     lastseen: str = ''
     waiting: bool = False
     """Whether the operator takes over, and waits until operators with lower priorities have paused."""
+    pausing: bool = False
+    """Whether the operator starts nothing new, but still runs handlers, while another operator waits for their end."""
     paused: bool = False
     """Whether the operator has stopped all its work, while another operator waits for that."""
 
@@ -71,6 +73,7 @@ class Peer:
                 lifetime=int(record.get('lifetime', 60)),
                 lastseen=str(record.get('lastseen') or ''),
                 waiting=record.get('waiting') is True,
+                pausing=record.get('pausing') is True,
                 paused=record.get('paused') is True,
             )
         except (TypeError, ValueError):

@@ -40,8 +40,15 @@ EXIT_TIMEOUT = 2.0
 _UNSEEN = ('expired', 'unannounced')
 """The reasons of pauses in which the peering object has no valid record of this operator."""
 
+_FLAGS = frozenset({'waiting', 'pausing', 'paused'})
+"""The additional fields of records, by which operators coordinate a takeover."""
+
 TAKEOVER_TIMEOUT = 5.0
-"""How long a starting operator waits until the operators with lower priorities have paused (in seconds)."""
+"""
+How long a starting operator waits until the operators with lower priorities have paused (in seconds).
+
+It waits longer only for those that report that their handlers are still running.
+"""
 
 
 def read_time() -> float:
@@ -202,6 +209,9 @@ class PeeringMember:
             # The end of an unchanged record stays: it is counted from the last observed change, by our own clock.
             observed[identity] = other
         self._observed = observed
+        if self._own is None and isinstance(own := status.get(self._identity), Mapping):
+            # A killed operator of the same identity, such as of the same pod, has left its flags.
+            self._written_flags = frozenset(_FLAGS.intersection(own))
         # Read from the object, not from our requests: another operator can have removed the record.
         self._listed = status.get(self._identity) is not None
 
@@ -272,6 +282,10 @@ class PeeringMember:
         alive = [other.peer for other in self._observed.values() if self._is_alive(other, now)]
         higher = [peer for peer in alive if peer.priority > priority]
         equal = [peer for peer in alive if peer.priority == priority]
+        # A working operator does not stop for them: they do nothing new, and only an earlier pause could have helped.
+        pausing = [
+            peer for peer in alive if peer.priority < priority and peer.pausing and (self.paused or not self.known)
+        ]
         # Our own record is checked before the records of the peers: an operator that its peers do not see must not
         # work.
         if not self._present and not self._ending:
@@ -285,6 +299,9 @@ class PeeringMember:
         # Operators with shards have equal priorities on purpose: each handles its own part of the objects.
         elif equal and not self._settings.watching.shard_selectors:
             self._set_decision(True, equal, equal=equal)
+        # It can take hours. So, the operator pauses rather than starts later: it watches, and answers the probes.
+        elif pausing:
+            self._set_decision(True, 'unfinished', pausing=pausing)
         else:
             self._set_decision(False, None)
         self.known = True
@@ -306,7 +323,14 @@ class PeeringMember:
         is_confirmed = self._confirmed_at >= other.until or not self._present or self._refused
         return self.known and self.paused and not is_confirmed
 
-    def _set_decision(self, paused: bool, reason: object, *, equal: Collection[Peer] = ()) -> None:
+    def _set_decision(
+        self,
+        paused: bool,
+        reason: object,
+        *,
+        equal: Collection[Peer] = (),
+        pausing: Collection[Peer] = (),
+    ) -> None:
         # Compared by identities, as records change with every renewal, and each reason is logged once.
         key = sorted(peer.identity for peer in reason) if isinstance(reason, list) else reason
         if key != self._reason:
@@ -324,6 +348,12 @@ class PeeringMember:
                     "Pausing operations: the record in the peering %s could not be renewed in time, "
                     "so that other operators can take over.",
                     self._place,
+                )
+            elif reason == 'unfinished':
+                logger.warning(
+                    "Pausing operations until the running handlers of other operators have ended, or these operators "
+                    "are gone: %r.",
+                    pausing,
                 )
         if self.paused and not paused and self.known:
             logger.info("Resuming operations after the pause. Conflicting operators with the same priority are gone.")
@@ -375,6 +405,7 @@ class PeeringMember:
         Wait until the operators with lower priorities have paused, or their records are dead.
 
         The wait is limited, as operators of other frameworks, upstream kopf included, do not report that they paused.
+        For those that report running handlers when it is over, the operator pauses, see `_decide`.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(TAKEOVER_TIMEOUT, self._settings.peering.lifetime / 2)):
@@ -400,7 +431,10 @@ class PeeringMember:
         """Return the additional fields of our own record, by which operators coordinate a takeover."""
         if self._halted and self._is_waited_for():
             return frozenset({'paused'})
-        arriving = not self.known or self._reason in _UNSEEN
+        # Once reported, until the handlers have ended: if the operator that waits is gone, the next one must know, too.
+        if self.paused and not self._halted and ('pausing' in self._written_flags or self._is_waited_for()):
+            return frozenset({'pausing'})
+        arriving = not self.known or self._reason in (*_UNSEEN, 'unfinished')
         return frozenset({'waiting'}) if arriving and self._outranks_workers() else frozenset()
 
     async def _maintain_records(self) -> None:

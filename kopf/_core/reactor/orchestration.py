@@ -418,9 +418,9 @@ class Orchestrator:
         for watch, sink, _ in self._watches.values():
             sink.paused(watch)
             watch.pause(True)
-        if self._watches or self._tools.schedules:
-            # Saving starts at once, not after the daemons have ended: the pause can be over by then.
-            self._halting = self._tasks.create_task(self._halt(self._start_saving()), name='pausing')
+        # Also without watches: the handlers of a former watch can be running, and peers wait until this is reported.
+        # Saving starts at once, not after the daemons have ended: the pause can be over by then.
+        self._halting = self._tasks.create_task(self._halt(self._start_saving()), name='pausing')
 
     async def _halt(self, saving: asyncio.Task[None]) -> None:
         # Why not `await saving`? If the pause ends meanwhile, this task is cancelled, and would cancel the saving, too.

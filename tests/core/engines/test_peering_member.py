@@ -196,6 +196,79 @@ async def test_an_operator_that_takes_over_reports_that_it_waits(peering_api, jo
         assert peering_api.status['me']['waiting'] is None
 
 
+async def test_running_handlers_of_the_lower_operator_are_waited_for_however_long_they_run(peering_api, join, caplog):
+    peering_api.put(intern=record(priority=1))
+    async with join() as member:
+        for _ in range(20):
+            peering_api.put(intern={**record(priority=1), 'pausing': True})
+            await passed(50)
+            assert member.paused
+            assert peering_api.status['me']['waiting'] is True
+        assert member.joined  # it watches meanwhile
+        peering_api.put(intern={**record(priority=1), 'paused': True})
+        await passed(0)
+        assert member.changes == [(True, True), (True, False)]
+    assert caplog.text.count("Pausing operations until the running handlers of other operators have ended") == 1
+
+
+@pytest.mark.parametrize('end', [None, 'dead'])
+async def test_operators_that_die_with_running_handlers_are_waited_for_only_as_long_as_their_records_live(
+    peering_api, join, end
+):
+    peering_api.put(intern={**record(priority=1), 'pausing': True})
+    async with join() as member:
+        await passed(59.9)
+        assert member.paused
+        if end is None:
+            peering_api.put(intern=None)
+        await passed(0 if end is None else 0.2)
+        assert member.known and not member.paused
+
+
+async def test_running_handlers_of_the_lower_operator_are_waited_for_after_the_higher_one_has_gone(peering_api, join):
+    peering_api.put(boss=record(priority=100))
+    async with join() as member:
+        peering_api.put(intern={**record(priority=1), 'pausing': True}, boss=None)
+        await passed(0)
+        assert member.paused
+        assert peering_api.status['me']['waiting'] is True
+        peering_api.put(intern={**record(priority=1), 'paused': True})
+        await passed(0)
+        assert not member.paused
+
+
+async def test_a_working_operator_does_not_stop_for_operators_with_lower_priorities_that_pause(peering_api, join):
+    async with join() as member:
+        peering_api.put(intern={**record(priority=1), 'pausing': True})
+        await passed(100)
+        assert member.changes == [(True, False)]
+
+
+async def test_a_pausing_operator_reports_its_running_handlers_until_they_have_ended(peering_api, join):
+    async with join() as member:
+        peering_api.put(boss=record(priority=100))
+        await passed(0)
+        assert 'pausing' not in peering_api.status['me']
+        peering_api.put(boss={**record(priority=100), 'waiting': True})
+        await passed(0)
+        assert peering_api.status['me']['pausing'] is True
+        peering_api.put(boss=None, other=record(priority=50))
+        await passed(0)
+        assert peering_api.status['me']['pausing'] is True
+        peering_api.put(other={**record(priority=50), 'waiting': True})
+        member.halt(True)
+        await passed(0)
+        assert peering_api.status['me']['paused'] is True
+        assert peering_api.status['me']['pausing'] is None
+
+
+async def test_the_flags_of_a_killed_operator_of_the_same_identity_are_removed(peering_api, join):
+    flags = {'waiting': True, 'pausing': True, 'paused': True}
+    peering_api.put(me={**record(priority=10), **flags})
+    async with join():
+        assert {name: peering_api.status['me'][name] for name in flags} == dict.fromkeys(flags)
+
+
 async def test_operators_that_took_over_meanwhile_get_time_to_pause(peering_api, join, monkeypatch):
     monkeypatch.setattr(peering_member.random, 'uniform', lambda *_: 7.5)  # the attempts are 52.5, 57.5, 62.5 s later
     async with join() as member:

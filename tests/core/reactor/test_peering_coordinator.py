@@ -472,6 +472,44 @@ async def test_takeover_waits_for_operators_that_still_work(world):
     assert [call for call in world.calls if call[1] != 'resume'] == [('low', 'create', 'a')]
 
 
+async def test_takeover_waits_for_handlers_however_long_they_run(world, monkeypatch):
+    monkeypatch.setattr(peering_member, 'TAKEOVER_TIMEOUT', 0.1)
+    await world.join()
+    world.gate.clear()
+    async with world.operator('low', priority=1):
+        await world.create('a', field='1')
+        await world.until(lambda: ('low', 'create', 'a') in world.calls)
+        async with world.operator('high', priority=2, observing=True):
+            await world.aio.wait_for(
+                'kopfpeerings', 'default', lambda body: (body['status'].get('low') or {}).get('pausing') is True
+            )
+            await world.until_indexed('high', a='1')  # it watches, and so has begun, but does not work yet
+            assert not [call for call in world.calls if call[0] == 'high']
+            world.gate.set()
+            await world.until(lambda: ('high', 'resume', 'a') in world.calls)
+            await world.aio.wait_for(
+                'kopfpeerings',
+                'default',
+                lambda body: all(
+                    not {'paused', 'pausing', 'waiting'} & set(record) for record in body['status'].values()
+                ),
+            )
+    assert [call for call in world.calls if call[1] in ('create', 'update')] == [('low', 'create', 'a')]
+
+
+async def test_takeover_does_not_wait_for_operators_that_serve_nothing(world, monkeypatch):
+    monkeypatch.setattr(peering_member, 'TAKEOVER_TIMEOUT', 60)
+    await world.join()
+    async with world.operator('low', priority=1):
+        await world.joined('low')
+        await world.aio.delete('customresourcedefinitions', 'kopfexamples.kopf.dev')
+        await world.until(lambda: any('Unresolved resources' in text for text in world.says))
+        async with world.operator('high', priority=2):
+            await world.aio.wait_for(
+                'kopfpeerings', 'default', lambda body: (body['status'].get('low') or {}).get('paused') is True
+            )
+
+
 @pytest.mark.parametrize('options', [{'peering_name': 'default'}, {}], ids=['mandatory', 'optional'])
 async def test_takeover_waits_also_if_it_could_not_be_announced_at_first(world, monkeypatch, options):
     monkeypatch.setattr(peering_member, 'RETRY_DELAY', 0.2)
