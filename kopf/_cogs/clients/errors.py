@@ -7,6 +7,7 @@ the HTTP library is. Bodies that are not a `Status` object (of proxies and load 
 """
 
 import datetime
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,6 +27,18 @@ UNTYPED = 'failed to create typed patch object'
 The beginning of messages about applied objects that do not fit the schema of their kind.
 
 API servers respond with 500 to them. Nevertheless, it is a mistake of the client, and must not be tried again.
+"""
+
+_WEBHOOK_DENIAL = re.compile(r'admission webhook "[^"]*" denied the request')
+
+_POLICY_DENIAL = re.compile(r".* is forbidden: ValidatingAdmissionPolicy '", re.DOTALL)
+
+_PLUGIN_DENIAL = re.compile(r'.* is forbidden: (?!User ".*" cannot )', re.DOTALL)
+"""
+The texts of admission plugins of API servers, such as quotas, limits, and the security of pods.
+
+Authorizers refuse users with the same words, and with the same status and reason. Their reasons at the end of the text
+can say anything, so only the beginning tells them apart.
 """
 
 
@@ -68,6 +81,16 @@ class APIError(Exception):
         return f"{type(self).__name__}({self.message!r}, status={self.status}{reason})"
 
     @property
+    def is_by_admission(self) -> bool:
+        """
+        True if the request is permitted to the account, but the object was denied by a webhook, a policy, or a plugin.
+
+        Only the text indicates it: webhooks and policies choose the status and the reason of their denials.
+        """
+        message = self.message or ''
+        return _is_denial(message) or (self.reason == 'Forbidden' and _PLUGIN_DENIAL.match(message) is not None)
+
+    @property
     def retry_after(self) -> float | None:
         # The header first: proxies in front of the API set it, too, but they send no Status object.
         header = self.headers.get('Retry-After')
@@ -100,7 +123,12 @@ class APIUnauthorizedError(APIClientError):
 
 
 class APIForbiddenError(APIClientError):
-    """403: the credentials are accepted, but have no rights for this."""
+    """
+    403: the credentials are accepted, but have no rights for this; or the object was denied by admission.
+
+    The latter also comes with the status 401, 404, 409, or 410, if a webhook or a policy has chosen it. It does not
+    mean that the credentials are invalid, the object is gone, and so on.
+    """
 
 
 class APINotFoundError(APIClientError):
@@ -202,7 +230,8 @@ def build_status_error(
     message, reason = data.get('message'), data.get('reason')
     status = status if status is not None else code or 0
     mistaken = status == 500 and isinstance(message, str) and message.startswith(UNTYPED)
-    return _get_class(422 if mistaken else status)(
+    disguised = status in (401, 404, 409, 410) and _is_denial(str(message))
+    return _get_class(422 if mistaken else 403 if disguised else status)(
         str(message) if message else f"HTTP {status}",
         status=status,
         code=code,
@@ -210,6 +239,10 @@ def build_status_error(
         details=details if isinstance(details, Mapping) else None,
         headers=headers,
     )
+
+
+def _is_denial(message: str) -> bool:
+    return bool(_WEBHOOK_DENIAL.match(message) or _POLICY_DENIAL.match(message))
 
 
 def _get_class(status: int) -> type[APIError]:

@@ -172,8 +172,7 @@ def is_fault_of(wanted: Patch, error: Exception) -> bool:
     if not wanted:
         return False
     if isinstance(error, APIForbiddenError):
-        # HTTP 403 comes from RBAC, but also from admission webhooks and policies; only the text tells them apart.
-        return 'admission' in (error.message or '') or 'denied' in (error.message or '')
+        return error.is_by_admission
     fields = [str(cause.get('field') or '') for cause in _iter_causes(error)]
     # Without named fields, the changes of the handlers are suspected: their handlers then run again for the new state.
     is_about_metadata = bool(fields) and all(

@@ -122,3 +122,47 @@ def test_any_body_makes_an_error(status, body):
     assert isinstance(error, errors.APIClientError if status < 500 else errors.APIServerError)
     assert isinstance(error.message, str)
     repr(error), error.retry_after
+
+
+USER = 'User "system:serviceaccount:default:op"'
+
+
+@pytest.mark.parametrize(
+    'status, message, is_by_admission',
+    [
+        # Authorizers, also with reasons of their own; and proxies before the API server.
+        (403, f'kopfexamples.kopf.dev "x" is forbidden: {USER} cannot patch resource "kopfexamples"', False),
+        (403, f'pods "x" is forbidden: {USER} cannot patch resource "pods" in the namespace "n": access denied', False),
+        (403, f'pods "x" is forbidden: {USER} cannot patch resource "pods": admission webhook "y" denied it', False),
+        (403, f'forbidden: {USER} cannot get path "/version"', False),
+        (403, 'Access denied', False),
+        (403, 'the admission desk is closed', False),
+        # Webhooks and policies choose the status.
+        (403, 'admission webhook "x.example.com" denied the request: no way', True),
+        (400, 'admission webhook "x.example.com" denied the request without explanation', True),
+        (422, 'admission webhook "x.example.com" denied the request: is forbidden: User "x" cannot', True),
+        (403, "pods \"x\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no", True),
+        (422, "pods \"x\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no", True),
+        # Plugins of the API server.
+        (403, 'pods "x" is forbidden: violates PodSecurity "restricted:latest": privileged', True),
+        (403, 'pods "x" is forbidden: exceeded quota: q, requested: pods=1, used: pods=1, limited: pods=1', True),
+        (422, 'Pod "x" is invalid: spec: Forbidden: pod updates may not change fields', False),
+    ],
+)
+def test_denials_by_admission_differ_from_missing_rights(status, message, is_by_admission):
+    reason = {403: 'Forbidden', 422: 'Invalid'}.get(status)
+    error = errors.build_status_error({'message': message, 'reason': reason}, status=status)
+    assert error.is_by_admission is is_by_admission
+
+
+@pytest.mark.parametrize('status', [401, 404, 409, 410])
+@pytest.mark.parametrize(
+    'message',
+    [
+        'admission webhook "x.example.com" denied the request: no way',
+        "pods \"x\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no way",
+    ],
+)
+def test_denials_with_the_status_of_other_failures_are_not_taken_for_these(status, message):
+    error = errors.build_status_error({'message': message}, status=status)
+    assert type(error) is errors.APIForbiddenError and error.status == status and error.is_by_admission

@@ -240,3 +240,27 @@ async def test_the_deletion_of_a_throttled_object_is_reported_after_handlers_are
         await world.settled()
         world.declare(kopf.on.event, 'another')
         await world.until(lambda: 'DELETED' in [call['type'] for call in world.called('event', 'obj')])
+
+
+@pytest.mark.parametrize(
+    'status, message, remedy',
+    [
+        (
+            403,
+            'kexes "obj" is forbidden: User "op" cannot patch resource "kexes": access denied',
+            "Grant the verb patch",
+        ),
+        (403, 'admission webhook "x.example.com" denied the request: no', "Fix what the handlers put there"),
+        (404, 'admission webhook "x.example.com" denied the request: no', "Fix what the handlers put there"),
+        (401, 'admission webhook "x.example.com" denied the request: no', "Fix what the handlers put there"),
+    ],
+)
+async def test_refusals_by_rbac_and_denials_by_admission_have_different_remedies(world, status, message, remedy):
+    world.declare(kopf.on.create, 'create', does='result')
+    world.sandbox.faults.error(status, times=1, verb='patch', name='obj', reason='Forbidden', message=message)
+    async with world.operator():
+        await world.create()
+        await world.until_logged(f"The API refuses to patch the object: {message}. {remedy}")
+        await world.handled()
+    assert (await world.get())['status'] == {'create': 'result'}
+    assert len(world.called('create')) == 1
