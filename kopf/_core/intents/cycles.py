@@ -60,7 +60,9 @@ class Cycle:
     edited: bool = False
     """Whether the base must be stored before the end of the cycle, because the object does not contain it any more."""
     assumed: BodyEssence | None = None
-    """The last handled essence if it is only in memory: it is stored with the first step of an update."""
+    """The last handled essence if only the memory has it: it is stored with the first step of an update."""
+    external: Any = None
+    """What storages of users had elsewhere than on the object when it was last saved; see `Decider.look_up`."""
 
     def recall(self, essence: BodyEssence, *, creating: bool) -> None:
         """Begin with the state that was remembered when no handler matched the object; see `find_missing_fields`."""
@@ -69,6 +71,10 @@ class Cycle:
             self.base = essence
         else:
             self.assumed = essence
+
+    def note_external(self, external: Any) -> None:
+        """Remember what storages of users have before a pause; ``None`` when the pause is over."""
+        self.external = external
 
     def skip(self, skipping: bool) -> None:
         """Note whether filters have failed in this step."""

@@ -9,6 +9,7 @@ had the field. So the operator remembers the absence of the field: when the fiel
 state without the field. If creation handlers match the object then, it is created first, and the update follows.
 """
 
+import copy
 import dataclasses
 import datetime
 from collections.abc import Sequence
@@ -365,23 +366,30 @@ class Decider:
         # Records of an interrupted cycle are to be continued or purged, although nothing has changed since then.
         return not self.records.fetch_all(self.table.changing_ids, body)
 
+    @property
+    def is_external(self) -> bool:
+        """Return whether progress or handled states can be elsewhere than on the objects, in storages of users."""
+        return self.records.is_external or self.essences.is_external
+
+    def look_up(self, body: Body, cycle: Cycle) -> tuple[Any, BodyEssence | None] | None:
+        """Return the progress and the last handled state as they are stored now; ``None`` if a storage fails."""
+        keys = {**dict.fromkeys(self.table.changing_ids), **dict.fromkeys(cycle.state)}
+        try:
+            records = {key: self.records.fetch(key=key, body=body) for key in keys}
+            # Copied, as storages can return what they modify later.
+            return copy.deepcopy((records, self.essences.fetch_last(body, self.essences.of(body))))
+        except StorageError:
+            return None
+
     def is_untouched(self, earlier: Body, body: Body, cycle: Cycle) -> bool:
         """
-        Check whether no other operator has stored progress or a handled state on the object since the earlier state.
+        Check whether no other operator has stored progress or a handled state since the earlier state of the object.
 
-        If storages of users keep data elsewhere, this is unknown, and the result is false.
+        What storages of users keep elsewhere is compared with what they had before the pause.
         """
-        if self.records.is_external or self.essences.is_external:
-            return False
-        keys = list({**dict.fromkeys(self.table.changing_ids), **dict.fromkeys(cycle.state)})
-        try:
-            before = [self.records.fetch(key=key, body=earlier) for key in keys]
-            last = self.essences.fetch_last(earlier, self.essences.of(earlier))
-            return before == [self.records.fetch(key=key, body=body) for key in keys] and is_same(
-                last, self.essences.fetch_last(body, self.essences.of(body))
-            )
-        except StorageError:
-            return False
+        before = cycle.external if self.is_external else self.look_up(earlier, cycle)
+        after = self.look_up(body, cycle)
+        return before is not None and after is not None and before[0] == after[0] and is_same(before[1], after[1])
 
     def _recall(
         self,

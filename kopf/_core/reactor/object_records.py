@@ -370,12 +370,16 @@ class ObjectRecord:
             self.unverified = self.cycle is not None and self.body is not None and self.in_memory_only
         if not working and not self.unverified:
             self.cycle = self.pending_patch = None
+        elif working and self.cycle is not None:
+            self.cycle.note_external(None)
 
     def verify(self, *, untouched: bool) -> None:
         """Go on with the kept progress after a pause if no other operator has touched the object; else, drop it."""
         self.unverified = False
         if not untouched:
             self.cycle = self.pending_patch = None
+        elif self.cycle is not None:
+            self.cycle.note_external(None)
 
     def abandon(self) -> None:
         """Called when the object is not served any more: a running step may end, but no other one begins."""

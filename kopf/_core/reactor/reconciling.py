@@ -432,7 +432,12 @@ class Reconciler:
         # found by the next operator, or after the pause, as it was found here.
         if decision is not None and decision.cycle is record.cycle:
             decision.hold_back()
-            await self._handle(record, decision, patch, conclusion)
+            try:
+                await self._handle(record, decision, patch, conclusion)
+            finally:
+                # Before the request, and not again in the same pause: later, another operator can be at work already.
+                if self._decider.is_external and decision.cycle.external is None:
+                    decision.cycle.note_external(self._decider.look_up(body, decision.cycle))
         else:
             decision = None
             complete(record, patch, make_logger(record, self._decider.table.resource, self._settings, ObjectLogger))

@@ -128,3 +128,63 @@ async def test_deletions_are_stored_also_when_the_object_leaves_the_selection(wo
         await world.edit(metadata={'labels': {'app': 'y'}})
         await world.gone()  # it is freed at once, whether it ever comes back or not
     assert len(world.called('delete')) == 1
+
+
+class Database:
+    """The records of one object, outside of the cluster."""
+
+    def __init__(self):
+        self.progress, self.handled = {}, None
+
+    def install(self, persistence):
+        database = self
+
+        class Progress(kopf.ProgressStorage):
+            def fetch(self, *, key, body):
+                return database.progress.get(key)
+
+            def store(self, *, key, record, body, patch):
+                database.progress[key] = record
+
+            def purge(self, *, key, body, patch):
+                database.progress.pop(key, None)
+
+        class DiffBase(kopf.AnnotationsDiffBaseStorage):
+            def fetch(self, *, body):
+                return super().fetch(body=body) if database.handled is None else database.handled
+
+            def store(self, *, body, patch, essence):
+                database.handled = None
+                super().store(body=body, patch=patch, essence=essence)
+
+        persistence.progress_storage, persistence.diffbase_storage = Progress(), DiffBase()
+
+
+@pytest.mark.parametrize('touched', [None, 'progress', 'handled'])
+async def test_successes_that_could_not_be_stored_before_a_pause_count_after_it_with_external_storages(world, touched):
+    database = Database()
+    database.install(world.settings.persistence)
+    world.settings.queueing.error_delays = [60]
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.update, 'update')
+    world.sandbox.apply(world.root / 'peering.yaml')
+    await world.aio.create({'apiVersion': 'kopf.dev/v1', 'kind': 'ClusterKopfPeering', 'metadata': {'name': 'default'}})
+
+    async def put(record):
+        await world.aio.patch('clusterkopfpeerings', 'default', {'status': {'other': record}})
+
+    async with world.operator(standalone=False, clusterwide=True, peering_name='default'):
+        world.sandbox.faults.error(500, method='PATCH', resource='kopfexamples', times=None)
+        await world.create()
+        await world.until_logged('Throttling for 60 seconds')
+        await put({'priority': 100, 'lastseen': datetime.datetime.now(datetime.UTC).isoformat(), 'lifetime': 60})
+        # Tried at the beginning of the pause, and once more when all work has ended.
+        await world.until(lambda: sum("1 objects can't be stored" in text for text in world.log.texts) == 2)
+        if touched == 'progress':
+            database.progress['update'] = {'purpose': 'create', 'started': '2020-01-01T00:00:00Z', 'success': True}
+        if touched == 'handled':
+            database.handled = {'spec': {'field': 'other'}}
+        world.sandbox.faults.clear()
+        await put(None)
+        await world.handled()
+    assert world.ids == {None: ['create'], 'progress': ['create', 'create'], 'handled': ['create', 'update']}[touched]
