@@ -38,16 +38,18 @@ MAX_FAILURES = 2
 """After how many other failures to list a resource only handlers that can use its indices wait for it."""
 
 
+ListedEvent = tuple[RawEvent, float | None]
+"""An event, and the time when its list was requested, if it is from a list."""
+
+
 class IndexingState:
     """The state of one object while it is being indexed, or is excluded from some indices."""
 
-    __slots__ = ('delays', 'event', 'excluded', 'listed_since', 'retried', 'running', 'timer')
+    __slots__ = ('delays', 'events', 'excluded', 'retried', 'running', 'timer')
 
     def __init__(self) -> None:
-        self.event: RawEvent | None = None
-        """The newest event that is not indexed yet."""
-        self.listed_since: float | None = None
-        """The time when the list of that event was requested, if it is from a list."""
+        self.events: list[ListedEvent] = []
+        """The newest event that is not indexed yet; and before it the deletion, if the object is back since then."""
         self.running = False
         """Whether a task is indexing the object."""
         self.excluded: dict[HandlerId, HandlerState] = {}
@@ -58,6 +60,26 @@ class IndexingState:
         """The timer of the next attempt."""
         self.delays: Delays | None = None
         """The delays between the attempts to pass an event on, if that has failed."""
+
+    def put(self, event: RawEvent, listed_since: float | None) -> None:
+        """Keep the event, instead of an older one. A deletion is kept beside it: the handlers must not miss it."""
+        deletions = [each for each in self.events[:1] if is_deletion(each[0]) and not is_deletion(event)]
+        self.events = [*deletions, (event, listed_since)]
+
+    def put_back(self, event: RawEvent, listed_since: float | None) -> None:
+        """Keep the event for another attempt, unless a newer one replaces it."""
+        newer = self.events
+        self.events = [(event, listed_since)]
+        for each in newer:
+            self.put(*each)
+
+    def take(self) -> ListedEvent | None:
+        """Return the next event, if there is one, and remove it."""
+        return self.events.pop(0) if self.events else None
+
+    def keep_deletion(self) -> None:
+        """Drop the other events, as the next watch lists these states again. No list brings a deletion again."""
+        self.events = [each for each in self.events if is_deletion(each[0])]
 
     def cancel_timer(self) -> None:
         """Cancel the next attempt."""
@@ -100,17 +122,16 @@ class Informer(ObjectSink):
 
     def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
         state = record.indexing
-        # Deletions are not indexed, so they are passed on at once. But while a function runs, they wait: they must not
-        # overtake the event that is being indexed.
-        if event['type'] == 'DELETED' and (state is None or not state.running):
-            self._discard(record)
-            self._sink.receive(record, event, listed_since=listed_since)
-            return
         if state is None:
             state = IndexingState()
             record.begin_indexing(state)
-        state.event, state.listed_since = event, listed_since
-        if not state.running:
+        state.put(event, listed_since)
+        if state.running:
+            return  # the event must not overtake the event that is being indexed
+        # At once, if no function runs: deletions are not indexed.
+        if is_deletion(event):
+            self._pass_deletion_on(record, state)
+        else:
             self._start(record, state, counted=self._counting)
 
     def listed(self, watch: ResourceWatch) -> None:
@@ -180,9 +201,8 @@ class Informer(ObjectSink):
             state = record.indexing
             if state is None or not state.running:
                 self._discard(record)
-            # A deletion is kept, as no list brings it again. All other states are listed by the next watch.
-            elif state.event is not None and state.event['type'] != 'DELETED':
-                state.event = None
+            else:
+                state.keep_deletion()
         self._stop_waiting()
 
     def released(self, watch: ResourceWatch) -> None:
@@ -196,6 +216,7 @@ class Informer(ObjectSink):
         self._indexing.discard(record)
         if record.indexing is not None:
             record.indexing.cancel_timer()
+            record.indexing.excluded.clear()
             record.end_indexing()
 
     def _start(self, record: ObjectRecord, state: IndexingState, *, counted: bool) -> None:
@@ -205,13 +226,15 @@ class Informer(ObjectSink):
     async def _work(self, record: ObjectRecord, state: IndexingState) -> None:
         """Index the object, and pass its events on, until there are no more events."""
         try:
-            if state.event is None and state.retried is not None:
+            if not state.events and state.retried is not None:
                 await self._index(record, state, state.retried, retrying=True)
-            while (event := state.event) is not None and not self._is_over():
-                state.event, listed_since = None, state.listed_since
-                if event['type'] == 'DELETED':
+            while not self._is_over() and (listed_event := state.take()) is not None:
+                event, listed_since = listed_event
+                if is_deletion(event):
                     self._discard(record)
                 else:
+                    if record.indexing is not state:  # it was deleted just now, and is back
+                        record.begin_indexing(state)
                     await self._index(record, state, event)
                     if self._is_over():
                         break
@@ -222,16 +245,23 @@ class Informer(ObjectSink):
             # Why again? A function that ended after `_remove` has stored its values in between.
             if self._dropped:
                 self._discard(record)
-                if self._successor is not None and state.event is not None:
+                if self._successor is not None and state.events:
                     self._successor.resume_indexing(record, state)
-            elif not state.excluded and state.event is None and record.indexing is state:
+            elif not state.excluded and not state.events and record.indexing is state:
                 record.end_indexing()
+
+    def _pass_deletion_on(self, record: ObjectRecord, state: IndexingState) -> None:
+        """Remove the object from the indices, and pass the events on, of which the deletion is the last one."""
+        while (listed_event := state.take()) is not None:
+            self._discard(record)
+            if not self._pass_on(record, state, listed_event[0], listed_since=listed_event[1]):
+                break
 
     def _pass_on(
         self, record: ObjectRecord, state: IndexingState, event: RawEvent, *, listed_since: float | None
     ) -> bool:
         """
-        Pass the event on; if that fails, retry later, as watches do for resources without indices.
+        Pass the event on; if that fails, retry later.
 
         Returns:
             Whether the event was passed on.
@@ -249,9 +279,9 @@ class Informer(ObjectSink):
                 delay,
             )
             state.cancel_timer()
-            if state.event is None:
-                # If a newer event has come, it replaces this one.
-                state.event = event
+            state.put_back(event, listed_since)
+            # After a deletion, it is not attached any more. Without it, the next event would not stop the timer.
+            record.begin_indexing(state)
             state.timer = asyncio.get_running_loop().call_later(delay, self._retry, record, state)
             return False
         state.delays = None
@@ -296,7 +326,7 @@ class Informer(ObjectSink):
             if delay is None:
                 return
             # A newer event ends the retries at once, as the values of this state would be replaced anyway.
-            if delay or state.event is not None:
+            if delay or state.events:
                 state.retried = event
                 state.timer = asyncio.get_running_loop().call_later(delay, self._retry, record, state)
                 return
@@ -310,3 +340,8 @@ class Informer(ObjectSink):
             # The handlers wait only for the first attempt of each object, not for its retries, so this one is not
             # counted.
             self._start(record, state, counted=False)
+
+
+def is_deletion(event: RawEvent) -> bool:
+    """Check whether the object is gone, not only marked for deletion."""
+    return event['type'] == 'DELETED'

@@ -79,8 +79,12 @@ class ObjectRecord:
         self.expected: Expectation | None = None
         """The state after the operator's last patch, until the stream brings it or a newer one."""
 
-        self.pending: RawEvent | bytes | None = None
-        """The newest event that is not processed yet; serialized if it has to wait. Read it by `take_pending`."""
+        self.pending: RawEvent | bytes | list[RawEvent] | None = None
+        """
+        The newest event that is not processed yet; serialized if it has to wait. Read it by `take_pending`.
+
+        If the object was deleted and is back since then, both events in a list: a label selector can cause this.
+        """
         self.body: RawBody | None = None
         """The newest known state, while the object has work, a timer, or a cycle."""
         self.outdated = False
@@ -144,8 +148,8 @@ class ObjectRecord:
     @property
     def is_vanishing(self) -> bool:
         """Return whether the pending event is the final DELETED event."""
-        pending: RawEvent | None = orjson.loads(self.pending) if isinstance(self.pending, bytes) else self.pending
-        return pending is not None and pending['type'] == 'DELETED'
+        pending = self._get_pending()
+        return bool(pending) and pending[-1]['type'] == 'DELETED'
 
     @property
     def in_memory_only(self) -> bool:
@@ -155,8 +159,8 @@ class ObjectRecord:
     @property
     def is_being_deleted(self) -> bool:
         """Return whether the newest known state of the object is deleted, or marked for deletion."""
-        if self.pending is not None:
-            return is_deleted(orjson.loads(self.pending) if isinstance(self.pending, bytes) else self.pending)
+        if pending := self._get_pending():
+            return is_deleted(pending[-1])
         if self.body is not None:
             return is_deleted({'type': None, 'object': self.body})
         return self.daemons is not None and (
@@ -179,8 +183,20 @@ class ObjectRecord:
     # Events.
 
     def put_pending(self, event: RawEvent) -> None:
-        """Keep the event for the worker. It replaces an older one."""
-        self.pending = event
+        """Keep the event for the worker. It replaces an older one, except for a deletion: handlers must not miss it."""
+        if self.pending is not None and event['type'] != 'DELETED' and (departure := self._get_departure()) is not None:
+            self.pending = [departure, event]
+        else:
+            self.pending = event
+
+    def _get_pending(self) -> list[RawEvent]:
+        pending = orjson.loads(self.pending) if isinstance(self.pending, bytes) else self.pending
+        return pending if isinstance(pending, list) else [] if pending is None else [pending]
+
+    def _get_departure(self) -> RawEvent | None:
+        """Return the pending deletion, even if the object is back since then."""
+        pending = self._get_pending()
+        return pending[0] if pending and pending[0]['type'] == 'DELETED' else None
 
     def fold_pending(self) -> None:
         """Serialize the pending event, as thousands can be queued: the text takes a fifth of the memory."""
@@ -189,9 +205,13 @@ class ObjectRecord:
                 self.pending = dump_tightly(self.pending)
 
     def take_pending(self) -> RawEvent | None:
-        """Return the pending event, if there is one, and clear it."""
+        """Return the next pending event, if there is one, and remove it."""
         event, self.pending = self.pending, None
-        return orjson.loads(event) if isinstance(event, bytes) else event
+        if isinstance(event, bytes):
+            event = orjson.loads(event)
+        if isinstance(event, list):
+            event, self.pending = event
+        return event
 
     def expect(self, expectation: 'Expectation | None') -> None:
         """Expect the stream to bring this state; ``None`` to expect nothing."""
@@ -404,8 +424,8 @@ class ObjectRecord:
             # The next attempt is made at once: other handlers, or those of another version, can succeed.
             self.throttle, self.throttled = None, False
             self.cancel_wakeup()
-        if redefined and not self.is_vanishing:
-            self.pending = None
+        if redefined:
+            self.pending = self._get_departure()
 
 
 def make_logger(

@@ -386,6 +386,9 @@ class Processor(ObjectSink):
             self._expect_after_deletion(record, record.expected.after_deletion(event))
         if record.daemons is not None:
             record.daemons.forget()
+        # It is back: its event has come while this deletion waited for the worker.
+        if record.daemons is not None and record.pending is not None and not record.is_vanishing:
+            record.daemons.reappear()
 
     def _expect_after_deletion(self, record: ObjectRecord, expected: Expectation | None) -> None:
         record.expect(expected)

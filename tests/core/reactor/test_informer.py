@@ -540,6 +540,54 @@ async def test_an_event_that_the_sink_fails_to_take_is_passed_on_again(
     assert record.indexing is None
 
 
+@pytest.mark.looptime
+async def test_a_deletion_that_the_sink_fails_to_take_at_once_is_passed_on_again_before_newer_events(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    declare(setup, seen).set()
+    taken: list[Any] = []
+
+    def receive(record: ObjectRecord, event: Any, *, listed_since: float | None) -> None:
+        taken.append(event['type'])
+        if event['type'] == 'DELETED' and taken.count('DELETED') < 4:
+            raise ValueError("boo")
+
+    setup.settings.queueing.error_delays = [1]
+    pods = setup.serve(PODS)
+    monkeypatch.setattr(cast(Informer, pods.sink).processor, 'receive', receive)
+    record = pods.feed('pod1')
+    pods.listed()
+    await settle()
+    pods.feed('pod1', 'DELETED')
+    assert taken == [None, 'DELETED'] and record.in_use  # the watch must find the record if the object is back
+    await asyncio.sleep(1.5)
+    assert taken == [None, 'DELETED', 'DELETED'] and record.in_use
+    pods.records['pod1'] = record
+    pods.feed('pod1', 'ADDED')
+    await asyncio.sleep(10)
+    assert taken == [None, 'DELETED', 'DELETED', 'DELETED', 'DELETED', 'ADDED']
+    assert setup.get('idx') == {'key': ['pod1']}
+    assert record.indexing is None
+
+
+async def test_handlers_see_a_deletion_during_indexing_although_the_object_is_back(setup: Setup) -> None:
+    seen: list[Any] = []
+    going = declare(setup, seen)
+    pods = setup.serve(PODS)
+    pods.listed()
+    record = pods.feed('pod1', 'ADDED')
+    await settle()
+    pods.feed('pod1', 'DELETED')
+    pods.records['pod1'] = record
+    pods.feed('pod1', 'ADDED')
+    pods.feed('pod1', 'MODIFIED')
+    going.set()
+    await settle()
+    assert [type for _, type, _ in seen] == ['DELETED', 'MODIFIED']
+    assert record.indexing is None
+
+
 async def test_exclusions_end_with_the_object(setup: Setup) -> None:
     @kopf.index('pods', registry=setup.registry, id='idx')
     async def idx(**_: Any) -> Any:

@@ -1,5 +1,7 @@
 """Label selectors of decorators: of the whole watch if all handlers have the same, of each handler otherwise."""
 
+import asyncio
+
 import pytest
 
 import kopf
@@ -31,6 +33,33 @@ async def test_the_server_selects_the_objects_if_all_handlers_agree(world):
     assert get_selectors(world) == {'app=x,!hidden'}
     assert get_names(world, 'create') == ['x'] and set(get_names(world, 'event')) == {'x'}
     assert not [text for text in world.log.texts if 'label_selector' in text]
+
+
+async def test_an_object_that_is_back_while_a_handler_runs_was_gone_for_the_handlers_and_daemons(world):
+    gate = asyncio.Event()
+
+    async def hold(**_):
+        await gate.wait()
+
+    async def daemon(stopped, **_):
+        await stopped.wait()
+
+    world.declare(kopf.on.create, 'create', label_selector='app=x', does=hold)
+    world.declare(kopf.on.event, 'event', label_selector='app=x')
+    world.declare(kopf.daemon, 'daemon', label_selector='app=x', does=daemon, cancellation_timeout=1)
+    async with world.operator():
+        await world.create(labels={'app': 'x'})
+        await world.until_called('create')
+        await world.edit(metadata={'labels': {'app': 'y'}})
+        await world.edit(metadata={'labels': {'app': 'x'}})
+        await world.edit(field='other')
+        await world.create('fence', labels={'app': 'x'})
+        await world.until_called('create', name='fence')  # so, all these events have been received
+        gate.set()
+        await world.handled(field='other')
+        await world.until_called('daemon', times=2, name='obj')
+    types = [call['type'] for call in world.called('event', 'obj')]
+    assert types.count('DELETED') == 1
 
 
 async def test_the_selector_is_added_to_that_of_the_settings(world):

@@ -5,6 +5,8 @@ import asyncio
 import pytest
 
 from kopf._cogs.structs.patches import Patch
+from kopf._core.actions.handler_states import State
+from kopf._core.intents.cycles import Cycle
 from kopf._core.reactor.object_records import ObjectRecord, identify, is_deleted
 
 
@@ -42,6 +44,31 @@ def test_a_pending_deletion_is_recognized(record, folded):
             record.fold_pending()
         assert record.is_vanishing is vanishing
         assert record.is_being_deleted is deleted
+
+
+@pytest.mark.parametrize('folded', [False, True], ids=['as it is', 'serialized'])
+def test_a_pending_deletion_is_kept_until_it_is_taken(record, folded):
+    def put(*types):
+        for number, type in enumerate(types):
+            record.put_pending(make_event(type, resourceVersion=str(number)))
+            if folded:
+                record.fold_pending()
+
+    def take_all():
+        while (event := record.take_pending()) is not None:
+            yield event['type'], event['object']['metadata']['resourceVersion']
+
+    put('DELETED', 'ADDED', 'MODIFIED')
+    assert not record.is_vanishing and not record.is_being_deleted
+    assert list(take_all()) == [('DELETED', '0'), ('MODIFIED', '2')]
+    put('DELETED', 'ADDED', 'DELETED')
+    assert record.is_vanishing
+    assert list(take_all()) == [('DELETED', '2')]
+    put('ADDED', 'MODIFIED')
+    assert list(take_all()) == [('MODIFIED', '1')]
+    put('DELETED', 'ADDED')
+    record.change_hands(redefined=True)
+    assert list(take_all()) == [('DELETED', '0')]
 
 
 def test_a_deletion_timestamp_in_the_newest_state_counts_as_deletion(record):
@@ -117,8 +144,10 @@ async def test_progress_and_patch_are_kept_after_a_pause_for_the_worker_that_sti
     record.put_pending(make_event('MODIFIED'))
     record.requeue()
     record.keep_patch(patch := Patch({'spec': {}}))
-    record.begin_cycle(cycle := object())
+    record.begin_cycle(cycle := Cycle(State(), known={}, base={}))
+    cycle.note_external(object())
     record.forget_plans(working=True)
+    assert cycle.external is None  # it can be another one by the next pause
     assert record.cycle is cycle and record.pending_patch is patch and not record.has_work
 
 
