@@ -49,6 +49,13 @@ SLOW_CALL_DELAY = 10.0
 """The time (in seconds) after which a warning is logged if a startup or cleanup handler is still running."""
 
 
+CLEANUP_BACKOFF = 1.0
+"""The delay until a failed cleanup handler is called again, unless it has a ``backoff`` (in seconds)."""
+
+CLEANUP_LIMIT = 10.0
+"""How long failed cleanup handlers are called again, except for those with ``retries`` or ``timeout`` (in seconds)."""
+
+
 class ActivityError(ExplainedError):
     """Raised when an activity has failed: at least one of its handlers has failed permanently."""
 
@@ -84,6 +91,7 @@ async def run_activity(
     )
     states = {handler: HandlerState(started=utcnow()) for handler in handlers}
     outcomes: dict[HandlerId, Outcome] = {}
+    rules, started = make_rules(context, activity), utcnow()
     try:
         while not all(state.finished for state in states.values()):
             # One after another: startup handlers often rely on the results of earlier ones.
@@ -91,7 +99,10 @@ async def run_activity(
                 if not state.is_due(utcnow()):
                     continue
                 with _report_if_slow(handler, cause):
-                    outcome = await run_handler(handler, cause, state, make_rules(context, activity))
+                    outcome = await run_handler(handler, cause, state, rules)
+                if activity is Activity.CLEANUP and _is_too_late(handler, outcome, started):
+                    cause.logger.error("%s is not called again, as the operator is ending.", handler)
+                    outcome = outcome._replace(final=True, delay=None)
                 states[handler] = state.with_outcome(outcome, utcnow())
                 if outcome.final:
                     outcomes[_make_unique(handler.id, outcomes)] = outcome
@@ -101,6 +112,13 @@ async def run_activity(
         return outcomes
     finally:
         del outcomes  # see `Outcome.without_exception`
+
+
+def _is_too_late(handler: Handler, outcome: Outcome, started: datetime.datetime) -> bool:
+    """Check whether the next attempt of a cleanup handler would come too late: then, the operator ends without it."""
+    if outcome.final or handler.retries is not None or handler.timeout is not None:
+        return False
+    return (utcnow() - started).total_seconds() + (outcome.delay or 0) > CLEANUP_LIMIT
 
 
 _EFFECTS_OF_SLOWNESS = {
@@ -126,7 +144,10 @@ def _report_if_slow(handler: ActivityHandler, cause: ActivityCause) -> Iterator[
 
 def make_rules(context: OperatorContext, activity: Activity) -> Execution:
     """Return the rules for running the handlers of an activity."""
-    return context.make_rules()._replace(
+    rules = context.make_rules()
+    return rules._replace(
+        # A pod is usually killed after 30 seconds, so the usual delay of 60 seconds would be the end of all attempts.
+        default_backoff=CLEANUP_BACKOFF if activity is Activity.CLEANUP else rules.default_backoff,
         find_mistake=find_mistake if activity is Activity.STARTUP else None,
         permanent_errors=(
             PermanentError,

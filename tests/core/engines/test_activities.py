@@ -347,3 +347,33 @@ async def test_mistakes_in_other_activities_are_retried(registry, run):
 
     await run(Activity.CLEANUP)
     assert calls == [0, 1]
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    'options, error, expected',
+    [
+        ({}, ValueError("boo"), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]),
+        ({'backoff': 4}, ValueError("boo"), [0, 4, 8]),
+        ({}, kopf.TemporaryError("boo", delay=60), [0]),
+        ({'retries': 3}, kopf.TemporaryError("boo", delay=60), [0, 60, 120]),
+        ({'timeout': 25}, kopf.TemporaryError("boo", delay=10), [0, 10, 20]),
+    ],
+    ids=['default', 'backoff', 'delay', 'retries', 'timeout'],
+)
+async def test_failing_cleanup_handlers_do_not_hold_the_operator_unless_they_say_so(
+    registry, run, caplog, options, error, expected
+):
+    attempts = []
+
+    @kopf.on.cleanup(registry=registry, id='fn', **options)
+    async def fn():
+        attempts.append(round(asyncio.get_running_loop().time()))
+        raise error
+
+    outcomes = await run(Activity.CLEANUP)
+    assert attempts == expected
+    with pytest.raises(ActivityError):
+        check_outcomes(Activity.CLEANUP, outcomes)
+    is_given_up = not {'retries', 'timeout'} & options.keys()
+    assert ("Activity 'fn' is not called again, as the operator is ending." in caplog.text) is is_given_up
