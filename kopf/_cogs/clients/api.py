@@ -68,6 +68,7 @@ class ApiClient:
         self._gates: dict[str, pacing.Gate] = {}  # by server
         self._default_namespace: str | None = None
         self._lacks: set[str] = set()
+        self._pauses: set[asyncio.Task[None]] = set()  # between attempts
         self._closed = False
         self._doubtful = True  # no server has responded yet, and this is not logged yet
 
@@ -87,6 +88,8 @@ class ApiClient:
         # Set before anything is awaited: requests that wait for a login check it afterwards. Otherwise, they would open
         # new sessions.
         self._closed = True
+        for pause in self._pauses:
+            pause.cancel()
         everything = [*self._sessions.values(), *self._retired]
         # Emptied before the sessions are closed: a request that fails releases its session, and must not close it
         # again.
@@ -199,10 +202,23 @@ class ApiClient:
                 if refusal is not None:
                     await self._replace(session, refusal)
                 elif failure is not None:
-                    await attempts.wait(failure, method, session.server + request.query)
+                    # Why not let the next attempt fail? It comes only after a pause, and the end of the operator waits.
+                    if self._closed:
+                        raise failure
+                    await self._pause(attempts.count(failure, method, session.server + request.query))
             finally:
                 number += 1
                 refusal = failure = None  # otherwise, this frame and their tracebacks would be a reference cycle
+
+    async def _pause(self, delay: float) -> None:
+        """Wait for the next attempt, or until the client is closed."""
+        pause = asyncio.create_task(asyncio.sleep(delay))
+        self._pauses.add(pause)
+        try:
+            await asyncio.wait({pause})
+        finally:
+            self._pauses.discard(pause)
+            pause.cancel()
 
     def _observe(
         self,
@@ -501,7 +517,7 @@ def _simplify_all(value: Any) -> Any:
 
 
 class _Attempts:
-    """Counts the attempts of one request and waits between them."""
+    """Counts the attempts of one request, and decides on the delays between them."""
 
     __slots__ = ('_settings', '_logger', '_backoffs', '_iterator', '_count', '_total')
 
@@ -518,8 +534,8 @@ class _Attempts:
         self._count = 0
         self._total = ''
 
-    async def wait(self, error: errors.APIError, method: str, url: str) -> None:
-        """Report a failed attempt and wait for the next one, or raise the error if it was the last."""
+    def count(self, error: errors.APIError, method: str, url: str) -> float:
+        """Report a failed attempt; return the delay until the next one, or raise the error if it was the last one."""
         self._count += 1
         # Only now, because nearly all requests succeed at once, and because the settings can have changed since the
         # last request.
@@ -539,7 +555,7 @@ class _Attempts:
         self._logger.error(
             "Request attempt #%d%s failed; will retry: %s %s -> %r", self._count, self._total, method, url, cause
         )
-        await asyncio.sleep(self._extend(backoff, error.retry_after))
+        return self._extend(backoff, error.retry_after)
 
     def _extend(self, backoff: float, retry_after: float | None) -> float:
         if retry_after is None:

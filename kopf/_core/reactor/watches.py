@@ -45,7 +45,7 @@ MIN_BACKOFF, MAX_BACKOFF, HEALTHY_AFTER = 0.8, 30.0, 120.0
 """The least and the greatest delay after failures, and the time without failures that resets it (in seconds)."""
 FORBIDDEN_BACKOFF = 60.0
 """The least delay after HTTP 403 (in seconds): only a change of RBAC can help."""
-TRANSIENT_REFUSALS = (408, 429)
+TRANSIENT_REFUSALS = (401, 408, 429)
 """The statuses of client errors that do not repeat: the same request can succeed later."""
 EXPIRATIONS = ('Expired', 'Gone')
 """The reasons of errors that mean that the resource version has expired."""
@@ -212,7 +212,7 @@ class ResourceWatch:
                 await self._back_off(self._settings.watching.reconnect_backoff, 'expired', error)
                 return
         # The position is kept where the error says nothing about it: a list of thousands of objects is expensive.
-        elif isinstance(error, errors.APIClientError) and error.status not in (401, 403, *TRANSIENT_REFUSALS):
+        elif isinstance(error, errors.APIClientError) and error.status not in (403, *TRANSIENT_REFUSALS):
             self._since = None  # the error can be about the resource version
         # A server that only answers with errors can have lost the version, so a list is worth its price. Broken
         # connections have no status, and prove nothing.

@@ -461,6 +461,21 @@ async def test_sessions_are_closed_whatever_happens(server, settings, make_vault
     await until_closed(server.connections)
 
 
+@pytest.mark.parametrize('moment', ['in flight', 'in a pause'])
+async def test_requests_fail_at_once_when_the_client_is_closed(server, settings, make_vault, moment):
+    settings.networking.error_backoffs = [60]
+    server.add('GET', '/x', hang if moment == 'in flight' else 500)
+    async with api.ApiClient(make_vault(ConnectionInfo(server=server.url)), settings) as client:
+        request = asyncio.create_task(client.get_json('/x'))
+        async with asyncio.timeout(30):
+            while not server.seen or (moment == 'in a pause' and server.active):
+                await asyncio.sleep(0.01)
+    async with asyncio.timeout(30):
+        with pytest.raises(errors.APIConnectionError):
+            await request
+    assert len(server.seen) == 1
+
+
 #
 # Failures and retries
 #

@@ -427,6 +427,13 @@ async def test_sinks_are_told_of_lists_that_fail_until_they_succeed(watch, serve
     assert sink.failures == [errors.APIServerError, watches.StreamBroken] and sink.refusals == [403]
 
 
+async def test_failed_logins_are_no_refusals_of_a_resource(watch, server, sink):
+    server.script = [Stream(failure(code=401)), Stream(added('a', 1), bookmark(2, end=True))]
+    async with running(watch):
+        await sink.has(a=1)
+    assert sink.failures == [errors.APIUnauthorizedError] and sink.refusals == []
+
+
 async def test_lists_and_watches_are_requested_with_the_selectors(watch, server, sink, settings):
     settings.watching.label_selectors['kopfexamples'] = 'a=b'
     settings.watching.field_selectors['kopfexamples'] = 'c=d'
