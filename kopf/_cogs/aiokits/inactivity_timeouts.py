@@ -51,6 +51,10 @@ class InactivityTimeout:
         """Change the limit (in seconds; ``None`` is unlimited) and restart the time."""
         self._limit = limit
         self.renew()
+        # Set anew: there is none after a time without a limit, and a shorter limit ends before the former one.
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if limit is None else self._loop.call_later(limit, self._look)
 
     def _look(self) -> None:
         if self._limit is None:

@@ -198,8 +198,10 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # in fact, uvloop's are not its subclasses
-        # The system then probes silent connections after a time of its own. So a server that has vanished is noticed
-        # even if the user has switched off the time-outs. Not all transports reveal their sockets.
+        # The system then probes silent connections (how soon, is its own setting), so that a server that has vanished
+        # is noticed even where the user has switched off the time-outs. Not all transports reveal their sockets.
+        # Why not TCP_KEEPIDLE, too? By default, silence is noticed earlier: of watches after the `inactivity_timeout`,
+        # as bookmarks come each minute, and of other requests after the `request_timeout`.
         with contextlib.suppress(OSError, AttributeError):
             transport.get_extra_info('socket').setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 

@@ -8,7 +8,6 @@ last stay parsed, but only a fixed number of them, regardless of the number of o
 import copy
 import json
 import threading
-from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,13 +26,19 @@ class ParsedCache:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # reentrant: finalizers of garbage collected meanwhile can use states, too
-        self._parsed: deque[PackedObject] = deque()
+        self._parsed: dict[PackedObject, None] = {}  # in the order of parsing
 
     def _add(self, packed: 'PackedObject') -> None:
-        self._parsed.append(packed)
-        # Why not the least recently used one? To track the use, each read of a field would need the lock.
+        # An object that was replaced and parsed anew is here already. Twice, it would take the place of another one,
+        # and would be dropped too early.
+        self._parsed.pop(packed, None)
+        self._parsed[packed] = None
+        # Why by the time of parsing, not of use? An order of use would change, under the lock, with each read of
+        # a field.
         if len(self._parsed) > MAX_PARSED:
-            self._parsed.popleft()._drop_parsed()
+            oldest = next(iter(self._parsed))
+            del self._parsed[oldest]
+            oldest._drop_parsed()
 
 
 class PackedObject:

@@ -157,8 +157,8 @@ class Essences:
             return self.of(body)
 
     def predict_change(self, essence: BodyEssence, patch: Patch) -> BodyEssence:
-        """Return the essence after the patch, without the status."""
-        changes = Patch({key: value for key, value in patch.items() if key != 'status'})
+        """Return the essence after the patch, without its functions: they are for the whole object."""
+        changes = Patch(dict(patch))
         return self.of(Body(changes.applied_to(Body({'metadata': {}, **essence}))))
 
     def _conceal(self, essence: BodyEssence, body: Body) -> BodyEssence:

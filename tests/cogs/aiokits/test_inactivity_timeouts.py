@@ -40,6 +40,16 @@ async def test_errors_and_cancellations_of_others_come_through():
     assert asyncio.get_running_loop().time() == pytest.approx(5)
 
 
+@pytest.mark.parametrize('former', [None, 100])
+async def test_limits_can_be_tightened(former):
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(999), InactivityTimeout(former) as silence:
+            await asyncio.sleep(9)
+            silence.relax(10)
+            await asyncio.sleep(9999)
+    assert asyncio.get_running_loop().time() == pytest.approx(19)
+
+
 @pytest.mark.parametrize('limit, end', [(20, 29), (None, 999)])
 async def test_limits_can_be_relaxed(limit, end):
     with pytest.raises(TimeoutError):

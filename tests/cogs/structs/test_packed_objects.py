@@ -65,6 +65,20 @@ def test_only_so_many_states_stay_parsed(cache):
     assert all_of_them[1][0] is not second
 
 
+def test_a_state_that_is_replaced_and_parsed_again_takes_one_place(cache):
+    changing = PackedObject(cache, {'spec': {'x': 0}})
+    others = [PackedObject(cache, {'spec': {'x': i}}) for i in range(MAX_PARSED - 1)]
+    assert changing[0] == {'spec': {'x': 0}}
+    parsed = [packed[0] for packed in others]
+    for i in range(3):
+        changing[0] = {'spec': {'x': i}}
+        assert changing[0] == {'spec': {'x': i}}
+    assert all(packed[0] is state for packed, state in zip(others, parsed, strict=True))
+    latest = changing[0]
+    for i in range(MAX_PARSED - 1):
+        assert PackedObject(cache, {'spec': {'x': i}})[0] and changing[0] is latest
+
+
 def test_many_threads_look_at_many_states(cache):
     all_of_them = [PackedObject(cache, {'spec': {'x': i}}) for i in range(3 * MAX_PARSED)]
     wrong = []
