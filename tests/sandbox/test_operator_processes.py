@@ -1,7 +1,10 @@
 """Operators against the sandbox, with the fixtures of users."""
 
+import types
+
 import pytest
 
+from kopf._kits.testing.serving.faults import SeenRequest
 from kopf.testing import Operator, OperatorFailed
 
 CRD = {
@@ -67,3 +70,23 @@ def test_last_words_are_heard(kopf_sandbox):
 def test_an_operator_that_is_not_started_says_nothing(kopf_sandbox, kopf_operator):
     with pytest.raises(OperatorFailed, match="it is not started: use it in a with statement"):
         kopf_operator('handlers.py').wait_for_output('something', timeout=0.05)
+
+
+def test_an_operator_with_webhooks_has_started_when_both_configurations_are_written():
+    def request(verb, type, body=b"", status=200):
+        seen = SeenRequest("", "", {}, "kopf/1", "", resource=f"{type}webhookconfigurations", verb=verb, body=body)
+        seen.status = status
+        return seen
+
+    class Looking(Operator):
+        def __init__(self, *requests):
+            self._sandbox = types.SimpleNamespace(requests=requests)
+
+    config = b'{"webhooks": [{"clientConfig": {}}]}'
+    requests = [request("create", "validating"), request("create", "mutating")]
+    assert not Looking(*requests)._serves(0)
+    requests.append(request("patch", "validating", config))
+    assert not Looking(*requests)._serves(0)
+    assert not Looking(*requests, request("patch", "mutating", status=0))._serves(0)
+    assert Looking(*requests, request("patch", "mutating", b'{"webhooks": []}'))._serves(0)
+    assert Looking(*requests, request("patch", "mutating", config, status=403))._serves(0)

@@ -196,16 +196,31 @@ class Operator:
         return self._control.stop(timeout)
 
     def _serves(self, started: float) -> bool:
-        return any(_serves(request) for request in self._sandbox.requests if request.time >= started)
+        requests = [request for request in self._sandbox.requests if request.time >= started and _is_ours(request)]
+        # Both configurations are written, one after the other, even if one of them stays empty, or is refused.
+        written = {request.resource for request in requests if _is_written(request)}
+        return any(_serves(request) for request in requests) and (
+            written == WEBHOOKS or any(_watches(request) for request in requests)
+        )
 
     def _tail(self) -> str:
         return '\n'.join(self.output.splitlines()[-20:])
 
 
+def _is_ours(request: SeenRequest) -> bool:
+    return request.user_agent.startswith('kopf/')
+
+
+def _is_written(request: SeenRequest) -> bool:
+    return request.resource in WEBHOOKS and request.verb == 'patch' and request.status != 0
+
+
 def _serves(request: SeenRequest) -> bool:
     """Check whether this is a request of an operator that has started to serve its resources."""
-    if request.status not in (200, 201) or not request.user_agent.startswith('kopf/'):
-        return False
-    if request.resource in WEBHOOKS:
-        return request.verb in ('create', 'patch') and b'"clientConfig"' in request.body
-    return request.verb == 'watch' and request.resource not in OWN_RESOURCES
+    return _watches(request) or (
+        request.status == 200 and request.resource in WEBHOOKS and b'"clientConfig"' in request.body
+    )
+
+
+def _watches(request: SeenRequest) -> bool:
+    return request.status == 200 and request.verb == 'watch' and request.resource not in OWN_RESOURCES
