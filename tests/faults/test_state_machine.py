@@ -51,6 +51,7 @@ WISHES = {
     'function': ['spec'],
     'functions': ['spec', 'status'],
 }
+FAULTS = ['refused', 'lost', 'status refused', 'overtaken', 'none']
 REST = 2000.0  # seconds without anything new, after which everything must be at rest
 
 
@@ -89,6 +90,8 @@ class Server:
         self.broken = False
         """Whether the next read of a stream fails, and everything is to be listed anew."""
         self.faults = []
+        self.overtake = None
+        """Edits and shows the object as another client, before a patch is answered."""
         self.patches = 0
         self.records = 0
         """How many of the patches have told how far the handlers are."""
@@ -139,7 +142,10 @@ class Server:
 
     async def patch(self, path, payload, content_type, *, logger=None):
         is_status = path.endswith('/status')
-        waiting = self.faults[:1] == ['status refused'] and not is_status
+        # The last patch of a change is overtaken: after any other one, the next patch brings the newest state anyway.
+        is_last = LAST_HANDLED in json.dumps(payload) or LAST_HANDLED.replace('/', '~1') in json.dumps(payload)
+        unsuitable = {'status refused': not is_status, 'overtaken': not is_last}
+        waiting = unsuitable.get(self.faults[0] if self.faults else None, False)
         fault = self.faults.pop(0) if self.faults and not waiting else None
         await asyncio.sleep(0.01)
         if fault in ('refused', 'status refused'):
@@ -167,6 +173,8 @@ class Server:
         self.patches += 1
         self.records += any(mark in json.dumps(payload) for mark in ('kopf.zalando.org', '/metadata/finalizers'))
         result = self.raw
+        if fault == 'overtaken':
+            self.overtake()
         await asyncio.sleep(0.01)
         if fault == 'lost':
             raise errors.APIConnectionError('reset')
@@ -263,6 +271,7 @@ class Operator(RuleBasedStateMachine):
     def start(self, creating, resource, generation):
         async def begin():
             self.server = Server(resource, generation)
+            self.server.overtake = self.overtake
             self.registry = kopf.OperatorRegistry()
             decorators = {
                 'create1': kopf.on.create,
@@ -345,6 +354,11 @@ class Operator(RuleBasedStateMachine):
         if self.is_reverted():
             self.retries = {}
 
+    def overtake(self):
+        if not self.server.gone:
+            self.do_edit(b=(self.server.raw['spec']['b'] + 1) % 3)
+            self.server.show()
+
     def is_reverted(self):
         """Check whether the object is as it was handled last: what was tried is over then."""
         last = json.loads(self.server.raw['metadata'].get('annotations', {}).get(LAST_HANDLED, '{}'))
@@ -368,7 +382,7 @@ class Operator(RuleBasedStateMachine):
         self.server.show()
         self.run(asyncio.sleep(seconds))
 
-    @rule(faults=st.lists(st.sampled_from(['refused', 'lost', 'status refused', 'none']), min_size=1, max_size=4))
+    @rule(faults=st.lists(st.sampled_from(FAULTS), min_size=1, max_size=4))
     def let_patches_fail(self, faults):
         self.server.faults = faults
 
@@ -421,6 +435,8 @@ class Operator(RuleBasedStateMachine):
             if self.process is not None:
                 self.run(self.come_to_rest())
                 self.check()
+                self.run(self.come_to_rest(overtaken=True))
+                self.check()
                 self.run(self.end())
                 self.check_end()
                 assert not self.complaints
@@ -429,8 +445,12 @@ class Operator(RuleBasedStateMachine):
                 self.run(self.process.kill())
             self.stack.close()
 
-    async def come_to_rest(self):
+    async def come_to_rest(self, *, overtaken=False):
         self.plan, self.server.faults = [], []
+        if overtaken:
+            # By an edit that is the last one, so that no later one makes up for its loss.
+            self.server.faults = ['overtaken']
+            self.do_edit(a=(self.server.raw['spec']['a'] + 1) % 3)
         for _ in range(20):
             self.server.show()
             await asyncio.sleep(REST / 20)

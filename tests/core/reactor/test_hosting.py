@@ -533,3 +533,50 @@ async def test_a_patch_of_a_daemon_that_outlasts_its_processor_is_handled_by_the
     assert updates == []
     await asyncio.sleep(8)
     assert updates == [{'x': 1}]
+
+
+async def test_the_answer_to_a_daemons_patch_does_not_revive_an_object_that_is_gone(scene):
+    calls = []
+
+    @kopf.timer('kopfexamples', registry=scene.registry, interval=1e9, initial_delay=5)
+    async def fn(patch, **_):
+        scene.delay = 3
+        patch.spec['x'] = 1
+
+    @kopf.on.update('kopfexamples', registry=scene.registry)
+    async def updated(**_):
+        calls.append('update')
+
+    scene.create()
+    await scene.run(4)
+    await asyncio.sleep(2)  # the patch is stored, but its answer is on its way
+    scene.raw = None
+    scene.events = [{'type': 'DELETED', 'object': {'metadata': {'name': 'obj', 'namespace': 'ns', 'uid': 'uid'}}}]
+    await scene.run(10)
+    assert calls == []
+    assert scene.record.body is None and scene.record.expected is None and not scene.record.in_use
+
+
+async def test_patches_for_events_from_before_the_operators_own_patch_do_not_repeat_handlers(scene):
+    calls = []
+
+    @kopf.on.event('kopfexamples', registry=scene.registry)
+    async def observed(spec, patch, **_):
+        patch.status['seen'] = spec.get('x')
+
+    @kopf.on.create('kopfexamples', registry=scene.registry)
+    @kopf.on.update('kopfexamples', registry=scene.registry, id='updated')
+    async def handled(spec, reason, **_):
+        calls.append((reason, spec.get('x')))
+
+    scene.create(spec={'x': 1})
+    await scene.run(1)
+    scene.edit(spec={'x': 2})
+    old = scene.events[-1]
+    await scene.run(1)
+    assert calls == [('create', 1), ('update', 2)] and scene.raw['status'] == {'seen': 2}
+    scene.edit(status={'seen': None})
+    scene.events = [old]  # as if the stream was late: from before the patch with the handled state
+    await scene.run(1)
+    assert calls == [('create', 1), ('update', 2)]
+    assert scene.raw['status'] == {'seen': 2}  # but the patch of the handler of raw events is applied

@@ -588,6 +588,24 @@ async def test_handlers_see_a_deletion_during_indexing_although_the_object_is_ba
     assert record.indexing is None
 
 
+@pytest.mark.parametrize('type', ['MODIFIED', 'DELETED'])
+async def test_only_deletions_during_indexing_are_passed_on_by_the_next_watch(setup: Setup, type: str) -> None:
+    seen: list[Any] = []
+    going = declare(setup, seen)
+    former = setup.serve(PODS)
+    record = former.feed('pod1', 'ADDED')
+    await settle()
+    former.feed('pod1', type)
+    latter = setup.serve(PODS)
+    former.sink.retire(latter.sink, [record])  # type: ignore[attr-defined]
+    latter.listed()
+    going.set()
+    await settle()
+    assert [type for _, type, _ in seen] == (['DELETED'] if type == 'DELETED' else [])  # the rest is listed anew
+    assert setup.get('idx') == {}
+    assert record.indexing is None
+
+
 async def test_exclusions_end_with_the_object(setup: Setup) -> None:
     @kopf.index('pods', registry=setup.registry, id='idx')
     async def idx(**_: Any) -> Any:

@@ -36,27 +36,32 @@ async def test_the_server_selects_the_objects_if_all_handlers_agree(world):
 
 
 async def test_an_object_that_is_back_while_a_handler_runs_was_gone_for_the_handlers_and_daemons(world):
-    gate = asyncio.Event()
+    gate, lingering = asyncio.Event(), asyncio.Event()
 
     async def hold(**_):
         await gate.wait()
 
     async def daemon(stopped, **_):
         await stopped.wait()
+        await lingering.wait()
 
-    world.declare(kopf.on.create, 'create', label_selector='app=x', does=hold)
-    world.declare(kopf.on.event, 'event', label_selector='app=x')
-    world.declare(kopf.daemon, 'daemon', label_selector='app=x', does=daemon, cancellation_timeout=1)
+    world.declare(kopf.on.event, 'event', label_selector='app=x', does=hold)
+    world.declare(kopf.daemon, 'daemon', label_selector='app=x', does=daemon)
     async with world.operator():
+        gate.set()
         await world.create(labels={'app': 'x'})
-        await world.until_called('create')
+        await world.until_called('daemon')
+        gate.clear()
+        await world.edit(field='held')
+        await world.until(lambda: world.calls[-1].id == 'event' and world.calls[-1].kwargs['spec'] == {'field': 'held'})
         await world.edit(metadata={'labels': {'app': 'y'}})
         await world.edit(metadata={'labels': {'app': 'x'}})
         await world.edit(field='other')
         await world.create('fence', labels={'app': 'x'})
-        await world.until_called('create', name='fence')  # so, all these events have been received
+        await world.until_called('event', name='fence')  # so, all these events have been received
         gate.set()
-        await world.handled(field='other')
+        await world.until(lambda: world.called('event', 'obj')[-1]['spec'] == {'field': 'other'})
+        lingering.set()
         await world.until_called('daemon', times=2, name='obj')
     types = [call['type'] for call in world.called('event', 'obj')]
     assert types.count('DELETED') == 1

@@ -5,7 +5,12 @@ import time
 import pytest
 
 import kopf
+from kopf._cogs.clients.errors import APIServerError, APIUnprocessableError
+from kopf._cogs.structs.references import Resource
+from kopf._core.intents.decisions import Decider
+from kopf._core.intents.registries import HandlerTable
 from kopf._core.reactor import throttling
+from kopf._core.reactor.object_records import ObjectRecord
 
 
 class Outage:
@@ -264,3 +269,48 @@ async def test_refusals_by_rbac_and_denials_by_admission_have_different_remedies
         await world.handled()
     assert (await world.get())['status'] == {'create': 'result'}
     assert len(world.called('create')) == 1
+
+
+REFUSED = kopf.Patch({'spec': {'x': 'refused'}})
+
+
+@pytest.mark.parametrize(
+    'known, event, refused, stale, hastened',
+    [
+        # A deletion is a reason once: when it is seen first, and when the object is gone.
+        ({}, ('MODIFIED', {'deleted': True}), None, False, True),
+        ({'deleted': True}, ('MODIFIED', {'deleted': True}), None, False, False),
+        ({'deleted': True}, ('DELETED', {'deleted': True}), None, False, True),
+        (None, ('MODIFIED', {'deleted': True}), None, False, True),
+        (None, ('DELETED', {}), None, False, True),
+        # An edit is a reason only after a refusal, and if it is an edit by another client.
+        ({}, ('MODIFIED', {'spec': {'x': 'edited'}}), None, False, False),
+        ({'spec': {'y': 'old'}}, ('MODIFIED', {'spec': {'y': 'edited'}}), REFUSED, False, True),
+        ({'spec': {'y': 'old'}}, ('MODIFIED', {'spec': {'y': 'edited'}}), REFUSED, True, False),
+        ({}, ('MODIFIED', {'status': {'x': 'edited'}}), REFUSED, False, False),
+        ({}, ('MODIFIED', {'spec': {'x': 'refused'}}), REFUSED, False, False),
+    ],
+)
+def test_only_changes_that_can_help_hasten_the_next_attempt(known, event, refused, stale, hastened):
+    def make(deleted=False, **fields):
+        metadata = {'name': 'obj', 'uid': 'uid', **({'deletionTimestamp': '2030-01-01T00:00:00Z'} if deleted else {})}
+        return {'metadata': metadata, **fields}
+
+    settings, registry = kopf.OperatorSettings(), kopf.OperatorRegistry()
+    table = HandlerTable.build(registry, Resource('kopf.dev', 'v1', 'kopfexamples'), set())
+    throttled = throttling.Throttling(settings, Decider(table, settings.persistence))
+    record = ObjectRecord('uid', None, 'obj', initial=False)
+    if known is not None:
+        record.accept(make(**known))
+    if refused is not None:
+        record.keep_patch(refused)
+    throttled.fail(record, APIUnprocessableError('no', status=422) if refused else APIServerError('no', status=500))
+    type, fields = event
+    asked = []
+    found = throttled.hasten(record, {'type': type, 'object': make(**fields)}, sift=lambda: asked.append(1) or stale)
+    assert (found is not None) is hastened
+    # The question changes what is expected of the stream, so it is asked only if the answer decides.
+    assert bool(asked) is (refused is not None)
+    if hastened:
+        again = throttled.hasten(record, {'type': type, 'object': make(**fields)}, sift=lambda: False)
+        assert again is None
