@@ -60,7 +60,7 @@ class Cycle:
     edited: bool = False
     """Whether the base must be stored before the end of the cycle, because the object does not contain it any more."""
     assumed: BodyEssence | None = None
-    """The last handled essence if only the memory has it: it is stored with the first step of an update."""
+    """The last handled essence if it is only in memory: it is stored with the first step of an update."""
     external: Any = None
     """What storages of users had elsewhere than on the object when it was last saved; see `Decider.look_up`."""
 
