@@ -22,13 +22,12 @@ from kopf._cogs.structs.diffs import diff, is_same
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.packed_objects import PackedObject, ParsedCache
 from kopf._cogs.structs.patches import Patch
-from kopf._cogs.structs.references import Resource
 from kopf._core.actions.execution import Outcome, RunTimeoutError, run_handler, utcnow
 from kopf._core.actions.handler_states import HandlerState, digest_essence
 from kopf._core.actions.loggers import ObjectLogger
 from kopf._core.engines.planning import NONE, Again, Pace, Plan, Planner, Trigger
 from kopf._core.engines.relations import Key, Relations
-from kopf._core.engines.verdicts import Verdict, conclude, judge
+from kopf._core.engines.verdicts import Verdict, conclude, is_own_kind, judge
 from kopf._core.intents import filters
 from kopf._core.intents.causes import ReconcilingCause
 from kopf._core.intents.contexts import OperatorContext
@@ -271,11 +270,6 @@ class Levels:
         """Return the controllers of these handlers, each with its relations to the objects of the source."""
         controllers = [(self.get_controller(handler), source) for handler, source in pairs]
         return [(controller, controller.relations[source]) for controller, source in controllers]
-
-
-def is_own_kind(resource: Resource) -> bool:
-    """Check whether the kind can be one of the operator's own: it is not one of Kubernetes itself."""
-    return '.' in resource.group and not resource.group.endswith('.k8s.io')
 
 
 class Run(NamedTuple):

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from kopf._cogs.structs.conditions import Condition, parse_entry
 from kopf._cogs.structs.ids import HandlerId
+from kopf._cogs.structs.references import Resource
 from kopf._core.actions.execution import (
     ErrorsMode,
     Handler,
@@ -46,6 +47,11 @@ class Verdict(NamedTuple):
     message: str = ''
     is_explicit: bool = False
     """Whether the handler has set ``Ready`` itself."""
+
+
+def is_own_kind(resource: Resource) -> bool:
+    """Check whether the kind can be one of the operator's own: it is not one of Kubernetes itself."""
+    return '.' in resource.group and not resource.group.endswith('.k8s.io')
 
 
 def begin(entries: Sequence[Any], generation: int | None) -> dict[str, Condition | None]:

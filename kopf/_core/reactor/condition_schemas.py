@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from kopf._cogs.structs.references import Resource
+from kopf._core.engines.verdicts import is_own_kind
+from kopf._core.intents.handlers import ReconcilingHandler
 from kopf._core.intents.registries import HandlerTable
 
 logger = logging.getLogger(__name__)
@@ -81,6 +83,7 @@ class ConditionSchemas:
     def __init__(self) -> None:
         self._explanations: dict[tuple[str, str], dict[str, str]] = {}  # by group and plural, then by version
         self._reported: dict[Resource, str] = {}
+        self._foreign: set[Resource] = set()
 
     def note(self, name: str, raw: Mapping[str, Any]) -> None:
         """Look at the newest state of the CRD; an empty mapping if it is deleted."""
@@ -96,12 +99,25 @@ class ConditionSchemas:
     def report(self, tables: Mapping[Resource, HandlerTable]) -> None:
         """Warn, once, of each resource whose handlers set conditions that are not kept."""
         for resource, table in tables.items():
+            self._report_foreign(resource, table)
             text = self._explanations.get((resource.group, resource.plural), {}).get(resource.version)
             if text is None or not _uses_conditions(table):
                 self._reported.pop(resource, None)
             elif self._reported.get(resource) != text:
                 self._reported[resource] = text
                 logger.warning("Conditions of %s (%r) are not kept by its CRD: %s.", resource.kind, resource, text)
+
+    def _report_foreign(self, resource: Resource, table: HandlerTable) -> None:
+        """Warn, once, if handlers are to keep the conditions of a kind of Kubernetes itself, which is not done."""
+        keepers = [handler for handler in table.of(ReconcilingHandler) if handler.conditions]
+        if keepers and not is_own_kind(resource) and resource not in self._foreign:
+            self._foreign.add(resource)
+            logger.warning(
+                "conditions=True of %s has no effect on %r: they belong to Kubernetes itself. "
+                "Only the conditions that the handler sets are written.",
+                keepers[0],
+                resource,
+            )
 
 
 def _uses_conditions(table: HandlerTable) -> bool:

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Collection, Sequence
 from typing import Any, cast
 
-from kopf._cogs.clients.errors import APIConflictError
+from kopf._cogs.clients.errors import APIConflictError, APIForbiddenError
 from kopf._cogs.structs.bodies import RawBody
 from kopf._cogs.structs.conditions import ConditionEdits, find_edits, list_entries
 from kopf._cogs.structs.credentials import LoginError
@@ -19,6 +19,7 @@ from kopf._core.engines import verdicts
 from kopf._core.engines.levels import Leveler, Run
 from kopf._core.reactor.applying import CONFLICT_DELAYS, Applier
 from kopf._core.reactor.object_records import ObjectRecord
+from kopf._core.reactor.throttling import explain_refusal, is_refusal
 
 
 class ConditionWriter:
@@ -79,7 +80,10 @@ class ConditionWriter:
         except LoginError:
             raise
         except Exception as error:
-            run.logger.error("The conditions of the object can't be written: %r", error)
+            reason = repr(error)
+            if is_refusal(error):
+                reason = explain_refusal(error, is_users_fault=not isinstance(error, APIForbiddenError))
+            run.logger.error("The conditions of the object can't be written: %s", reason)
             # Also after a permanent failure: clients would wait in vain for what the conditions say about it.
             return self._leveler.fail(run, error) if outcome.final else outcome
         self._leveler.carry(run, () if done else edits)

@@ -134,3 +134,13 @@ async def test_what_the_warning_says_mends_the_crd(world):
             return [each['type'] for each in body.get('status', {}).get('conditions', [])] == ['Ready']
 
         await world.aio.wait_for('things', 'obj', is_ready)
+
+
+async def test_an_operator_warns_if_it_is_to_keep_the_conditions_of_kinds_of_others(world):
+    for resource in 'pods', 'deployments':
+        kopf.on.reconcile(resource, id=resource, conditions=True, registry=world.registry)(lambda **_: None)
+    kopf.on.reconcile('services', id='services', registry=world.registry)(lambda conditions, **_: None)
+    async with world.operator():
+        await world.until_logged("conditions=True of Reconciler 'deployments' has no effect on deployments.v1.apps")
+        await world.until_logged("conditions=True of Reconciler 'pods' has no effect on pods.v1")
+    assert len([text for text in world.log.texts if "has no effect" in text]) == 2

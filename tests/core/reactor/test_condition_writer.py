@@ -175,6 +175,37 @@ async def test_conditions_are_written_if_the_patch_is_refused(things, world):
     assert 'UnprocessableError' in found['Ready']['message']
 
 
+@pytest.mark.parametrize('error', [None, kopf.PermanentError("no")])
+async def test_refused_conditions_are_told_and_written_later(things, world, error):
+    async def fn(conditions, **_):
+        conditions['Working'] = kopf.Condition(True, 'Fine')
+        if error is not None:
+            raise error
+
+    things.declare(fn, backoff=(0.01, 1))
+    await things.create()
+    world.sandbox.faults.error(403, method='PATCH', resource='things')
+    async with world.operator():
+        await things.until(lambda found: 'Working' in found)
+    [told] = [line for line in world.log.texts if line.startswith("The conditions of the object can't be written: ")]
+    assert "Grant the verb patch for the resource and for its status" in told
+    assert len(world.called('fn')) == 2
+
+
+async def test_other_changes_at_the_same_time_delay_the_conditions_but_not_for_long(things, world):
+    async def fn(conditions, patch, **_):
+        conditions['Working'] = kopf.Condition(True, 'Fine')
+        await world.aio.patch('things', 'obj', {'metadata': {'finalizers': ['example.com/other']}})
+
+    things.declare(fn)
+    await things.create()
+    async with world.operator():
+        await things.until(lambda found: 'Working' in found)
+        await rest()
+        assert len(world.called('fn')) == 1
+        await world.aio.patch('things', 'obj', {'metadata': {'finalizers': []}})
+
+
 async def test_two_operators_lose_nothing(things, world):
     """Each sets its own condition at each edit, both at the same time."""
 
