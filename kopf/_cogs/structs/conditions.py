@@ -13,6 +13,7 @@ from typing import Any, Final, cast
 
 from kopf._cogs.helpers.clocks import read_wall_clock
 from kopf._cogs.structs.bodies import Body, RawBody
+from kopf._cogs.structs.diffs import is_same
 from kopf._cogs.structs.patches import Patch
 
 MAX_MESSAGE: Final = 32768
@@ -260,9 +261,9 @@ class ConditionEdits:
         seen = _get_generation(self._seen)
         # The handlers know what they change themselves: the desired state of the newest generation is the one that they
         # have seen, with their own changes. With the older generation, clients would wait for a run that never comes.
-        if seen is not None and seen < newest and _pick_desired(raw) == _pick_desired(self._predict()):
-            return newest
-        return seen
+        if seen is None or seen >= newest:
+            return seen
+        return newest if is_same(_pick_desired(raw), _pick_desired(self._predict())) else seen
 
     def _predict(self) -> Mapping[str, Any]:
         """Return the object as the handlers have seen it, with the values of their patch."""

@@ -118,7 +118,7 @@ class ConditionWriter:
                 if result.body is not None:
                     self._warn_if_pruned(run, edits, result.body)
                     observed = max((each.observed for each in edits if each.observed is not None), default=None)
-                    self._leveler.notice_patched(run, result.body, Patch(), observed=observed)
+                    self._leveler.notice_patched(run, result.body, patch, observed=observed)
             if not result.remaining_fns:
                 return True
             # With an edit after each run, the conditions would always be late. The next run has newer ones.

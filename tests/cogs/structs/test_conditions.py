@@ -219,6 +219,13 @@ def test_the_generation_that_the_own_patch_has_made_counts_as_seen():
     ] == (3)
 
 
+def test_an_edit_to_a_value_that_only_python_takes_for_the_same_is_not_seen():
+    conditions, patch = open_conditions(make_body(generation=3, spec={'on': True}))
+    conditions['Ready'] = Condition(True, 'Reason')
+    newer = make_body(generation=4, spec={'on': 1})
+    assert list_by_type(apply(newer, patch))['Ready']['observedGeneration'] == 3
+
+
 def test_what_the_edits_are_told_to_follow_counts_as_seen():
     edits = ConditionEdits(Patch(), make_body(generation=3), counted=True)
     edits.change('Ready', Condition(True, 'Reason'))

@@ -531,6 +531,36 @@ async def test_other_handlers_set_conditions_too(things, world, decorator):
     assert len(world.called('fn')) == 1
 
 
+async def test_a_timer_that_sets_the_same_again_writes_nothing(things, world):
+    async def fn(conditions, **_):
+        conditions['Working'] = kopf.Condition(True, 'Fine')
+
+    things.declare(fn, decorator=kopf.timer, interval=0.05)
+    await things.create()
+    async with world.operator():
+        await things.until(lambda found: 'Working' in found)
+        count = len(world.patches())
+        await world.until_called('fn', times=5)
+        assert len(world.patches()) == count
+
+
+async def test_a_handler_of_conditions_is_not_triggered_by_its_own(things, world):
+    async def fn(conditions, status, **_):
+        known = conditions.get('Counted')
+        conditions['Counted'] = kopf.Condition(True, 'Fine', str(1 if known is None else int(known.message) + 1))
+
+    things.declare(fn, field='status.conditions')
+    await things.create(status={'conditions': [OTHER]})
+    async with world.operator():
+        await things.until(lambda found: 'Counted' in found)
+        await rest()
+        assert len(world.called('fn')) == 1
+        await things.patch_status({'conditions': []})
+        await world.until_called('fn', times=2)
+        await rest()
+    assert len(world.called('fn')) == 2
+
+
 async def test_conditions_of_a_failed_creation_are_written(things, world):
     async def fn(conditions, **_):
         conditions['Working'] = kopf.Condition(False, 'Broken', "No quota.")
