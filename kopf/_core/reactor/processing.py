@@ -376,10 +376,7 @@ class Processor(ObjectSink):
     def _forget(self, record: ObjectRecord, event: RawEvent, body: Body) -> None:
         if self._managing:
             ObjectLogger(body=body, settings=self._settings).debug("Deleted, really deleted, and we are notified.")
-        processor: Processor | None = self
-        while processor is not None:  # a successor can have inherited it while its deletion was being handled
-            processor._inherited.discard(record)
-            processor = processor._successor
+        self._disinherit(record)
         record.cancel_wakeup()
         record.forget_state()
         if record.expected is not None:
@@ -393,7 +390,19 @@ class Processor(ObjectSink):
     def _expect_after_deletion(self, record: ObjectRecord, expected: Expectation | None) -> None:
         record.expect(expected)
         if expected is not None:
-            asyncio.get_running_loop().call_later(expected.remaining, record.stop_expecting, expected)
+            asyncio.get_running_loop().call_later(expected.remaining, self._stop_expecting, record, expected)
+
+    def _stop_expecting(self, record: ObjectRecord, expected: Expectation) -> None:
+        if record.expected is expected:  # the object has not come back, so no event of it will be handled
+            self._disinherit(record)
+        record.stop_expecting(expected)
+
+    def _disinherit(self, record: ObjectRecord) -> None:
+        """Release the record of a deleted object; successors can have inherited it since its deletion has come."""
+        processor: Processor | None = self
+        while processor is not None:
+            processor._inherited.discard(record)
+            processor = processor._successor
 
     async def save(self, record: ObjectRecord) -> None:
         """Store on the object what is only in memory yet, without running any handlers."""

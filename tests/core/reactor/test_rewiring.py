@@ -1,12 +1,14 @@
 """Functions run once at a time while their objects get another watch, or leave the selection and come back."""
 
 import asyncio
+import gc
 import threading
 
 import pytest
 import yaml
 
 import kopf
+from kopf._core.reactor.object_records import ObjectRecord
 
 WAYS = ['upgraded', 'declared', 'reselected']
 
@@ -358,6 +360,30 @@ async def test_late_events_of_the_stream_are_not_handled_again(world, steps):
     assert work.begun == 1
     assert len(world.called('update')) == 1
     assert [len(world.called(f'next-{number}')) for number in range(1, steps)] == [1] * (steps - 1)
+
+
+async def test_objects_that_leave_right_before_a_declaration_are_freed(world, rewire):
+    world.settings.persistence.consistency_timeout = 1
+    work = Work(world, threaded=False)
+    work.declare(kopf.on.create)
+    async with world.operator():
+        await create_objects(world)
+        await world.until(lambda: work.running)
+        world.sandbox.faults.freeze_watches(resource='kopfexamples')
+        await world.edit(metadata={'labels': {'app': 'y'}})
+        work.let_go.set()
+        await world.aio.wait_for('kopfexamples', 'obj', lambda body: 'work' in body.get('status', {}))
+        world.sandbox.faults.clear()
+        await world.until(lambda: [call.kwargs['type'] for call in world.calls if call.name == 'obj'][-1] == 'DELETED')
+        await rewire['declared']()
+        async with asyncio.timeout(20):
+            while find_records('obj'):
+                await asyncio.sleep(0.1)
+
+
+def find_records(name):
+    gc.collect()
+    return [record for record in gc.get_objects() if isinstance(record, ObjectRecord) and record.name == name]
 
 
 async def test_progress_that_could_not_be_stored_is_known_after_leaving_the_selection(world):
