@@ -1,0 +1,378 @@
+"""The handlers of a simulated operator, of all kinds: they take their time, fail, patch, and tell the ledger."""
+
+import asyncio
+import contextlib
+import functools
+
+import kopf
+from kopf._cogs.structs.credentials import ConnectionInfo
+from tests.faults.simulation.ledger import Attempt, Limits, Run, look_at
+
+RESOURCE = 'kopfexamples'
+BACKOFF = {'backoff': 0.1}
+
+
+class Handlers:
+    """
+    The handlers of one process of an operator.
+
+    Args:
+        process: the process.
+        registry: where they are declared.
+        ledger: where they tell what they do.
+        options: the options of the run.
+        rng: the random numbers of all handlers of the run.
+        server: the server, for its token.
+    """
+
+    def __init__(self, process, registry, ledger, options, rng, server):
+        self._process, self._registry, self._ledger = process, registry, ledger
+        self._options, self._rng, self._server = options, rng, server
+        self._common = {'registry': registry}
+        if options.selecting == 'decorators':
+            self._common['label_selector'] = 'app=x'
+
+    def declare(self):
+        """Declare all the handlers that the options ask for."""
+        self._declare_activities()
+        if self._options.managing:
+            self._declare_changes()
+            self._declare_parent()
+            if self._options.limited:
+                self._declare_limited()
+            if self._options.spawning:
+                self._declare_daemons()
+                self._declare_timers()
+        self._declare_events()
+        if self._options.indexing:
+            self._declare_index()
+        if self._options.levels:
+            self._declare_levels()
+
+    # Activities.
+
+    def _declare_activities(self):
+        def log_in(**_):
+            return ConnectionInfo(server='http://simulation', token=self._server.token)
+
+        async def schedule(**_):
+            await self._process.alive()
+            self._ledger.schedules[self._process.id] = self._ledger.now
+
+        kopf.on.login(registry=self._registry)(log_in)
+        kopf.on.schedule(interval=0.5, registry=self._registry)(schedule)
+
+    # Changes.
+
+    def _declare_changes(self):
+        sync, common = self._options.sync, {**BACKOFF, **self._common}
+        for decorator, id, part, threaded, options in [
+            (kopf.on.create, 'c1', 'all', sync, {}),
+            (kopf.on.create, 'c2', 'all', not sync, {}),
+            (kopf.on.update, 'u', 'all', sync, {}),
+            (kopf.on.update, 'ua', 'a', not sync, {'field': 'spec.a'}),
+            (kopf.on.update, 'ub', 'b', sync, {'field': 'spec.b', 'retries': 3}),
+            (kopf.on.update, 'ul', 'labels', False, {'field': 'metadata.labels'}),
+            (kopf.on.update, 'uw', 'all', False, {'when': lambda labels, **_: labels.get('w') == 'on'}),
+            (kopf.on.field, 'fa', 'a', False, {'field': 'spec.a'}),
+            (kopf.on.delete, 'd1', 'all', sync, {}),
+            (kopf.on.delete, 'd2', 'all', False, {'optional': True}),
+            (kopf.on.resume, 'r', 'all', False, {}),
+        ]:
+            fn = self._make_changing(id, part, retries=options.get('retries'), threaded=threaded)
+            decorator(RESOURCE, id=id, **options, **common)(fn)
+
+    def _make_changing(self, id, part, *, retries=None, threaded=False):
+        run = functools.partial(self._run, id, part, retries)
+
+        def fn(**kwargs):
+            return run(**kwargs)  # the coroutine plays the thread
+
+        async def coroutine_fn(**kwargs):
+            return await run(**kwargs)
+
+        return fn if threaded else coroutine_fn
+
+    async def _run(self, id, part, retries, *, uid, name, body, reason, retry, patch, **_):
+        await self._process.alive()
+        ledger, reason, seen = self._ledger, str(reason), look_at(body)
+        done = Run(self._process, id, uid, reason, seen, part, called=ledger.now)
+        token = ledger.enter(self._process, uid, id)
+        ledger.calls += 1
+        if reason == 'create':
+            ledger.created_at[uid] = done.called
+        version = body['metadata'].get('resourceVersion')
+        ledger.note(f'{self._process} call {reason} {id} {name} {uid[-4:]} {seen} version={version} retry={retry}')
+        if retries is not None and retry >= retries:
+            ledger.fault(f'too many attempts: {id} of {uid}: number {retry} of {retries}')
+        try:
+            await asyncio.sleep(self._rng.choice([0, 0, 0.05, self._options.slow_handlers]))
+            await self._process.alive()
+            error = self._draw_error(limited=retries is not None)
+            last = retries is not None and retry + 1 >= retries
+            if error is None or isinstance(error, kopf.PermanentError) or last:
+                ledger.finish(done)
+                if id == 'r' and error is None:
+                    self._note_resumed(uid)
+            if error is not None:
+                raise error
+            self._change(id, patch)
+            return {'v': ledger.number()} if self._rng.random() < 0.5 else None
+        finally:
+            ledger.leave(uid, token)
+
+    def _draw_error(self, *, limited):
+        rate = self._options.error_rate if self._ledger.chaos else 0
+        if limited and self._rng.random() < 0.5:
+            return ValueError('limited')
+        chance = self._rng.random()
+        if chance < rate * 0.6:
+            return kopf.TemporaryError('again', delay=self._rng.choice([0, 0.05, 0.3, 2]))
+        if chance < rate * 0.8:
+            return ValueError('arbitrary')
+        return kopf.PermanentError('permanent') if chance < rate * 0.85 else None
+
+    def _change(self, id, patch):
+        key = id.replace('/', '_').replace('.', '_')
+        if self._options.patching_spec and self._rng.random() < 0.1:
+            patch.spec[f'x_{key}'] = self._ledger.number()
+        if self._rng.random() < 0.2:
+            patch.status[f's_{key}'] = self._ledger.number()
+        if self._options.patching_functions and self._rng.random() < 0.2:
+            number = self._ledger.number()
+            patch.fns.append(lambda body: body.setdefault('status', {}).update({'f': number}))
+
+    def _note_resumed(self, uid):
+        self._ledger.resumed[uid, self._process.id] += 1
+        if self._ledger.resumed[uid, self._process.id] > 1 and not self._ledger.excused:
+            self._ledger.fault(f'resumed twice: {uid} by {self._process}')
+
+    def _declare_parent(self):
+        async def parent(uid, body, reason, **_):
+            await self._process.alive()
+            if reason == 'create':
+                self._ledger.created_at[uid] = self._ledger.now
+            for item in (body.get('spec') or {}).get('items') or ():
+                kopf.subhandler(id=item)(functools.partial(self._run_child, item))
+
+        common = {**BACKOFF, **self._common}
+        kopf.on.create(RESOURCE, id='p', **common)(parent)
+        kopf.on.update(RESOURCE, id='p', field='spec.items', **common)(parent)
+
+    async def _run_child(self, item, *, uid, **_):
+        await self._process.alive()
+        token = self._ledger.enter(self._process, uid, f'p/{item}')
+        try:
+            await asyncio.sleep(self._rng.choice([0, 0.05, 0.2]))
+            await self._process.alive()
+            if self._ledger.chaos and self._rng.random() < self._options.error_rate * 0.5:
+                raise kopf.TemporaryError('child', delay=0.1)
+            self._ledger.subhandlers[uid][item] = self._ledger.now
+        finally:
+            self._ledger.leave(uid, token)
+
+    # Changes with limits.
+
+    def _declare_limited(self):
+        for decorator, id, options in [
+            (kopf.on.create, 'retried', {'retries': 3}),
+            (kopf.on.create, 'timed', {'timeout': 4}),
+            (kopf.on.update, 'edited', {'field': 'spec.b', 'retries': 4, 'timeout': 6}),
+        ]:
+            limits = Limits(options.get('retries'), options.get('timeout'))
+            decorator(RESOURCE, id=id, backoff=0.2, **options, **self._common)(
+                functools.partial(self._run_limited, id, limits)
+            )
+
+    async def _run_limited(self, id, limits, *, uid, retry, runtime, reason, **_):
+        await self._process.alive()
+        seconds = runtime.total_seconds()
+        self._ledger.note(f'{self._process} call {reason} {id} of {uid[-4:]} retry={retry} runtime={seconds}')
+        token = self._ledger.enter(self._process, uid, id)
+        attempt = Attempt(self._process, id, uid, str(reason), retry)
+        self._ledger.attempt(attempt, limits, seconds)
+        try:
+            await asyncio.sleep(self._rng.choice([0, 0, 0.3, 2]))
+            await self._process.alive()
+            chance = self._rng.random()
+            if chance < 0.35:
+                raise kopf.TemporaryError('limited', delay=self._rng.choice([0, 0.2, 1, 3]))
+            if chance < 0.6:
+                attempt.final = limits.retries is not None and retry + 1 >= limits.retries
+                raise ValueError('limited')
+            attempt.final = True
+        except asyncio.CancelledError:
+            attempt.final = True  # it has run out of time, or its process ends
+            raise
+        finally:
+            self._ledger.leave(uid, token)
+            attempt.ended = not self._process.dead
+
+    # Daemons and timers.
+
+    def _declare_daemons(self):
+        kopf.daemon(
+            RESOURCE,
+            id='daemon',
+            labels={'d': 'on'},
+            cancellation_backoff=self._options.daemon_backoff,
+            cancellation_timeout=self._options.daemon_timeout,
+            **self._common,
+        )(self._make_daemon())
+        kopf.daemon(RESOURCE, id='threaded', labels={'sd': 'on'}, **self._common)(
+            lambda uid, name, stopped, **_: self._run_thread(uid, name, stopped)
+        )
+
+    def _make_daemon(self):
+        async def daemon(uid, name, stopped, patch, **_):
+            await self._process.alive()
+            token = self._ledger.enter_daemon(self._process, 'async', uid, name)
+            try:
+                while not stopped:
+                    await stopped.wait(self._rng.choice([None, 3]))
+                    await self._process.alive()
+                    if self._ledger.chaos and self._rng.random() < 0.1:
+                        patch.status['dm'] = self._ledger.number()
+                        raise kopf.TemporaryError('daemon', delay=self._rng.choice([0, 0.1, 1]))
+                await asyncio.sleep(self._rng.choice([0, 0, 0.1, 0.5, 3]))
+                patch.status['dm'] = self._ledger.number()
+            finally:
+                self._ledger.leave_daemon(self._process, 'async', uid, token)
+
+        return daemon
+
+    async def _run_thread(self, uid, name, stopped):
+        await self._process.alive()
+        token = self._ledger.enter_daemon(self._process, 'sync', uid, name)
+        try:
+            while not stopped:
+                await asyncio.sleep(0.05)
+                await self._process.alive()
+            await asyncio.sleep(self._rng.choice([0, 0, 0.1, 0.3]))
+        finally:
+            self._ledger.leave_daemon(self._process, 'sync', uid, token)
+
+    def _declare_timers(self):
+        for id, options in [
+            ('tick', {'interval': 0.7, 'initial_delay': 0.1}),
+            ('idle', {'idle': 0.3}),
+            ('both', {'idle': 0.4, 'interval': 0.9}),
+            ('sharp', {'interval': 1, 'sharp': True}),
+        ]:
+            kopf.timer(RESOURCE, id=id, backoff=0.3, **options, **self._common)(functools.partial(self._tick, id))
+
+    async def _tick(self, id, *, uid, spec, patch, **_):
+        await self._process.alive()
+        self._ledger.enter_tick(self._process, id, uid)
+        try:
+            value = spec.get('a')
+            await asyncio.sleep(self._rng.choice([0, 0, 0.05, 0.4]))
+            await self._process.alive()
+            self._ledger.tick(id, uid, value)
+            if self._ledger.chaos and self._rng.random() < 0.02:
+                patch.status['tk'] = self._ledger.number()
+            if self._ledger.chaos and id != 'idle' and self._rng.random() < 0.05:
+                raise self._rng.choice([ValueError('timer'), kopf.TemporaryError('timer', delay=0.2)])
+        finally:
+            if not self._process.dead:
+                self._ledger.leave_tick(id, uid)
+
+    # Events, indices, levels.
+
+    def _declare_events(self):
+        async def watch(uid, type, body, **_):
+            await self._process.alive()
+            self._ledger.events[uid] = type, self._process.id, look_at(body)
+
+        kopf.on.event(RESOURCE, id='ev', **self._common)(watch)
+
+    def _declare_index(self):
+        async def index(uid, spec, **_):
+            await self._process.alive()
+            if self._rng.random() < 0.1:
+                await asyncio.sleep(self._rng.choice([0, 0.05, 1]))
+            if self._ledger.chaos and self._rng.random() < 0.05:
+                raise kopf.TemporaryError('index', delay=self._rng.choice([0, 0.1]))
+            return {uid: spec.get('a')}
+
+        kopf.index(RESOURCE, id='ix', **self._common)(index)
+
+    def _declare_levels(self):
+        sources = {}
+        if self._options.children:
+            sources = {'owns': ['configmaps'], 'watches': {'secrets': _find_users}}
+            kopf.index('configmaps', id='owned', registry=self._registry)(_index_children)
+            kopf.index('secrets', id='used', registry=self._registry)(_index_secrets)
+        kopf.on.reconcile(
+            RESOURCE,
+            id='lv',
+            backoff=(0.1, self._options.level_backoff),
+            interval=self._options.level_interval,
+            **sources,
+            **self._common,
+        )(self._run_level)
+
+    async def _run_level(self, *, uid, body, name, namespace, reasons, patch, **kwargs):
+        await self._process.alive()
+        token, seen, reasons = self._ledger.enter(self._process, uid, 'lv'), look_at(body), sorted(map(str, reasons))
+        self._ledger.calls += reasons != ['interval']
+        self._ledger.note(f'{self._process} level {name} {uid[-4:]} {seen} {reasons}')
+        others = tuple(
+            sorted([*kwargs.get('owned', {}).get(uid, ()), *kwargs.get('used', {}).get((namespace, name), ())])
+        )
+        try:
+            await asyncio.sleep(self._rng.choice([0, 0, 0.05, 1]) if self._ledger.chaos else 0)
+            await self._process.alive()
+            if self._ledger.chaos and self._rng.random() < self._options.error_rate:
+                raise self._rng.choice(
+                    [kopf.TemporaryError('level', delay=self._rng.choice([0, 0.1, 1])), ValueError()]
+                )
+            if self._ledger.chaos and self._rng.random() < 0.2:
+                patch.status['lv'] = self._ledger.number()
+            if self._ledger.chaos and self._options.patching_spec and self._rng.random() < 0.1:
+                patch.spec['x_lv'] = self._ledger.number()
+            self._ledger.levels[uid] = seen, others, self._process.id, self._ledger.now
+            self._ledger.leveled_by[uid].add(self._process.id)
+            if self._ledger.chaos and self._rng.random() < 0.1:
+                return kopf.Again(after=self._rng.choice([0.1, 1]))
+        finally:
+            self._ledger.leave(uid, token)
+        return None
+
+    # Handlers that are declared while the operator runs.
+
+    def declare_late(self, number, kind):
+        id = f'late{number}'
+        if kind == 'index':
+            kopf.index(RESOURCE, id=id, **self._common)(lambda uid, **_: {uid: 1})
+        elif kind == 'update':
+            kopf.on.update(RESOURCE, id=id, field='spec.a', **self._common)(self._wait)
+        elif kind == 'timer':
+            kopf.timer(RESOURCE, id=id, interval=2, **self._common)(self._wait)
+        elif kind == 'daemon':
+            kopf.daemon(RESOURCE, id=id, **self._common)(self._wait_until_stopped)
+        else:
+            kopf.on.event(RESOURCE, id=id, **self._common)(lambda **_: None)
+
+    async def _wait(self, **_):
+        await self._process.alive()
+
+    async def _wait_until_stopped(self, stopped, **_):
+        await self._process.alive()
+        with contextlib.suppress(asyncio.CancelledError):
+            await stopped.wait()
+
+
+def _find_users(namespace, body, **_):
+    user = (body['metadata'].get('labels') or {}).get('used-by')
+    return [(namespace, user)] if user else []
+
+
+def _index_children(meta, name, **_):
+    version = (meta.get('labels') or {}).get('v', '')
+    return {owner['uid']: f'{name}={version}' for owner in meta.get('ownerReferences') or ()}
+
+
+def _index_secrets(namespace, meta, name, **_):
+    labels = meta.get('labels') or {}
+    return {(namespace, labels['used-by']): f'{name}={labels.get("v", "")}'} if labels.get('used-by') else None

@@ -1,0 +1,115 @@
+"""What a run is like: drawn from its seed, or given by hand to narrow a failure down."""
+
+import dataclasses
+
+
+@dataclasses.dataclass
+class Options:
+    """
+    The options of a run.
+
+    Times are in seconds, rates are shares of one.
+    """
+
+    scope: str  # 'cluster', 'pattern' or 'specific': which namespaces are served
+    selecting: str  # '', 'settings' or 'decorators': whether only objects with the label app=x are served, and by what
+    peering: str  # '', 'optional' or 'mandatory'
+    storage: str  # where progress and last-handled states are stored; see `storages`
+    worker_limit: int | None
+    streaming_lists: bool
+    status_subresource: bool
+    managing: bool  # whether there are handlers of changes, daemons and timers
+    spawning: bool
+    indexing: bool
+    levels: bool
+    children: bool
+    limited: bool  # handlers with retries and time-outs
+    sync: bool
+    lifecycle: str
+    daemon_backoff: float | None
+    daemon_timeout: float | None
+    level_interval: float | None
+    level_backoff: float
+    daemon_threads: int
+    handler_threads: int
+    consistency_timeout: float
+    slow_handlers: float
+    error_rate: float
+    patching_spec: bool
+    patching_functions: bool
+    posting: bool
+    slowness: float
+    lagging: float
+    pause: float  # the longest usual pause between two actions
+    faults: int  # how often the API fails
+    killing: bool
+    rivals: bool  # whether there are several operators at once
+    restoring: bool  # whether the cluster is restored from a back-up
+    clocks: bool  # whether the wall clock is changed, and the machine suspended
+    conflicts: bool
+    refusals: bool
+    downtimes: bool
+    migrating: bool  # whether the storages change from one start to the next
+    relabelling: bool
+    blind: bool = False  # never drawn: whether the operators serve another label than the checks expect
+
+
+def _draw_handlers(rng):
+    chance = lambda share: rng.random() < share  # noqa: E731  # it reads as a table
+    choice = rng.choice
+    return {
+        'managing': chance(0.93),
+        'spawning': chance(0.6),
+        'indexing': chance(0.6),
+        'levels': chance(0.5),
+        'children': chance(0.5),
+        'limited': chance(0.5),
+        'sync': chance(0.5),
+        'lifecycle': choice(['asap', 'asap', 'all_at_once', 'one_by_one', 'randomized']),
+        'daemon_backoff': choice([None, 0.1, 2]),
+        'daemon_timeout': choice([None, None, 0.2, 3]),
+        'level_interval': choice([None, None, 2]),
+        'level_backoff': choice([0.2, 1]),
+        'daemon_threads': choice([1000, 1000, 2]),
+        'handler_threads': choice([1000, 1000, 1]),
+        'slow_handlers': choice([0.4, 0.4, 6]),
+        'error_rate': choice([0, 0.15, 0.15, 0.5]),
+        'patching_spec': chance(0.3),
+        'patching_functions': chance(0.3),
+    }
+
+
+def draw(rng):
+    """Draw options that fit together."""
+    chance = lambda share: rng.random() < share  # noqa: E731  # it reads as a table
+    choice = rng.choice
+    options = Options(
+        **_draw_handlers(rng),
+        scope=choice(['cluster', 'pattern', 'pattern', 'specific']),
+        selecting=choice(['', '', 'settings', 'decorators']),
+        peering=choice(['', '', 'optional', 'mandatory']),
+        storage=choice(['annotations'] * 4 + ['status', 'flaky', 'database', 'smart']),
+        worker_limit=choice([None, None, 1, 3]),
+        streaming_lists=chance(0.6),
+        status_subresource=chance(0.4),
+        consistency_timeout=choice([5, 5, 1, 30]),
+        posting=chance(0.2),
+        slowness=choice([1] * 6 + [10, 10, 100, 300]),
+        lagging=choice([0.0, 0.05, 0.3]),
+        pause=choice([0.05, 0.5, 3]),
+        faults=choice([0, 1, 1, 3]),
+        killing=chance(0.4),
+        rivals=chance(0.4),
+        restoring=chance(0.08),
+        clocks=chance(0.25),
+        conflicts=chance(0.3),
+        refusals=chance(0.25),
+        downtimes=chance(0.5),
+        migrating=chance(0.25),
+        relabelling=chance(0.3),
+    )
+    if options.peering:
+        # Peers that are too slow, or whose clocks differ, cannot agree; and they wait only for some seconds.
+        options.slowness, options.clocks = min(options.slowness, 10), False
+        options.slow_handlers = min(options.slow_handlers, 3)
+    return options

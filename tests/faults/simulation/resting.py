@@ -1,0 +1,207 @@
+"""What must hold when everything has come to rest: nothing is lost, nothing is left, and no object waits."""
+
+from kopf._core.intents.causes import Reason
+from tests.faults.simulation import storages
+from tests.faults.simulation.ledger import PARTS, look_at
+
+FINALIZER = 'kopf.zalando.org/KopfFinalizerMarker'
+
+
+class Rest:
+    """
+    The state of a run at rest.
+
+    Args:
+        simulation: the run.
+        bodies: the objects of the cluster.
+        children: the ConfigMaps and secrets of the cluster.
+    """
+
+    def __init__(self, simulation, bodies, children):
+        self._simulation, self._cluster = simulation, simulation.cluster
+        self._ledger, self._options = simulation.ledger, simulation.options
+        self._bodies = {body['metadata']['uid']: body for body in bodies}
+        self._children = children
+        self._boss = max(simulation.processes, key=lambda process: process.priority)
+        index = self._boss.indexers.indices.get('ix') or {}
+        self._index = {uid: list(values) for uid, values in index.items()}
+        self._flaws = []
+
+    def find_flaws(self):
+        """Return what is wrong."""
+        for uid, body in self._bodies.items():
+            self._name = f'{body["metadata"]["namespace"]}/{body["metadata"]["name"]} {uid}'
+            self._served = self._cluster.is_served(body)
+            self._check_object(uid, body)
+        self._name = 'the operator'
+        self._check_absent()
+        if self._ledger.now - self._ledger.schedules.get(self._boss.id, 0) > 3 and self._age > 5:
+            self._tell('its schedule does not run')
+        return self._flaws
+
+    @property
+    def _age(self):
+        return self._ledger.now - self._boss.started
+
+    def _tell(self, text):
+        self._flaws.append(f'{self._name}: {text}')
+
+    def _check_object(self, uid, body):
+        deleting, seen = 'deletionTimestamp' in body['metadata'], look_at(body)
+        self._check_index(uid, seen)
+        self._check_events(uid, seen, deleting)
+        if deleting:
+            if self._options.managing and self._served and FINALIZER in body['metadata'].get('finalizers', ()):
+                self._tell('it is still being deleted')
+            return
+        if self._options.levels:
+            self._check_level(uid, body, seen)
+        if not self._options.managing:
+            return
+        if self._options.spawning:
+            self._check_daemons(uid, body)
+            self._check_timers(uid, seen)
+        if self._served:
+            self._check_state(uid, body)
+            if not self._ledger.restored:
+                self._check_runs(uid, seen)
+
+    def _check_index(self, uid, seen):
+        if self._options.indexing and self._served and self._index.get(uid) != [seen[0]]:
+            self._tell(f'the index has {self._index.get(uid)} instead of {seen[0]}')
+        if self._options.indexing and not self._served and uid in self._index:
+            self._tell('it is in the index, but it is not served')
+
+    def _check_events(self, uid, seen, deleting):
+        if not self._served:
+            return
+        type_, process_id, last = self._ledger.events.get(uid, ('DELETED', None, None))
+        if type_ == 'DELETED':
+            self._tell('no event of it')
+        elif not deleting and process_id == self._boss.id and last != seen:
+            self._tell(f'the last event has shown {last} instead of {seen}')
+
+    def _check_level(self, uid, body, seen):
+        last, others, process_id, at = self._ledger.levels.get(uid, (None, (), None, 0))
+        if not self._served:
+            if at > self._simulation.rested_since + 30:
+                self._tell('its level-triggered handler runs, but it is not served')
+            return
+        if last != seen:
+            self._tell(f'its level-triggered handler has seen {last} instead of {seen}')
+        if self._boss.id not in self._ledger.leveled_by[uid]:
+            self._tell(f'its level-triggered handler was not called by {self._boss}')
+        expected = self._find_children(uid, body['metadata']) if self._options.children else ()
+        if others != expected:
+            self._tell(f'its level-triggered handler has seen the children {others} instead of {expected}')
+
+    def _find_children(self, uid, meta):
+        served = {'ns-0', 'ns-1'} if self._options.scope == 'specific' else None
+        found = []
+        for body in self._children:
+            other = body['metadata']
+            labels, version = other.get('labels') or {}, (other.get('labels') or {}).get('v', '')
+            used = labels.get('used-by') == meta['name'] and other['namespace'] == meta['namespace']
+            owned = any(owner['uid'] == uid for owner in other.get('ownerReferences') or ())
+            if (used or owned) and (served is None or other['namespace'] in served):
+                found.append(f'{other["name"]}={version}')
+        return tuple(sorted(found))
+
+    def _check_daemons(self, uid, body):
+        labels, few = body['metadata'].get('labels') or {}, self._options.daemon_threads < 100
+        for kind, label in (('async', 'd'), ('sync', 'sd')):
+            expected = int(self._served and labels.get(label) == 'on')
+            count = len(self._ledger.daemons[kind, uid])
+            if count != expected and not (kind == 'sync' and few and count <= expected):
+                self._tell(f'{count} daemons ({kind}) instead of {expected}')
+
+    def _check_timers(self, uid, seen):
+        for id, limit in (('tick', 1.5), ('both', 2.2), ('sharp', 2.1)):
+            at, value = self._ledger.ticks.get((id, uid), (-1000, None))
+            if self._served and (self._ledger.now - at > limit or value != seen[0]):
+                self._tell(f'the timer {id} has run at {at:.3f} with {value} instead of {seen[0]}')
+            elif not self._served and self._ledger.now - at < 1.2:
+                self._tell(f'the timer {id} goes on, but it is not served')
+        if self._served and self._ledger.ticks.get(('idle', uid), (0, None))[1] != seen[0]:
+            self._tell(f'the timer idle has seen {self._ledger.ticks.get(("idle", uid))} instead of {seen[0]}')
+
+    def _check_state(self, uid, body):
+        storage = self._simulation.storage
+        handled = storages.find_handled(storage, body)
+        if not handled or handled.get('spec') != body['spec']:
+            self._tell(f'the last handled state is {handled}')
+        if left := storages.find_progress(storage, body, self._simulation.records):
+            self._tell(f'progress is left: {left}')
+        if FINALIZER not in body['metadata'].get('finalizers', ()):
+            self._tell('it has no finalizer')
+
+    def _check_runs(self, uid, seen):
+        runs, ledger = self._ledger.runs, self._ledger
+        creations = [run for id in ('c1', 'c2', 'fa') for run in runs[uid, id] if run.reason == Reason.CREATE]
+        for id in ('c1', 'c2'):
+            if not any(run.reason == Reason.CREATE for run in runs[uid, id]):
+                self._tell(f'its creation has never got to {id}')
+        bases = []
+        for run in sorted(creations, key=lambda run: run.ended):
+            bases.append(run.seen)
+            if run.stored and not ledger.excused:
+                break
+        updating = [('u', 'all'), ('ua', 'a'), ('ub', 'b'), ('ul', 'labels'), ('fa', 'a')]
+        if dict(seen[3]).get('w') == 'on':
+            updating.append(('uw', 'all'))
+        for id, part in updating:
+            self._check_updates(uid, id, PARTS[part], seen, bases)
+        for item in seen[2]:
+            if item not in ledger.subhandlers[uid]:
+                self._tell(f'the sub-handler of {item} has never succeeded')
+        self._check_resumed(uid)
+
+    def _check_resumed(self, uid):
+        """Check that the resuming handler was called, unless this had to be for a change that others had begun."""
+        late = self._boss.started > self._ledger.created_at.get(uid, 1e9) + 4
+        if not late or self._options.selecting or self._options.limited:
+            return
+        runs = [run for (at, _), runs in self._ledger.runs.items() if at == uid for run in runs]
+        mine = [run for run in runs if run.process is self._boss]
+        continued = any(run.reason in ('create', 'update') for run in mine) and any(
+            run.reason in ('create', 'update') and run.process is not self._boss for run in self._ledger.runs[uid, 'r']
+        )
+        if not continued and not any(run in mine for run in self._ledger.runs[uid, 'r']):
+            self._tell(f'it was not resumed by {self._boss}')
+
+    def _check_updates(self, uid, id, part, seen, bases):
+        runs = [run for run in self._ledger.runs[uid, id] if id == 'fa' or run.reason in ('update', 'resume')]
+        # An edit that was reverted is known only by the record of its handler.
+        lost = runs and not runs[-1].stored and (runs[-1].process.dead or self._ledger.excused)
+        if runs and runs[-1].value != part(seen) and not lost:
+            self._tell(f'{id} has missed an update: it has seen {runs[-1].value} instead of {part(seen)}')
+        if not runs and bases and all(part(base) != part(seen) for base in bases):
+            self._tell(f'{id} has never seen an update: from {part(bases[0])} to {part(seen)}')
+
+    def _check_absent(self):
+        """Check what there is of objects that do not exist any more."""
+        ledger, live = self._ledger, self._bodies
+        for uid in self._index:
+            if uid not in live:
+                self._tell(f'the index has {uid}, which does not exist')
+        for (kind, uid), crowd in ledger.daemons.items():
+            if crowd and uid not in live:
+                self._tell(f'daemons ({kind}) of {uid}, which does not exist: {crowd}')
+        for uid, crowd in ledger.running.items():
+            if crowd:
+                self._tell(f'handlers of {uid} are running: {crowd}')
+        for (id, uid), (at, _) in ledger.ticks.items():
+            if uid not in live and ledger.now - at < 1.2:
+                self._tell(f'the timer {id} goes on for {uid}, which does not exist')
+        for uid, (type_, process_id, _) in ledger.events.items():
+            if uid not in live and type_ != 'DELETED' and process_id == self._boss.id and not self._options.peering:
+                self._tell(f'no deletion event of {uid}')
+        if self._options.managing and not ledger.restored:
+            self._check_deletions()
+
+    def _check_deletions(self):
+        for uid, body in self._cluster.known.items():
+            gone = uid not in self._bodies and uid not in self._cluster.forced and self._cluster.is_served(body)
+            created = any(run.reason == Reason.CREATE for run in self._ledger.runs[uid, 'c1'])
+            if gone and created and not any(run.reason == Reason.DELETE for run in self._ledger.runs[uid, 'd1']):
+                self._tell(f'the deletion of {uid} was not handled')

@@ -1,0 +1,35 @@
+"""Short forms of the simulation: some seeds, and that a seed always gives the same run."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+
+
+def run(*args):
+    command = [sys.executable, '-m', 'tests.faults.simulation', *args]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=ROOT)
+    print(done.stdout, done.stderr)
+    return done
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize('start', [1, 101])
+def test_nothing_is_lost_or_done_twice_or_stuck_whatever_happens(start):
+    done = run(f'--start={start}', '--seeds=6')
+    assert done.returncode == 0
+    assert '6 of 6 runs: nothing lost, nothing done twice, nothing stuck' in done.stdout
+
+
+def test_the_same_seed_gives_the_same_run():
+    first, second = [run('--start=7').stdout.split()[1] for _ in range(2)]
+    assert first == second
+
+
+def test_objects_that_are_not_handled_are_found():
+    done = run('--start=7', '--set=selecting=settings', '--set=blind=true')
+    assert done.returncode == 1
+    assert 'not at rest' in done.stdout
