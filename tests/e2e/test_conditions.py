@@ -192,3 +192,29 @@ def test_at_rest_nothing_is_written(cluster, kubeapi, namespace, run_operator, t
     operator = run_operator("--standalone", "--quiet", path)
     operator.wait_output("(?s)(obj is run.*){5}")
     assert get_rested() == version
+
+
+def test_the_next_operator_ends_what_a_killed_one_has_begun(cluster, kubeapi, namespace, run_operator, tmp_path):
+    kubeapi.apply(CRD)
+    path, gate = tmp_path / "handlers.py", tmp_path / "gate"
+    path.write_text(
+        "import os, time, kopf\n"
+        "@kopf.on.reconcile('conditions.example.dev', 'things', conditions=True)\n"
+        "def thing(**_):\n"
+        "    while not os.path.exists(os.environ['GATE']):\n"
+        "        time.sleep(0.05)\n"
+    )
+    thing = {"apiVersion": KIND[0], "kind": KIND[1], "metadata": {"name": "obj"}, "spec": {}}
+    kubeapi.apply(thing, namespace)
+
+    def has(*wanted):
+        found = kubeapi.get(*KIND, namespace, "obj").get("status", {}).get("conditions", [])
+        return [(each["type"], each["status"]) for each in found] == [*wanted]
+
+    operator = run_operator("--standalone", "--quiet", path, GATE=str(gate))
+    wait(lambda: has(("Ready", "Unknown"), ("Reconciling", "True")), "the beginning of the run")
+    operator.process.kill()
+    operator.process.wait()
+    gate.touch()
+    run_operator("--standalone", "--quiet", path, GATE=str(gate))
+    wait(lambda: has(("Ready", "True")), "the end of the run")

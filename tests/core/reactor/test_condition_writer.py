@@ -531,6 +531,32 @@ async def test_other_handlers_set_conditions_too(things, world, decorator):
     assert len(world.called('fn')) == 1
 
 
+async def test_subhandlers_and_their_parent_have_the_same_conditions(things, world):
+    async def fn(conditions, **_):
+        conditions['Parent'] = kopf.Condition(True, 'Fine')
+
+        @kopf.subhandler(id='sub')
+        async def sub(conditions, **_):
+            assert conditions['Parent'].status
+            conditions['Child'] = kopf.Condition(True, 'Fine')
+
+    things.declare(fn, decorator=kopf.on.create)
+    async with world.operator():
+        await things.create()
+        found = await things.until(lambda found: 'Child' in found)
+    assert [*found] == ['Parent', 'Child']
+
+
+async def test_functions_in_threads_set_conditions_too(things, world):
+    @kopf.on.reconcile('things', registry=world.registry)
+    def fn(conditions, **_):
+        conditions['Working'] = kopf.Condition(True, 'Fine')
+
+    await things.create()
+    async with world.operator():
+        await things.until(lambda found: 'Working' in found)
+
+
 async def test_a_timer_that_sets_the_same_again_writes_nothing(things, world):
     async def fn(conditions, **_):
         conditions['Working'] = kopf.Condition(True, 'Fine')
