@@ -3,6 +3,7 @@
 import asyncio
 import collections
 import contextlib
+import functools
 import json
 import logging
 import pathlib
@@ -184,10 +185,22 @@ class World:
         ]
 
 
+def in_virtual_time(fn):
+    """Run the test, a coroutine function with a world, in the loop of virtual time: it waits for no clock."""
+
+    @functools.wraps(fn)
+    def run(world, **kwargs):
+        world.sandbox.run(fn(world=world, **kwargs))
+
+    run.in_virtual_time = True
+    return run
+
+
 @contextlib.contextmanager
-def new_world():
+def new_world(virtual_time=False):
     """Yield a sandbox with the kind of the examples, known to operators as the cluster to log in to."""
-    with Sandbox(crds=[ROOT / 'examples' / 'crd.yaml']) as sandbox, pytest.MonkeyPatch.context() as patching:
+    crd = ROOT / 'examples' / 'crd.yaml'
+    with Sandbox(crds=[crd], virtual_time=virtual_time) as sandbox, pytest.MonkeyPatch.context() as patching:
         patching.setenv('KUBECONFIG', str(sandbox.kubeconfig))
         world = World(sandbox)
         logger = logging.getLogger()

@@ -7,7 +7,7 @@ from operatorworld import World, new_world
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
     """Yield a sandbox, and operators with handlers of the test in its own loop."""
-    with new_world() as world:
+    with new_world(virtual_time=hasattr(request.function, "in_virtual_time")) as world:
         yield world

@@ -5,6 +5,7 @@ import datetime
 import json
 
 import pytest
+from operatorworld import in_virtual_time
 
 import kopf
 from kopf._cogs.helpers import clocks
@@ -36,6 +37,7 @@ def progress_of(body, id='create'):
 
 
 @pytest.mark.parametrize('shift', [HOUR, -HOUR], ids=['forward', 'back'])
+@in_virtual_time
 async def test_delays_and_timers_do_not_depend_on_the_wall_clock(world, clock, shift):
     loop, times = asyncio.get_running_loop(), []
 
@@ -60,6 +62,7 @@ async def test_delays_and_timers_do_not_depend_on_the_wall_clock(world, clock, s
 
 
 @pytest.mark.parametrize('correction', [datetime.timedelta(), -HOUR, HOUR], ids=['same', 'back', 'forward'])
+@in_virtual_time
 async def test_times_are_stored_by_the_wall_clock_and_never_stall_others(world, clock, correction):
     world.declare(kopf.on.create, 'create', does=[kopf.TemporaryError('later', delay=0.2)])
     async with world.operator():
@@ -76,6 +79,7 @@ async def test_times_are_stored_by_the_wall_clock_and_never_stall_others(world, 
     assert [kwargs['retry'] for kwargs in world.called('create')] == [0, 1]
 
 
+@in_virtual_time
 async def test_peers_are_believed_by_our_own_patience(world, clock):
     """An operator that renews its record is alive, whatever the clocks say."""
     await world.aio.apply((world.root / 'peering.yaml').read_text())

@@ -5,6 +5,7 @@ import types
 
 import kinds
 import pytest
+from operatorworld import in_virtual_time
 
 import kopf
 from kopf._core.reactor import observation, orchestration, watches
@@ -31,6 +32,7 @@ async def create(world, plural, name='obj', group='other.dev'):
 @pytest.mark.parametrize(
     'name', [('things',), ('other.dev', 'things'), ('other.dev', 'v1', 'things')], ids=['plural', 'group', 'version']
 )
+@in_virtual_time
 async def test_kinds_that_are_known_late_are_served(world, name):
     world.declare(kopf.on.event, 'thing', *name[1:], resource=name[0])
     world.declare(kopf.on.event, 'neighbour', resource='configmaps')
@@ -53,6 +55,7 @@ def asked_about_things(world):
     return [seen for seen in world.sandbox.requests if seen.resource == 'things' or seen.path == '/apis']
 
 
+@in_virtual_time
 async def test_kinds_that_are_gone_late_are_not_served(world):
     world.declare(kopf.on.event, 'thing', resource='things')
     world.declare(kopf.on.event, 'neighbour', resource='configmaps')
@@ -71,6 +74,7 @@ async def test_kinds_that_are_gone_late_are_not_served(world):
                 await asyncio.sleep(1)
 
 
+@in_virtual_time
 async def test_a_failing_discovery_is_repeated(world):
     world.declare(kopf.on.event, 'thing', resource='things')
     async with world.operator():
@@ -86,6 +90,7 @@ async def test_a_failing_discovery_is_repeated(world):
 
 @pytest.mark.parametrize('path', ['^/apis$', '^/api$'])
 @pytest.mark.parametrize('fault', ['error', 'drop'])
+@in_virtual_time
 async def test_a_bad_moment_at_the_start(world, path, fault):
     world.settings.networking.error_backoffs = [0.05, 0.05]
     world.declare(kopf.on.event, 'example', resource='kopfexamples')
@@ -95,6 +100,7 @@ async def test_a_bad_moment_at_the_start(world, path, fault):
         await world.until_called('example')
 
 
+@in_virtual_time
 async def test_no_discovery_at_the_start_ends_the_operator_with_the_cause(world):
     world.settings.networking.error_backoffs = [0.05, 0.05]
     world.declare(kopf.on.event, 'example', resource='kopfexamples')
@@ -110,6 +116,7 @@ async def test_no_discovery_at_the_start_ends_the_operator_with_the_cause(world)
     assert world.ids == ['cleanup']
 
 
+@in_virtual_time
 async def test_no_core_group_at_the_start(world):
     world.declare(kopf.on.event, 'example', resource='kopfexamples')
     world.declare(kopf.on.event, 'map', resource='configmaps')
@@ -122,6 +129,7 @@ async def test_no_core_group_at_the_start(world):
     assert any("These API groups cannot be discovered now" in text and "''" in text for text in world.log.texts)
 
 
+@in_virtual_time
 async def test_what_is_no_discovery_takes_nothing_away(world):
     world.declare(kopf.on.event, 'example', resource='kopfexamples')
     async with world.operator():
@@ -182,6 +190,7 @@ async def discovered(missing, times):
             await asyncio.sleep(0.01)
 
 
+@in_virtual_time
 async def test_a_kind_whose_crd_is_established_is_served_though_it_is_not_discovered(world, missing, daemon):
     daemon('things')
     world.declare(kopf.on.event, 'thing', resource='things')
@@ -203,6 +212,7 @@ async def test_a_kind_whose_crd_is_established_is_served_though_it_is_not_discov
     assert len(world.called('daemon')) == 2
 
 
+@in_virtual_time
 async def test_a_kind_without_a_crd_is_gone_when_it_is_missing_for_long(world, missing, daemon, monkeypatch):
     monkeypatch.setattr(observation, 'CONFIRMATION_TIME', 60)
     daemon('configmaps')
@@ -225,6 +235,7 @@ async def test_a_kind_without_a_crd_is_gone_when_it_is_missing_for_long(world, m
 # Groups that are down.
 
 
+@in_virtual_time
 async def test_others_are_served_while_a_group_is_down(world):
     world.declare(kopf.on.event, 'by plural', resource='kopfexamples')
     world.declare(kopf.on.event, 'by group', 'kopfexamples', resource='kopf.dev')
@@ -245,6 +256,7 @@ async def test_others_are_served_while_a_group_is_down(world):
 
 
 @pytest.mark.parametrize('args', [{'resource': 'things'}, {'resource': kopf.EVERYTHING}], ids=['plural', 'everything'])
+@in_virtual_time
 async def test_resources_of_a_group_that_was_down_at_the_start(world, args):
     world.declare(kopf.on.event, 'event', **args)
     await world.aio.create(define('things'))
@@ -257,6 +269,7 @@ async def test_resources_of_a_group_that_was_down_at_the_start(world, args):
         await world.until_called('event', 1, 'thing')
 
 
+@in_virtual_time
 async def test_a_group_that_goes_down_and_comes_back(world, monkeypatch):
     monkeypatch.setattr('kopf._core.reactor.watches.MIN_BACKOFF', 0.05)
     world.declare(kopf.on.create, 'thing', resource='things')
@@ -281,6 +294,7 @@ async def test_a_group_that_goes_down_and_comes_back(world, monkeypatch):
 # Ambiguous names.
 
 
+@in_virtual_time
 async def test_ambiguous_names_take_nothing_from_others(world):
     world.declare(kopf.on.event, 'ambiguous', resource='things')
     world.declare(kopf.on.event, 'one', 'things', resource='one.dev')
@@ -307,6 +321,7 @@ async def test_ambiguous_names_take_nothing_from_others(world):
 # A kind that is indexed, and cannot be listed.
 
 
+@in_virtual_time
 async def test_an_indexed_kind_that_cannot_be_listed_stops_only_the_users_of_its_index(world, monkeypatch):
     monkeypatch.setattr(watches, 'MAX_BACKOFF', 0.5)
     seen = []

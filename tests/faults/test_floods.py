@@ -2,6 +2,8 @@
 
 import json
 
+from operatorworld import in_virtual_time
+
 import kopf
 
 
@@ -21,6 +23,7 @@ def posts(world):
     ]
 
 
+@in_virtual_time
 async def test_routine_successes_of_timers_are_no_events(world):
     world.settings.posting.enabled = True
     world.declare(kopf.timer, 'tick', interval=0.01)
@@ -31,6 +34,7 @@ async def test_routine_successes_of_timers_are_no_events(world):
     assert posts(world) == []
 
 
+@in_virtual_time
 async def test_what_a_timer_logs_again_and_again_is_one_event_with_a_count(world):
     async def tick(logger, **_):
         logger.info("Still alive.")
@@ -45,6 +49,7 @@ async def test_what_a_timer_logs_again_and_again_is_one_event_with_a_count(world
     assert len([request for request in world.sandbox.requests if '/events' in request.path]) <= 25
 
 
+@in_virtual_time
 async def test_different_messages_are_combined(world):
     async def tick(logger, retry, **_):
         logger.info("The time is %s.", len(world.calls))
@@ -59,6 +64,7 @@ async def test_different_messages_are_combined(world):
     assert len([1 for message, _ in found if message.startswith('(combined from similar events): The time is')]) == 1
 
 
+@in_virtual_time
 async def test_failures_of_timers_are_events(world):
     world.settings.posting.enabled = True
     world.declare(kopf.timer, 'tick', interval=0.01, does=[kopf.TemporaryError("Not yet.", delay=0), None])

@@ -7,6 +7,7 @@ import json
 
 import pytest
 from kinds import define
+from operatorworld import in_virtual_time
 
 import kopf
 from kopf._core.engines.stoppers import DaemonStoppingReason
@@ -50,6 +51,7 @@ async def streaming(world, resource='kopfexamples'):
 
 
 @pytest.mark.parametrize('streamed', [True, False], ids=['streamed', 'chunked'])
+@in_virtual_time
 async def test_the_deletion_of_an_object_comes_before_its_successor(world, streamed):
     world.settings.watching.streaming_lists = streamed
     world.declare(kopf.on.event, 'event')
@@ -70,6 +72,7 @@ async def test_the_deletion_of_an_object_comes_before_its_successor(world, strea
 
 
 @pytest.mark.parametrize('pattern', ['app', 'app*'])
+@in_virtual_time
 async def test_a_namespace_that_is_created_anew_is_served(world, pattern):
     world.declare(kopf.on.event, 'event')
     await world.aio.create(make_namespace())
@@ -84,6 +87,7 @@ async def test_a_namespace_that_is_created_anew_is_served(world, pattern):
         await world.until_called('event', 1, 'two')
 
 
+@in_virtual_time
 async def test_a_late_deletion_of_a_predecessor_does_not_concern_the_namespace(world):
     world.declare(kopf.on.event, 'event')
     namespace = await world.aio.create(make_namespace())
@@ -101,6 +105,7 @@ async def test_a_late_deletion_of_a_predecessor_does_not_concern_the_namespace(w
 
 
 @pytest.mark.parametrize('mandatory', [True, False], ids=['mandatory', 'optional'])
+@in_virtual_time
 async def test_an_operator_joins_a_peering_that_is_created_anew(world, mandatory):
     world.settings.peering.mandatory = mandatory
     world.declare(kopf.on.event, 'event')
@@ -118,6 +123,7 @@ async def test_an_operator_joins_a_peering_that_is_created_anew(world, mandatory
         await world.until_called('event', 1, 'two')
 
 
+@in_virtual_time
 async def test_a_kind_that_is_defined_anew_is_discovered_and_no_more(world):
     world.declare(kopf.on.event, 'event', resource='things')
     await world.aio.create(define('things', 'Thing', group='other.dev'))
@@ -180,6 +186,7 @@ async def remove_namespace(world):
 
 
 @pytest.mark.parametrize('anew', [True, False], ids=['created anew', 'gone'])
+@in_virtual_time
 async def test_objects_are_gone_with_their_namespace(world, anew):
     declare_observers(world)
     await world.aio.create(make_namespace())
@@ -197,6 +204,7 @@ async def test_objects_are_gone_with_their_namespace(world, anew):
             assert world.called('event')[-1]['type'] != 'DELETED'
 
 
+@in_virtual_time
 async def test_objects_are_gone_with_their_namespace_while_their_own_stream_is_silent(world):
     declare_observers(world)
     await world.aio.create(make_namespace())
@@ -211,6 +219,7 @@ async def test_objects_are_gone_with_their_namespace_while_their_own_stream_is_s
         await told_of_deletion(world)
 
 
+@in_virtual_time
 async def test_the_last_states_of_objects_that_are_gone_with_their_namespace_are_shown(world):
     world.declare(kopf.on.event, 'event')
     await world.aio.create(make_namespace())
@@ -224,6 +233,7 @@ async def test_the_last_states_of_objects_that_are_gone_with_their_namespace_are
 
 
 @pytest.mark.parametrize('gap', [True, False], ids=['in a gap', 'before its eyes'])
+@in_virtual_time
 async def test_objects_are_gone_with_their_kind(world, gap):
     declare_observers(world, 'things', resource='other.dev')
     await world.aio.create(define('things', 'Thing', group='other.dev'))
@@ -240,6 +250,7 @@ async def test_objects_are_gone_with_their_kind(world, gap):
         await told_of_deletion(world)
 
 
+@in_virtual_time
 async def test_objects_that_are_only_served_no_more_are_not_reported_as_deleted(world):
     world.declare(kopf.on.event, 'event', resource='things')
     await world.aio.create(define('things', 'Thing', group='one.dev'))
@@ -280,6 +291,7 @@ async def grow(world):
 
 @pytest.mark.parametrize('patching', [True, False], ids=['patching', 'looking'])
 @pytest.mark.parametrize('streamed', [True, False], ids=['streamed', 'chunked'])
+@in_virtual_time
 async def test_timers_see_objects_of_a_restored_cluster(world, patching, streamed):
     world.settings.watching.streaming_lists = streamed
 
@@ -308,6 +320,7 @@ async def test_timers_see_objects_of_a_restored_cluster(world, patching, streame
         assert world.called('update')[-1]['new']['spec']['field'] == 'later'
 
 
+@in_virtual_time
 async def test_edits_right_after_our_own_patch_are_not_lost_in_a_restored_cluster(world):
     world.settings.persistence.consistency_timeout = 2
     world.declare(kopf.on.update, 'update')
@@ -326,6 +339,7 @@ async def test_edits_right_after_our_own_patch_are_not_lost_in_a_restored_cluste
         assert world.called('update')[-1]['new']['spec']['field'] == 'later'
 
 
+@in_virtual_time
 async def test_a_peering_of_a_restored_cluster_is_obeyed(world):
     world.declare(kopf.on.event, 'event')
     await world.aio.apply(world.root / 'peering.yaml')

@@ -8,6 +8,7 @@ import threading
 import aiohttp
 import pytest
 from kinds import define
+from operatorworld import in_virtual_time
 
 import kopf
 
@@ -30,6 +31,7 @@ def is_held(body):
 # Own echoes.
 
 
+@in_virtual_time
 async def test_a_relist_right_after_an_own_patch_stalls_nothing(world):
     async def work(**_):
         world.sandbox.faults.freeze_watches(times=1, resource='kopfexamples')  # the echo of the patch does not come...
@@ -50,6 +52,7 @@ async def test_a_relist_right_after_an_own_patch_stalls_nothing(world):
     assert world.ids == ['create', 'update']
 
 
+@in_virtual_time
 async def test_stale_events_after_own_patches_are_dropped(world):
     seen = []
 
@@ -69,6 +72,7 @@ async def test_stale_events_after_own_patches_are_dropped(world):
 # Handlers that are retried later, and handlers that take long.
 
 
+@in_virtual_time
 async def test_retries_of_a_thousand_objects_hold_nothing(world):
     world.settings.execution.max_workers = 4
     world.declare(kopf.on.create, 'create', does=kopf.TemporaryError('later', delay=600), labels={'x': 'y'})
@@ -90,6 +94,7 @@ async def test_retries_of_a_thousand_objects_hold_nothing(world):
         assert threading.active_count() <= threads + 4
 
 
+@in_virtual_time
 async def test_two_places_with_two_who_sleep_serve_a_third(world):
     world.settings.queueing.worker_limit = 2
     world.declare(kopf.on.create, 'create', does=kopf.TemporaryError('later', delay=600), labels={'x': 'sleeper'})
@@ -102,6 +107,7 @@ async def test_two_places_with_two_who_sleep_serve_a_third(world):
         await world.handled('three')
 
 
+@in_virtual_time
 async def test_eight_sync_daemons_on_four_threads(world):
     world.settings.execution.max_workers = 4
     running = []
@@ -132,6 +138,7 @@ async def test_eight_sync_daemons_on_four_threads(world):
 # Objects that others change in unusual ways.
 
 
+@in_virtual_time
 async def test_created_anew_while_the_predecessor_is_handled(world):
     entered, leave = asyncio.Event(), asyncio.Event()
 
@@ -154,6 +161,7 @@ async def test_created_anew_while_the_predecessor_is_handled(world):
     assert [kwargs['spec']['field'] for kwargs in world.called('create')] == ['old', 'new']
 
 
+@in_virtual_time
 async def test_deleted_by_its_own_handler(world):
     async def work(name, patch, **_):
         patch.status['done'] = True
@@ -170,6 +178,7 @@ async def test_deleted_by_its_own_handler(world):
     assert not any('Throttling' in line for line in world.log.texts)
 
 
+@in_virtual_time
 async def test_deletions_are_handled_once_though_the_finalizer_can_not_be_removed_at_once(world):
     async def work(name, **_):
         await world.edit(name, field='v2')  # the removal fits to the previous version only
@@ -183,6 +192,7 @@ async def test_deletions_are_handled_once_though_the_finalizer_can_not_be_remove
     assert world.ids == ['delete']
 
 
+@in_virtual_time
 async def test_successes_for_one_reason_do_not_count_for_another(world):
     """The same function for all reasons; and it had succeeded for one of them when the operator went down."""
     world.declare(kopf.on.create, 'both')
@@ -203,6 +213,7 @@ async def test_successes_for_one_reason_do_not_count_for_another(world):
     ]
 
 
+@in_virtual_time
 async def test_finalizers_that_others_remove_are_put_back(world):
     world.declare(kopf.on.create, 'create')
     world.declare(kopf.on.delete, 'delete')
@@ -216,6 +227,7 @@ async def test_finalizers_that_others_remove_are_put_back(world):
     assert world.ids == ['create', 'delete']
 
 
+@in_virtual_time
 async def test_finalizers_that_others_remove_from_a_deleted_object_let_it_go(world):
     world.declare(kopf.on.delete, 'delete', does=[kopf.TemporaryError('later', delay=600)])
     async with world.operator():
@@ -241,6 +253,7 @@ async def test_finalizers_that_others_remove_from_a_deleted_object_let_it_go(wor
         ('{"spec":{"field":"older"}}', 'update', False),
     ],
 )
+@in_virtual_time
 async def test_last_handled_configurations_that_are_lost_broken_or_edited(world, value, expected, warned):
     world.declare(kopf.on.create, 'create')
     world.declare(kopf.on.update, 'update')
@@ -261,6 +274,7 @@ async def test_last_handled_configurations_that_are_lost_broken_or_edited(world,
 
 
 @pytest.mark.parametrize('text', ['{not json', '[]', '"x"', '{"retries":"many"}', '{"started":"yesterday"}', ''])
+@in_virtual_time
 async def test_progress_that_makes_no_sense_is_absent_with_a_warning(world, text):
     world.declare(kopf.on.create, 'create')
     await world.create(annotations={'kopf.zalando.org/create': text})
@@ -270,6 +284,7 @@ async def test_progress_that_makes_no_sense_is_absent_with_a_warning(world, text
     assert any('kopf.zalando.org/create' in line and 'obj' in line for line in world.log.texts)
 
 
+@in_virtual_time
 async def test_times_without_offsets_are_in_utc(world):
     world.declare(kopf.on.create, 'create')
     record = {
@@ -285,6 +300,7 @@ async def test_times_without_offsets_are_in_utc(world):
     assert kwargs['retry'] == 3 and kwargs['started'].isoformat() == '2020-01-01T00:00:00.123456+00:00'
 
 
+@in_virtual_time
 async def test_verbose_progress_is_retried(world):
     world.settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(verbose=True)
     world.declare(kopf.on.create, 'create', does=[kopf.TemporaryError('later', delay=0.05)] * 3)
@@ -294,6 +310,7 @@ async def test_verbose_progress_is_retried(world):
     assert [kwargs['retry'] for kwargs in world.called('create')] == [0, 1, 2, 3]
 
 
+@in_virtual_time
 async def test_callbacks_for_absent_fields_get_none(world):
     values = []
 
@@ -338,6 +355,7 @@ async def thing_handled(world):
 
 
 @pytest.mark.parametrize('way', ['values', 'functions', 'values with others', 'functions with others'])
+@in_virtual_time
 async def test_a_success_is_not_on_record_without_its_status(world, way):
     phases = iter([5, 'ready'])  # the schema permits only texts
 
@@ -391,6 +409,7 @@ async def test_a_success_is_not_on_record_without_functions_that_always_conflict
     assert world.ids.count('create') == 2
 
 
+@in_virtual_time
 async def test_the_order_of_all_kinds_of_patches(world):
     async def work(patch, **_):
         patch.spec['x'], patch.status['y'], patch.metadata.labels['z'] = 1, 2, '3'
@@ -414,6 +433,7 @@ async def test_the_order_of_all_kinds_of_patches(world):
     assert patches[:4] == [('', dict), ('status', dict), ('', list), ('status', list)]
 
 
+@in_virtual_time
 async def test_values_that_the_api_adjusts_are_no_edits(world):
     async def work(patch, **_):
         patch.spec['sub'] = {'a': 'ours', 'unknown': 'to the schema'}
@@ -432,6 +452,7 @@ async def test_values_that_the_api_adjusts_are_no_edits(world):
     assert world.ids == ['create', 'first', 'second']
 
 
+@in_virtual_time
 async def test_newer_wishes_win_over_those_that_could_not_be_fulfilled(world):
     world.settings.queueing.error_delays = [0.2]
     seen = []
@@ -461,6 +482,7 @@ async def test_newer_wishes_win_over_those_that_could_not_be_fulfilled(world):
 # Other promises.
 
 
+@in_virtual_time
 async def test_events_are_not_posted_if_posting_is_disabled(world):
     async def work(body, logger, **_):
         kopf.warn(body, reason='X', message='m')
@@ -475,6 +497,7 @@ async def test_events_are_not_posted_if_posting_is_disabled(world):
     assert not [request for request in world.sandbox.requests if request.resource == 'events']
 
 
+@in_virtual_time
 async def test_daemons_without_options_free_the_object_as_soon_as_they_end(world):
     stopped_at = []
     loop = asyncio.get_running_loop()
@@ -493,6 +516,7 @@ async def test_daemons_without_options_free_the_object_as_soon_as_they_end(world
         assert stopped_at and loop.time() - stopped_at[0] < 2
 
 
+@in_virtual_time
 async def test_tasks_of_the_caller_are_not_cancelled(world):
     stop = asyncio.Event()
     own = asyncio.create_task(asyncio.Event().wait())
@@ -505,6 +529,7 @@ async def test_tasks_of_the_caller_are_not_cancelled(world):
     own.cancel()
 
 
+@in_virtual_time
 async def test_a_registry_of_ones_own_can_log_in(world):
     registry = kopf.OperatorRegistry()
     kopf.on.create('kopfexamples', registry=registry, id='x')(lambda **_: world.note('x', 'obj'))

@@ -2,6 +2,8 @@
 
 import asyncio
 
+from operatorworld import in_virtual_time
+
 import kopf
 
 
@@ -10,6 +12,7 @@ def requests(world):
     return [seen for seen in world.sandbox.requests if seen.user_agent.startswith('kopf/')]
 
 
+@in_virtual_time
 async def test_everybody_waits_when_one_is_told_to(world):
     world.settings.networking.error_backoffs = [0.1]
     world.declare(kopf.on.create, 'create')
@@ -33,6 +36,7 @@ async def test_everybody_waits_when_one_is_told_to(world):
     assert any('asks to wait for 1 seconds' in text for text in world.log.texts)
 
 
+@in_virtual_time
 async def test_no_resource_waits_for_the_storage_of_another_one(world):
     world.settings.networking.error_backoffs = [0.1]
     world.declare(kopf.on.create, 'create')
@@ -47,6 +51,7 @@ async def test_no_resource_waits_for_the_storage_of_another_one(world):
     assert not any('asks to wait' in text for text in world.log.texts)
 
 
+@in_virtual_time
 async def test_refusals_again_and_again_lose_nothing(world):
     world.settings.networking.error_backoffs = [0.1]
     world.sandbox.faults.error(429, retry_after=0, times=20, verb='patch')
@@ -63,6 +68,7 @@ async def test_refusals_again_and_again_lose_nothing(world):
     assert len(world.called('create')) == 6
 
 
+@in_virtual_time
 async def test_patches_of_live_changes_go_first(world):
     names = [f'old{number:02}' for number in range(40)]
     for name in names:
@@ -80,6 +86,7 @@ async def test_patches_of_live_changes_go_first(world):
     assert len(order) == 41
 
 
+@in_virtual_time
 async def test_as_many_at_once_and_a_second_as_the_settings_say(world):
     world.settings.networking.requests_per_second = 50
     world.settings.networking.requests_burst = 10

@@ -6,6 +6,7 @@ import json
 import random
 
 import pytest
+from operatorworld import in_virtual_time
 
 import kopf
 from kopf._cogs.configs import digests, storage_formats
@@ -38,6 +39,7 @@ def warnings_of(world, text):
 # The last-handled configuration.
 
 
+@in_virtual_time
 async def test_a_big_object_is_handled_and_its_changes_are_seen_exactly(world):
     world.declare(kopf.on.create, 'create')
     world.declare(kopf.on.update, 'update')
@@ -62,6 +64,7 @@ async def test_a_big_object_is_handled_and_its_changes_are_seen_exactly(world):
     assert world.ids.count('create') - 2 == 1 and world.ids.count('update') == 2  # besides the two fences
 
 
+@in_virtual_time
 async def test_a_big_object_that_can_not_be_compressed_is_handled_and_its_changes_are_noticed(world):
     world.declare(kopf.on.create, 'create')
     world.declare(kopf.on.update, 'update')
@@ -83,6 +86,7 @@ async def test_a_big_object_that_can_not_be_compressed_is_handled_and_its_change
         assert len(world.patches()) == 4
 
 
+@in_virtual_time
 async def test_the_progress_of_handlers_has_place_beside_a_big_object(world):
     world.declare(kopf.on.create, 'create')
     world.declare(kopf.on.update, 'update', does=[kopf.TemporaryError('x' * 1_000_000, delay=0.01)] * 3)
@@ -99,6 +103,7 @@ async def test_the_progress_of_handlers_has_place_beside_a_big_object(world):
 # Refusals.
 
 
+@in_virtual_time
 async def test_an_object_with_no_place_at_all_waits_without_a_loop_until_there_is_place(world):
     world.settings.queueing.error_delays = [0.1, 0.2, 0.4, 100]
     world.declare(kopf.on.create, 'create')
@@ -154,6 +159,7 @@ async def test_refused_wishes_of_handlers_are_explained_once_and_are_given_up_wh
     assert len(world.called('create', 'obj')) == 2  # what it had wanted of the former state was never applied
 
 
+@in_virtual_time
 async def test_an_object_that_changes_all_the_time_is_not_tried_all_the_time(world):
     world.settings.queueing.error_delays = [100]
     world.declare(kopf.on.create, 'create')
@@ -172,6 +178,7 @@ async def test_an_object_that_changes_all_the_time_is_not_tried_all_the_time(wor
         await world.handled(field='v49')
 
 
+@in_virtual_time
 async def test_a_refused_object_can_be_deleted_at_once(world):
     world.settings.queueing.error_delays = [0.01, 100]
     world.declare(kopf.on.create, 'create')
@@ -190,6 +197,7 @@ async def test_a_refused_object_can_be_deleted_at_once(world):
 
 @pytest.mark.parametrize('delays', [[], [0]])
 @pytest.mark.parametrize('status', [422, 500])
+@in_virtual_time
 async def test_without_delays_there_is_no_hot_loop_either(world, delays, status):
     world.settings.queueing.error_delays = delays
     world.declare(kopf.on.create, 'create')
@@ -203,6 +211,7 @@ async def test_without_delays_there_is_no_hot_loop_either(world, delays, status)
         await world.handled()
 
 
+@in_virtual_time
 async def test_the_finalizer_that_a_policy_denies_is_not_tried_in_a_loop(world):
     world.settings.queueing.error_delays = [0.1, 100]
     world.declare(kopf.on.delete, 'delete')
@@ -248,6 +257,7 @@ def secrets(world):
     return Secrets()
 
 
+@in_virtual_time
 async def test_data_of_secrets_are_not_copied_but_their_changes_are_handled(world, secrets):
     world.declare(kopf.on.create, 'create', resource='secrets')
     world.declare(kopf.on.update, 'update', resource='secrets')
@@ -271,6 +281,7 @@ async def test_data_of_secrets_are_not_copied_but_their_changes_are_handled(worl
     assert len(world.called('field')) == 2 and world.called('field')[1]['new'] == 'bmV3'
 
 
+@in_virtual_time
 async def test_handled_secrets_are_at_rest_after_a_restart(world, secrets):
     world.declare(kopf.on.create, 'create', resource='secrets')
     world.declare(kopf.on.update, 'update', resource='secrets')
@@ -283,6 +294,7 @@ async def test_handled_secrets_are_at_rest_after_a_restart(world, secrets):
     assert world.ids == ['create', 'create']
 
 
+@in_virtual_time
 async def test_secrets_of_upstream_are_not_handled_again(world, secrets):
     world.declare(kopf.on.create, 'create', resource='secrets')
     world.declare(kopf.on.update, 'update', resource='secrets')
@@ -306,6 +318,7 @@ async def test_secrets_of_upstream_are_not_handled_again(world, secrets):
     assert diffs(world.called('update')[0]) == [('change', 'metadata.labels.a', 'b', 'c')]
 
 
+@in_virtual_time
 async def test_data_of_secrets_are_stored_if_they_are_to_be(world, secrets):
     world.settings.persistence.store_secrets = True
     world.declare(kopf.on.create, 'create', resource='secrets')
@@ -319,6 +332,7 @@ async def test_data_of_secrets_are_stored_if_they_are_to_be(world, secrets):
     assert diffs(world.called('update')[0]) == [('change', 'data.password', SECRET, 'bmV3')]
 
 
+@in_virtual_time
 async def test_edits_of_secrets_in_the_middle_of_a_creation(world, secrets):
     entered, leave = asyncio.Event(), asyncio.Event()
 
@@ -341,6 +355,7 @@ async def test_edits_of_secrets_in_the_middle_of_a_creation(world, secrets):
     assert [(op, field) for op, field, _, _ in diffs(world.called('update')[0])] == [('change', 'data.password')]
 
 
+@in_virtual_time
 async def test_edits_of_secrets_between_operators_in_the_middle_of_a_creation(world, secrets):
     world.declare(kopf.on.create, 'create1', resource='secrets')
     world.declare(kopf.on.create, 'create2', resource='secrets', does=[kopf.TemporaryError('later', delay=0.1)])

@@ -12,6 +12,7 @@ import weakref
 
 import pytest
 from kinds import define
+from operatorworld import in_virtual_time
 
 import kopf
 from kopf._core.reactor import watches
@@ -72,6 +73,7 @@ FAULTS = {
 
 @pytest.mark.parametrize('fault', FAULTS.values(), ids=FAULTS)
 @pytest.mark.parametrize('streamed', [True, False], ids=['streamed', 'chunked'])
+@in_virtual_time
 async def test_streams_that_fail_once(world, neighbour, fault, streamed):
     world.settings.watching.streaming_lists = streamed
     world.declare(kopf.on.create, 'create')
@@ -94,6 +96,7 @@ async def test_streams_that_fail_once(world, neighbour, fault, streamed):
 
 
 @pytest.mark.parametrize('status', [410, 500, 503, 429])
+@in_virtual_time
 async def test_refused_streams_do_not_disturb_the_others(world, neighbour, status):
     world.declare(kopf.on.create, 'create')
     async with world.operator():
@@ -106,6 +109,7 @@ async def test_refused_streams_do_not_disturb_the_others(world, neighbour, statu
     assert len(world.calls) == 2
 
 
+@in_virtual_time
 async def test_continue_tokens_that_expire(world, neighbour):
     world.settings.watching.streaming_lists = False
     world.settings.watching.chunk_size = 2
@@ -123,6 +127,7 @@ async def test_continue_tokens_that_expire(world, neighbour):
 
 
 @pytest.mark.parametrize('status', [400, 422])
+@in_virtual_time
 async def test_servers_without_streamed_lists(world, neighbour, status):
     world.declare(kopf.on.create, 'create')
     await world.create('old')
@@ -138,6 +143,7 @@ async def test_servers_without_streamed_lists(world, neighbour, status):
     assert sorted(call.name for call in world.calls if call.id == 'create') == ['new', 'old']
 
 
+@in_virtual_time
 async def test_streamed_lists_are_the_default(world, neighbour):
     world.declare(kopf.on.create, 'create')
     async with world.operator():
@@ -148,6 +154,7 @@ async def test_streamed_lists_are_the_default(world, neighbour):
 
 
 @pytest.mark.parametrize('fault', ['cut_watches', 'fail_watches', 'expire_watches', 'end_watches'])
+@in_virtual_time
 async def test_initial_streams_that_break_start_over(world, neighbour, fault):
     world.declare(kopf.on.create, 'create')
     for number in range(20):
@@ -161,6 +168,7 @@ async def test_initial_streams_that_break_start_over(world, neighbour, fault):
     assert len(world.called('create')) == 20  # each once, although some were listed several times
 
 
+@in_virtual_time
 async def test_one_resource_is_forbidden(world, neighbour):
     world.declare(kopf.on.create, 'create')
     await world.create()
@@ -177,6 +185,7 @@ async def test_one_resource_is_forbidden(world, neighbour):
 # A server, or a proxy, that closes every watch at once.
 
 
+@in_virtual_time
 async def test_servers_that_close_every_watch_get_few_requests(world, neighbour):
     world.declare(kopf.on.create, 'create')
     async with world.operator():
@@ -206,6 +215,7 @@ LINES = {
 
 
 @pytest.mark.parametrize('line', LINES.values(), ids=LINES)
+@in_virtual_time
 async def test_nonsense_is_named_once_and_skipped(world, neighbour, caplog, line):
     world.declare(kopf.on.create, 'create')
     async with world.operator():
@@ -223,6 +233,7 @@ async def test_nonsense_is_named_once_and_skipped(world, neighbour, caplog, line
 
 @pytest.mark.parametrize('labels', [None, {}], ids=['null', 'empty'])
 @pytest.mark.parametrize('uid', [True, False], ids=['with uid', 'without uid'])
+@in_virtual_time
 async def test_strange_objects_are_handled(world, neighbour, labels, uid):
     world.declare(kopf.on.event, 'event', labels={'x': kopf.ABSENT})
     async with world.operator():
@@ -251,6 +262,7 @@ async def test_strange_objects_are_handled(world, neighbour, labels, uid):
 # Silence, slowness, and rights that end.
 
 
+@in_virtual_time
 async def test_frozen_streams_are_reopened(world, neighbour):
     world.settings.watching.inactivity_timeout = 0.5
     world.declare(kopf.on.create, 'create')
@@ -262,6 +274,7 @@ async def test_frozen_streams_are_reopened(world, neighbour):
     assert len(world.called('create')) == 1
 
 
+@in_virtual_time
 async def test_streams_outlive_their_tokens(world, neighbour):
     world.declare(kopf.on.create, 'create')
     async with world.operator():
@@ -278,6 +291,7 @@ async def test_streams_outlive_their_tokens(world, neighbour):
     assert [call.name for call in world.calls if call.id == 'create'] == ['one', 'two']
 
 
+@in_virtual_time
 async def test_slow_servers_while_being_paused(world):
     await world.aio.apply(define('kopfpeerings', 'KopfPeering', group='kopf.dev'))
     await world.aio.apply({'apiVersion': 'kopf.dev/v1', 'kind': 'KopfPeering', 'metadata': {'name': 'default'}})
@@ -303,6 +317,7 @@ async def test_slow_servers_while_being_paused(world):
     assert [call.name for call in world.calls] == ['one', 'two']
 
 
+@in_virtual_time
 async def test_slow_headers_are_limited(world, neighbour):
     world.settings.networking.request_timeout = 1
     world.declare(kopf.on.create, 'create')
@@ -323,6 +338,7 @@ class Memo(kopf.Memo):
     """A memo that can be referred to weakly."""
 
 
+@in_virtual_time
 async def test_deleted_in_a_gap(world, neighbour):
     stopped = asyncio.Event()
     world.declare(kopf.on.event, 'event')
@@ -369,6 +385,7 @@ async def test_deleted_in_a_gap(world, neighbour):
                 await asyncio.sleep(0.05)
 
 
+@in_virtual_time
 async def test_conflicts_are_solved_without_the_stream(world):
     world.declare(kopf.on.create, 'create')
     world.declare(kopf.on.delete, 'delete')  # so that there is a finalizer, by a patch that fits to one version only
@@ -390,6 +407,7 @@ async def test_conflicts_are_solved_without_the_stream(world):
     assert world.ids == ['create', 'delete']
 
 
+@in_virtual_time
 async def test_gone_in_a_conflict_without_the_stream(world):
     async def remember(memo, uid, **_):
         memo.setdefault('uid', uid)

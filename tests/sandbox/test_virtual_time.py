@@ -333,6 +333,20 @@ async def test_tests_with_virtual_time_are_no_coroutines():
 
 
 @virtual
+def test_coroutines_are_run_in_the_loop_of_virtual_time(kopf_sandbox):
+    async def main():
+        await kopf_sandbox.aio.create("kex", "x", spec={"field": "value"})
+        await asyncio.gather(*[asyncio.sleep(3600) for _ in range(3)])
+        with pytest.raises(kopf.testing.Refusal, match="not found"):
+            await kopf_sandbox.aio.get("kex", "y")
+        return (await kopf_sandbox.aio.get("kex", "x"))["spec"]
+
+    started = time.monotonic()
+    assert kopf_sandbox.run(main()) == {"field": "value"}
+    assert 3600 <= time.monotonic() - started < 3601
+
+
+@virtual
 def test_there_is_no_other_loop_for_asynchronous_calls(kopf_sandbox):
     with pytest.raises(VirtualTimeError, match="write def instead of async def"):
         asyncio.run(kopf_sandbox.aio.list("pods"))

@@ -10,10 +10,10 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from kopf._kits.testing.access import users
 from kopf._kits.testing.access.users import User
@@ -28,6 +28,8 @@ from kopf._kits.testing.wire.tls import Pair
 
 if TYPE_CHECKING:
     from kopf._kits.testing.virtual.worlds import World
+
+T = TypeVar('T')
 
 UNIMPORTANT = frozenset({'events', 'leases', 'clusterkopfpeerings', 'kopfpeerings', 'selfsubjectaccessreviews'})
 """The resources that operators write to even if there is nothing to do."""
@@ -454,6 +456,10 @@ class Sandbox(_Common):
         """Wait until the object does not exist; raise `WaitTimeout` after ``timeout`` seconds."""
         with self._logs.added():
             self._runner.now(self._client.wait_gone(resource, name, namespace, timeout))
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the event loop of virtual time, and return its result; it uses the sandbox by ``aio``."""
+        return self._get_world().run(coroutine)
 
     def advance(self, seconds: float) -> None:
         """Let virtual time pass (in seconds), with all that happens in it; ``time.sleep`` in a test does the same."""

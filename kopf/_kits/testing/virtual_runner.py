@@ -1,5 +1,6 @@
 """The server in the thread of the test, in virtual time: the loop runs only while the test waits for a result."""
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -67,6 +68,12 @@ class VirtualRunner(Runner):
         raise failure
 
     async def later(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Refuse: there is no other loop in virtual time."""
-        coroutine.close()
-        raise VirtualTimeError(NO_COROUTINES)
+        """Await the coroutine, in the loop of virtual time."""
+        if asyncio.get_running_loop() is not self._world.loop:
+            coroutine.close()
+            raise VirtualTimeError(NO_COROUTINES)
+        try:
+            return await coroutine
+        except Exception as error:
+            failure = shorten(error)
+        raise failure

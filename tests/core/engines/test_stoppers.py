@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from operatorworld import in_virtual_time
 
 import kopf
 
@@ -45,6 +46,7 @@ class Waiting:
     ids=['create', 'field', 'timer', 'daemon'],
 )
 @pytest.mark.parametrize('held', [False, True], ids=['gone', 'held'])
+@in_virtual_time
 async def test_running_functions_are_notified_of_the_deletion(world, decorator, options, threaded, held):
     Waiting(world).declare(decorator, threaded=threaded, **options)
     async with world.operator():
@@ -59,6 +61,7 @@ async def test_running_functions_are_notified_of_the_deletion(world, decorator, 
             await world.edit(metadata={'finalizers': []})
 
 
+@in_virtual_time
 async def test_running_resuming_handlers_are_notified_too(world):
     Waiting(world).declare(kopf.on.resume, threaded=False)
     world.declare(kopf.on.create, 'create')
@@ -71,6 +74,7 @@ async def test_running_resuming_handlers_are_notified_too(world):
         await world.until_called('told')
 
 
+@in_virtual_time
 async def test_running_subhandlers_are_notified_too(world):
     waiting = Waiting(world)
 
@@ -89,6 +93,7 @@ async def test_running_subhandlers_are_notified_too(world):
         await world.until_called('told')
 
 
+@in_virtual_time
 async def test_deletion_handlers_have_the_flag_set_from_the_beginning(world):
     Waiting(world).declare(kopf.on.delete, threaded=False)
     async with world.operator():
@@ -99,6 +104,7 @@ async def test_deletion_handlers_have_the_flag_set_from_the_beginning(world):
     assert len(world.called('raised')) == 1
 
 
+@in_virtual_time
 async def test_handlers_that_begin_after_the_deletion_have_the_flag_set(world):
     """Both are run in one step: the deletion comes while the first one runs."""
 
@@ -114,6 +120,7 @@ async def test_handlers_that_begin_after_the_deletion_have_the_flag_set(world):
         await world.until_called('raised')
 
 
+@in_virtual_time
 async def test_waiting_for_the_deletion_can_time_out(world):
     @kopf.on.create('kopfexamples', registry=world.registry)
     async def fn(name, deleting):
@@ -129,6 +136,7 @@ async def test_waiting_for_the_deletion_can_time_out(world):
     assert world.called('first') == world.called('second') == [{'flag': False}]
 
 
+@in_virtual_time
 async def test_only_functions_that_name_the_flag_get_it(world):
     world.declare(kopf.on.create, 'create')
     world.declare(kopf.timer, 'timer', interval=60)
@@ -139,6 +147,7 @@ async def test_only_functions_that_name_the_flag_get_it(world):
     assert not any('deleting' in call.kwargs for call in world.calls)
 
 
+@in_virtual_time
 async def test_an_index_of_this_name_goes_first(world):
     @kopf.index('kopfexamples', registry=world.registry, id='deleting')
     async def index(name):

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from operatorworld import Gate
+from operatorworld import Gate, in_virtual_time
 
 import kopf
 
@@ -17,6 +17,7 @@ async def create_but_tell_that_it_is_gone(world):
 
 
 @pytest.mark.parametrize('status', [400, 403, 409, 422, 429, 500])
+@in_virtual_time
 async def test_refused_patches_lose_nothing(world, status):
     async def work(patch, **_):
         patch.spec['added'] = 'by value'
@@ -37,6 +38,7 @@ async def test_refused_patches_lose_nothing(world, status):
     assert len(world.called('update', 'obj')) <= 1  # of what the creation has made
 
 
+@in_virtual_time
 async def test_lost_responses_to_patches_repeat_no_handlers(world):
     world.declare(kopf.on.create, 'create', does='result')
     world.declare(kopf.on.update, 'update')
@@ -47,6 +49,7 @@ async def test_lost_responses_to_patches_repeat_no_handlers(world):
     assert world.ids == ['create']
 
 
+@in_virtual_time
 async def test_an_object_whose_patch_gets_404_is_handled_when_it_changes(world):
     world.settings.persistence.consistency_timeout = 0.5
     world.declare(kopf.on.create, 'create')
@@ -57,6 +60,7 @@ async def test_an_object_whose_patch_gets_404_is_handled_when_it_changes(world):
         await world.handled(field='v2')
 
 
+@in_virtual_time
 async def test_an_object_that_is_gone_is_not_handled_anew_when_the_stream_is_behind(world):
     world.settings.persistence.consistency_timeout = 60
     world.declare(kopf.on.create, 'create')
@@ -70,6 +74,7 @@ async def test_an_object_that_is_gone_is_not_handled_anew_when_the_stream_is_beh
 
 
 @pytest.mark.parametrize('observing', [True, False])
+@in_virtual_time
 async def test_an_object_that_is_gone_is_not_handled_anew_when_the_stream_is_far_behind(world, observing):
     world.settings.persistence.consistency_timeout = 0.1
     world.declare(kopf.on.create, 'create')
@@ -86,6 +91,7 @@ async def test_an_object_that_is_gone_is_not_handled_anew_when_the_stream_is_far
     assert len(world.called('create', 'obj')) == 1
 
 
+@in_virtual_time
 async def test_an_object_that_is_gone_is_not_handled_anew_when_its_daemons_end(world):
     world.settings.persistence.consistency_timeout = 60
     creating, ending = Gate(), Gate()
@@ -106,6 +112,7 @@ async def test_an_object_that_is_gone_is_not_handled_anew_when_its_daemons_end(w
     assert len(world.called('create', 'obj')) == 1
 
 
+@in_virtual_time
 async def test_an_object_is_resumed_once_if_that_could_not_be_stored_before_an_edit(world):
     gate = Gate()
 
@@ -128,6 +135,7 @@ async def test_an_object_is_resumed_once_if_that_could_not_be_stored_before_an_e
     assert len(world.called('resume', 'obj')) == 1
 
 
+@in_virtual_time
 async def test_functions_are_applied_to_what_others_have_changed(world):
     async def work(patch, name, **_):
         patch.fns.append(lambda body: body['spec'].setdefault('items', []).append('ours'))
@@ -142,6 +150,7 @@ async def test_functions_are_applied_to_what_others_have_changed(world):
     assert len(world.called('create')) == 1
 
 
+@in_virtual_time
 async def test_refused_patches_of_finalizers_are_repeated_for_newer_states(world):
     world.declare(kopf.on.create, 'create')
     world.declare(kopf.on.delete, 'delete')

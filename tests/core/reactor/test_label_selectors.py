@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from operatorworld import in_virtual_time
 
 import kopf
 
@@ -20,6 +21,7 @@ def get_names(world, id):
     return [call.name for call in world.calls if call.id == id]
 
 
+@in_virtual_time
 async def test_the_server_selects_the_objects_if_all_handlers_agree(world):
     world.declare(kopf.on.create, 'create', label_selector='app=x,!hidden')
     world.declare(kopf.on.event, 'event', label_selector='!hidden, app in (x)')
@@ -35,6 +37,7 @@ async def test_the_server_selects_the_objects_if_all_handlers_agree(world):
     assert not [text for text in world.log.texts if 'label_selector' in text]
 
 
+@in_virtual_time
 async def test_an_object_that_is_back_while_a_handler_runs_was_gone_for_the_handlers_and_daemons(world):
     gate, lingering = asyncio.Event(), asyncio.Event()
 
@@ -67,6 +70,7 @@ async def test_an_object_that_is_back_while_a_handler_runs_was_gone_for_the_hand
     assert types.count('DELETED') == 1
 
 
+@in_virtual_time
 async def test_the_selector_is_added_to_that_of_the_settings(world):
     world.settings.watching.label_selectors['kopfexamples'] = 'tier=gold'
     world.declare(kopf.on.create, 'create', label_selector='app=x')
@@ -80,6 +84,7 @@ async def test_the_selector_is_added_to_that_of_the_settings(world):
 
 
 @pytest.mark.parametrize('other', [None, 'app=y'])
+@in_virtual_time
 async def test_each_handler_has_its_own_objects_if_the_selectors_differ(world, other):
     async def daemon(stopped, **_):
         await stopped.wait()
@@ -104,6 +109,7 @@ async def test_each_handler_has_its_own_objects_if_the_selectors_differ(world, o
     assert text.startswith("The handlers of {kopfexamples.v1.kopf.dev} do not have the same label_selector=")
 
 
+@in_virtual_time
 async def test_a_handler_that_is_declared_later_can_widen_the_selection(world):
     world.declare(kopf.on.event, 'first', label_selector='app=x')
     async with world.operator():
@@ -118,6 +124,7 @@ async def test_a_handler_that_is_declared_later_can_widen_the_selection(world):
     assert set(get_names(world, 'first')) == {'x'}
 
 
+@in_virtual_time
 async def test_deletions_in_a_gap_are_seen_by_handlers_with_a_selector(world):
     world.declare(kopf.on.event, 'event', label_selector='app=x')
     async with world.operator():

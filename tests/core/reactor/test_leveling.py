@@ -10,6 +10,7 @@ import threading
 import time
 
 import pytest
+from operatorworld import in_virtual_time
 
 import kopf
 
@@ -41,6 +42,7 @@ async def rest(world, seconds=0.3):
     await asyncio.sleep(seconds)
 
 
+@in_virtual_time
 async def test_it_is_run_when_an_object_is_created_or_its_essence_is_changed(world):
     world.declare(RECONCILE, 'fn')
     async with world.operator():
@@ -56,6 +58,7 @@ async def test_it_is_run_when_an_object_is_created_or_its_essence_is_changed(wor
     assert [call['spec']['field'] for call in world.called('fn')] == ['value', 'other', 'other']
 
 
+@in_virtual_time
 async def test_it_is_run_for_each_object_when_the_operator_starts(world):
     world.declare(RECONCILE, 'fn')
     await world.create('a')
@@ -68,6 +71,7 @@ async def test_it_is_run_for_each_object_when_the_operator_starts(world):
         world.calls.clear()
 
 
+@in_virtual_time
 async def test_nothing_is_stored_on_the_object(world):
     world.declare(RECONCILE, 'fn', does=[ValueError('x'), None], backoff=(0.01, 1))
     async with world.operator():
@@ -78,6 +82,7 @@ async def test_nothing_is_stored_on_the_object(world):
     assert not world.patches() and not {'annotations', 'finalizers'} & body['metadata'].keys()
 
 
+@in_virtual_time
 async def test_it_is_run_when_owned_objects_change_and_told_once_what_their_start_was(world):
     world.declare(RECONCILE, 'fn', owns=['configmaps'])
     owner = await world.create()
@@ -96,6 +101,7 @@ async def test_it_is_run_when_owned_objects_change_and_told_once_what_their_star
     assert reasons(world) == [{'start'}, {'owned'}, {'owned'}, {'owned'}]
 
 
+@in_virtual_time
 async def test_owners_are_found_by_their_uids(world):
     world.declare(RECONCILE, 'fn', owns=['configmaps'])
     async with world.operator():
@@ -115,6 +121,7 @@ async def test_owners_are_found_by_their_uids(world):
     assert [call.name for call in world.calls].count('a') == 3
 
 
+@in_virtual_time
 async def test_objects_are_found_by_former_and_present_keys_of_what_they_watch(world):
     def users(namespace, body, **_):
         return [(namespace, body['data']['user'])]
@@ -140,6 +147,7 @@ async def test_objects_are_found_by_former_and_present_keys_of_what_they_watch(w
 
 
 @pytest.mark.parametrize('broken', ['raise', 'exit', 'text', 'number', 'namespaces', 'nameless'])
+@in_virtual_time
 async def test_the_former_keys_stay_if_the_function_fails(world, broken):
     def users(namespace, body, **_):
         user = body['data']['user']
@@ -167,6 +175,7 @@ async def test_the_former_keys_stay_if_the_function_fails(world, broken):
     ) in text
 
 
+@in_virtual_time
 async def test_one_run_at_a_time_and_one_more_for_all_that_comes_meanwhile(world):
     going, seen = asyncio.Event(), []
 
@@ -190,6 +199,7 @@ async def test_one_run_at_a_time_and_one_more_for_all_that_comes_meanwhile(world
     assert seen == ['value', '4'] and reasons(world)[1] == {'change', 'owned'}
 
 
+@in_virtual_time
 async def test_a_thousand_edits_in_a_second_are_at_most_110_runs(world):
     async def fn(**_):
         await asyncio.sleep(0.01)
@@ -207,6 +217,7 @@ async def test_a_thousand_edits_in_a_second_are_at_most_110_runs(world):
     assert len(world.called('fn')) <= 110 * max(1, elapsed)
 
 
+@in_virtual_time
 async def test_errors_are_retried_with_growing_delays_and_others_wait_for_a_change(world):
     moments = []
 
@@ -230,6 +241,7 @@ async def test_errors_are_retried_with_growing_delays_and_others_wait_for_a_chan
     assert reasons(world)[1:3] == [{'retry'}, {'retry'}]
 
 
+@in_virtual_time
 async def test_temporary_errors_have_their_own_delay_and_retries_are_limited(world):
     error = kopf.TemporaryError('soon', delay=0.01)
     world.declare(RECONCILE, 'fn', does=[error] * 10, retries=3)
@@ -242,6 +254,7 @@ async def test_temporary_errors_have_their_own_delay_and_retries_are_limited(wor
         await world.until_called('fn', times=6)
 
 
+@in_virtual_time
 async def test_it_is_run_again_when_asked_for_and_at_intervals(world):
     world.declare(RECONCILE, 'again', does=[kopf.Again(after=0.05), kopf.Again(after=0), None])
     world.declare(RECONCILE, 'interval', interval=0.1)
@@ -255,6 +268,7 @@ async def test_it_is_run_again_when_asked_for_and_at_intervals(world):
 
 
 @pytest.mark.parametrize('after', [float('inf'), 1e300])
+@in_virtual_time
 async def test_times_that_no_clock_knows_do_not_end_the_operator(world, after):
     world.declare(RECONCILE, 'again', does=[kopf.Again(after=after), None])
     world.declare(RECONCILE, 'retried', does=[kopf.TemporaryError('never', delay=after), None])
@@ -268,6 +282,7 @@ async def test_times_that_no_clock_knows_do_not_end_the_operator(world, after):
             await world.until_called(id, times=2)
 
 
+@in_virtual_time
 async def test_other_results_have_no_effect_and_that_is_said_once(world):
     world.declare(RECONCILE, 'fn', does=[{'x': 'y'}, 5])
     async with world.operator():
@@ -281,6 +296,7 @@ async def test_other_results_have_no_effect_and_that_is_said_once(world):
     ]
 
 
+@in_virtual_time
 async def test_a_run_is_cancelled_when_it_takes_too_long(world):
     async def slow(reasons, **_):
         if 'retry' not in reasons:
@@ -295,6 +311,7 @@ async def test_a_run_is_cancelled_when_it_takes_too_long(world):
     assert any('the run has timed out after 0.1 seconds' in text for text in world.log.texts)
 
 
+@in_virtual_time
 async def test_a_thread_that_takes_too_long_is_left_and_no_run_is_beside_it(world):
     ending, calls = threading.Event(), []
 
@@ -320,6 +337,7 @@ async def test_a_thread_that_takes_too_long_is_left_and_no_run_is_beside_it(worl
     assert calls == ['obj', 'second', 'obj']
 
 
+@in_virtual_time
 async def test_concurrency_limits_the_runs_and_not_objects_that_wait_for_a_retry(world):
     running, peak = set(), []
 
@@ -341,6 +359,7 @@ async def test_concurrency_limits_the_runs_and_not_objects_that_wait_for_a_retry
     assert reasons(world)[:6] == [{'start'}] * 6  # all the others go while the first ones wait
 
 
+@in_virtual_time
 async def test_live_triggers_go_before_those_of_the_start(world):
     going, order = asyncio.Event(), []
 
@@ -360,6 +379,7 @@ async def test_live_triggers_go_before_those_of_the_start(world):
     assert order[1] == ('new', 'change')
 
 
+@in_virtual_time
 async def test_its_own_patches_do_not_trigger_it_but_other_handlers_and_edits_of_others_do(world):
     async def patching(patch, spec, **_):
         patch.spec['seen'] = spec['field']
@@ -380,6 +400,7 @@ async def test_its_own_patches_do_not_trigger_it_but_other_handlers_and_edits_of
     assert len(world.called('fn')) == 2 and len(world.patches()) == 2
 
 
+@in_virtual_time
 async def test_functions_of_its_own_patch_do_not_trigger_it_even_if_they_write_something_else_each_time(world):
     async def patching(patch, **_):
         patch.fns.append(lambda body: body['spec'].update(seen=str(random.random())))
@@ -396,6 +417,7 @@ async def test_functions_of_its_own_patch_do_not_trigger_it_even_if_they_write_s
     assert len(world.called('fn')) == 2
 
 
+@in_virtual_time
 async def test_edits_of_others_during_a_run_with_functions_are_not_taken_for_its_own(world):
     async def patching(patch, spec, **_):
         patch.fns.append(lambda body: body['spec'].update(seen=str(random.random())))
@@ -409,6 +431,7 @@ async def test_edits_of_others_during_a_run_with_functions_are_not_taken_for_its
         await world.aio.wait_for('kopfexamples', 'obj', lambda body: body.get('status') == {'field': 'edited'})
 
 
+@in_virtual_time
 async def test_edits_of_others_during_a_run_with_a_patch_are_not_taken_for_its_own(world):
     async def patching(patch, spec, **_):
         if spec['field'] == 'value':
@@ -424,6 +447,7 @@ async def test_edits_of_others_during_a_run_with_a_patch_are_not_taken_for_its_o
     assert len(world.called('fn')) == 2
 
 
+@in_virtual_time
 async def test_it_is_run_after_classic_handlers_and_sees_what_they_have_made(world):
     async def creating(patch, **_):
         world.sandbox.faults.freeze_watches()  # the answer to the patch says it, too
@@ -440,6 +464,7 @@ async def test_it_is_run_after_classic_handlers_and_sees_what_they_have_made(wor
     assert world.ids == ['create', 'fn'] and world.called('fn')[0]['spec'] == {'field': 'value', 'created': 'yes'}
 
 
+@in_virtual_time
 async def test_delayed_retries_of_classic_handlers_do_not_hold_it_back(world):
     world.declare(kopf.on.create, 'create', does=[kopf.TemporaryError('later', delay=60)])
     world.declare(RECONCILE, 'fn')
@@ -451,6 +476,7 @@ async def test_delayed_retries_of_classic_handlers_do_not_hold_it_back(world):
     assert world.ids.count('create') == 1
 
 
+@in_virtual_time
 async def test_its_own_retries_do_not_hold_classic_handlers_back(world):
     world.declare(RECONCILE, 'fn', does=[kopf.TemporaryError('later', delay=60)])
     world.declare(kopf.on.update, 'update')
@@ -462,6 +488,7 @@ async def test_its_own_retries_do_not_hold_classic_handlers_back(world):
         await world.until_called('update')
 
 
+@in_virtual_time
 async def test_a_running_call_ends_before_the_deletion_is_handled_and_none_follows(world):
     order = []
 
@@ -486,6 +513,7 @@ async def test_a_running_call_ends_before_the_deletion_is_handled_and_none_follo
     assert order == ['begin', 'end', 'delete']
 
 
+@in_virtual_time
 async def test_it_is_not_run_for_an_object_that_was_deleted_while_another_handler_was_running(world):
     going, began = asyncio.Event(), asyncio.Event()
 
@@ -511,6 +539,7 @@ async def test_it_is_not_run_for_an_object_that_was_deleted_while_another_handle
         assert len(world.called('fn')) == count
 
 
+@in_virtual_time
 async def test_the_finalizer_is_not_needed(world):
     world.declare(RECONCILE, 'fn', does=kopf.Again(after=0.05))
     async with world.operator():
@@ -523,6 +552,7 @@ async def test_the_finalizer_is_not_needed(world):
     assert len(world.calls) <= count + 1
 
 
+@in_virtual_time
 async def test_filters_and_fields_are_as_for_updates(world):
     world.declare(RECONCILE, 'labelled', labels={'a': 'b'}, owns=['configmaps'])
     world.declare(RECONCILE, 'field', field='spec.field')
@@ -543,6 +573,7 @@ async def test_filters_and_fields_are_as_for_updates(world):
         await world.until_called('labelled', times=4)
 
 
+@in_virtual_time
 async def test_nothing_follows_a_run_if_the_object_has_stopped_matching_meanwhile(world):
     going = asyncio.Event()
 
@@ -565,6 +596,7 @@ async def test_nothing_follows_a_run_if_the_object_has_stopped_matching_meanwhil
         assert len(world.called('fn')) == 2
 
 
+@in_virtual_time
 async def test_the_removal_of_a_field_is_handled_once_with_retries_and_without_intervals(world):
     async def failing(spec, reasons, **_):
         if 'field' not in spec and 'retry' not in reasons:
@@ -583,6 +615,7 @@ async def test_the_removal_of_a_field_is_handled_once_with_retries_and_without_i
         await world.until_called('fn', times=count + 2)
 
 
+@in_virtual_time
 async def test_a_handler_of_a_field_is_not_run_when_its_other_filters_stop_matching(world):
     world.declare(RECONCILE, 'fn', field='spec.field', labels={'a': 'b'}, interval=0.1)
     async with world.operator():
@@ -593,6 +626,7 @@ async def test_a_handler_of_a_field_is_not_run_when_its_other_filters_stop_match
     assert all(call['labels'] for call in world.called('fn'))
 
 
+@in_virtual_time
 async def test_an_object_that_is_triggered_all_the_time_does_not_keep_the_only_worker(world):
     async def fn(name, **_):
         if name == 'obj':
@@ -608,6 +642,7 @@ async def test_an_object_that_is_triggered_all_the_time_does_not_keep_the_only_w
         await world.until(lambda: world.called('fn', 'other'), timeout=10)
 
 
+@in_virtual_time
 async def test_relists_run_only_what_has_changed_meanwhile(world):
     world.declare(RECONCILE, 'fn', owns=['configmaps'])
     async with world.operator():
@@ -627,6 +662,7 @@ async def test_relists_run_only_what_has_changed_meanwhile(world):
     assert {call.name for call in world.calls} == {'changed', 'fence'}
 
 
+@in_virtual_time
 async def test_a_handler_declared_later_is_run_for_all_objects_and_others_are_not_run_again(world):
     world.declare(RECONCILE, 'first')
     async with world.operator():
@@ -640,6 +676,7 @@ async def test_a_handler_declared_later_is_run_for_all_objects_and_others_are_no
     assert len(world.called('first')) == 1
 
 
+@in_virtual_time
 async def test_a_run_that_goes_on_while_others_take_over_has_its_patch_applied_and_is_not_doubled(world):
     going = asyncio.Event()
 
@@ -661,6 +698,7 @@ async def test_a_run_that_goes_on_while_others_take_over_has_its_patch_applied_a
     assert world.ids.count('first') <= 2
 
 
+@in_virtual_time
 async def test_refused_patches_are_applied_later_and_the_object_is_not_forgotten(world):
     async def patching(patch, spec, **_):
         patch.status['seen'] = spec['field']
@@ -674,6 +712,7 @@ async def test_refused_patches_are_applied_later_and_the_object_is_not_forgotten
         await world.aio.wait_for('kopfexamples', 'obj', lambda body: body.get('status') == {'seen': 'other'})
 
 
+@in_virtual_time
 async def test_refused_patches_are_given_up_so_that_what_happens_meanwhile_still_has_an_effect(world):
     async def patching(patch, reasons, **_):
         patch.metadata.labels['a'] = 'b' if 'owned' in reasons else '$$$'
@@ -695,6 +734,7 @@ async def test_refused_patches_are_given_up_so_that_what_happens_meanwhile_still
     assert len(world.called('fn')) == 2
 
 
+@in_virtual_time
 async def test_refused_patches_are_failures_that_are_retried_up_to_the_limit(world):
     async def patching(patch, **_):
         patch.metadata.labels['a'] = '$$$'
@@ -707,6 +747,7 @@ async def test_refused_patches_are_failures_that_are_retried_up_to_the_limit(wor
     assert [call['retry'] for call in world.called('fn')] == [0, 1, 2]
 
 
+@in_virtual_time
 async def test_what_other_handlers_want_to_patch_is_kept_when_a_patch_of_a_run_is_refused(world):
     async def patching(patch, spec, **_):
         if 'created' not in spec:
@@ -726,6 +767,7 @@ async def test_what_other_handlers_want_to_patch_is_kept_when_a_patch_of_a_run_i
         await world.aio.wait_for('kopfexamples', 'obj', lambda body: body['spec'].get('created') == 'yes')
 
 
+@in_virtual_time
 async def test_objects_changed_in_place_stay_as_they_are_and_that_is_said(world):
     async def changing(body, **_):
         body['spec']['list'].append('x')
@@ -763,6 +805,7 @@ async def test_nothing_is_run_during_a_pause_and_everything_after_it(world):
     assert reasons(world)[1:] == [{'start'}, {'start'}]
 
 
+@in_virtual_time
 async def test_restored_backups_are_changes(world):
     world.declare(RECONCILE, 'fn')
     async with world.operator():
@@ -778,6 +821,7 @@ async def test_restored_backups_are_changes(world):
 
 
 @pytest.mark.parametrize('seed', range(3))
+@in_virtual_time
 async def test_random_changes_errors_and_restarts_end_with_a_run_that_has_seen_all(world, seed):
     rng, running, seen = random.Random(seed), collections.Counter(), {}
 

@@ -5,7 +5,7 @@ import itertools
 
 import kinds
 import pytest
-from operatorworld import FINALIZER, Gate
+from operatorworld import FINALIZER, Gate, in_virtual_time
 
 import kopf
 
@@ -14,6 +14,7 @@ def define(plural='kopfexamples', group='other.dev', version='v1'):
     return kinds.define(plural, 'Kind' + plural.title(), group=group, version=version)
 
 
+@in_virtual_time
 async def test_resources_are_served_as_they_come_and_go(world):
     world.declare(kopf.on.event, 'event', resource='things')
     async with world.operator():
@@ -28,6 +29,7 @@ async def test_resources_are_served_as_they_come_and_go(world):
             await world.aio.wait_gone('customresourcedefinitions', 'things.other.dev')
 
 
+@in_virtual_time
 async def test_ambiguous_selectors_do_not_affect_other_selectors(world):
     world.declare(kopf.on.event, 'ambiguous', resource='kopfexamples')
     world.declare(kopf.on.event, 'specific', 'kopfexamples', resource='kopf.dev')
@@ -41,6 +43,7 @@ async def test_ambiguous_selectors_do_not_affect_other_selectors(world):
         await world.until_called('ambiguous')
 
 
+@in_virtual_time
 async def test_nothing_is_handled_of_resources_that_are_not_served_any_more(world):
     world.declare(kopf.on.create, 'create', does=[kopf.TemporaryError('boo', delay=1), None])
     world.declare(kopf.on.event, 'event', resource='configmaps')
@@ -55,6 +58,7 @@ async def test_nothing_is_handled_of_resources_that_are_not_served_any_more(worl
 @pytest.mark.parametrize(
     'change, version', [({'subresources': {'status': {}}}, 'v1'), ({'name': 'v2', 'storage': False}, 'v2')]
 )
+@in_virtual_time
 async def test_objects_are_not_resumed_again_when_their_resource_is_defined_differently(world, change, version):
     async def remember(memo, **_):
         memo.seen = True
@@ -88,6 +92,7 @@ async def test_objects_are_not_resumed_again_when_their_resource_is_defined_diff
     assert [call.name for call in world.calls if call.id == 'resume'] == ['old']
 
 
+@in_virtual_time
 async def test_another_version_takes_over_what_is_planned(world):
     world.declare(kopf.on.create, 'create', does=[kopf.TemporaryError('boo', delay=3), None])
     async with world.operator():
@@ -121,6 +126,7 @@ async def switch_version(world, *, old_served):
 
 
 @pytest.mark.parametrize('old_served', [True, False], ids=['with the old', 'without the old'])
+@in_virtual_time
 async def test_another_version_while_handlers_run(world, old_served):
     gate = Gate()
     world.declare(kopf.on.create, 'create', does=[gate, None])
@@ -143,6 +149,7 @@ async def test_another_version_while_handlers_run(world, old_served):
     assert sorted(world.ids) == ['create', 'create', 'delete']
 
 
+@in_virtual_time
 async def test_objects_of_deleted_resources_are_released(world):
     gate = Gate()
     world.declare(kopf.on.delete, 'delete', does=[gate])
@@ -158,6 +165,7 @@ async def test_objects_of_deleted_resources_are_released(world):
     assert not any('Non-patchable' in text for text in world.log.texts)
 
 
+@in_virtual_time
 async def test_kinds_that_are_being_deleted_before_the_operator_starts(world):
     world.declare(kopf.on.delete, 'delete')
     await world.create(finalizers=[FINALIZER])

@@ -4,7 +4,7 @@ import asyncio
 import json
 
 import pytest
-from operatorworld import FINALIZER, Gate
+from operatorworld import FINALIZER, Gate, in_virtual_time
 
 import kopf
 
@@ -13,6 +13,7 @@ def diffs(kwargs):
     return [(op, '.'.join(field), old, new) for op, field, old, new in kwargs['diff']]
 
 
+@in_virtual_time
 async def test_creations_and_updates_are_handled_once_with_one_patch_each(world):
     world.declare(kopf.on.create, 'create')
     world.declare(kopf.on.update, 'update')
@@ -33,6 +34,7 @@ async def test_creations_and_updates_are_handled_once_with_one_patch_each(world)
     assert world.ids == ['create', 'update', 'create']
 
 
+@in_virtual_time
 async def test_a_deletion_is_handled_once_before_the_finalizer_is_removed(world):
     world.declare(kopf.on.create, 'create')
     world.declare(kopf.on.delete, 'delete')
@@ -51,6 +53,7 @@ async def test_a_deletion_is_handled_once_before_the_finalizer_is_removed(world)
     assert world.ids == ['create', 'delete']
 
 
+@in_virtual_time
 async def test_objects_held_only_by_foreign_finalizers_are_not_handled(world, caplog):
     caplog.set_level('DEBUG', 'kopf.objects')
     world.declare(kopf.on.delete, 'delete')
@@ -67,6 +70,7 @@ async def test_objects_held_only_by_foreign_finalizers_are_not_handled(world, ca
     assert world.ids == ['delete']
 
 
+@in_virtual_time
 async def test_optional_deletion_handlers_need_no_finalizer(world):
     world.declare(kopf.on.create, 'create')
     world.declare(kopf.on.delete, 'delete', optional=True)
@@ -77,6 +81,7 @@ async def test_optional_deletion_handlers_need_no_finalizer(world):
         await world.gone()
 
 
+@in_virtual_time
 async def test_a_finalizer_that_is_not_needed_any_more_is_removed(world):
     world.declare(kopf.on.create, 'create')
     await world.create(finalizers=[FINALIZER, 'example.com/foreign'])
@@ -88,6 +93,7 @@ async def test_a_finalizer_that_is_not_needed_any_more_is_removed(world):
     await world.edit(metadata={'finalizers': []})
 
 
+@in_virtual_time
 async def test_objects_that_do_not_match_are_left_alone_until_they_do(world):
     world.declare(kopf.on.create, 'create', labels={'x': 'y'})
     world.declare(kopf.on.create, 'fence', when=lambda name, **_: name.startswith('fence'))
@@ -101,6 +107,7 @@ async def test_objects_that_do_not_match_are_left_alone_until_they_do(world):
     assert world.called('create', 'obj')[0]['reason'] == 'create'
 
 
+@in_virtual_time
 async def test_changes_during_a_downtime_are_handled_after_it(world):
     for decorator, id in [(kopf.on.create, 'create'), (kopf.on.update, 'update'), (kopf.on.resume, 'resume')]:
         world.declare(decorator, id)
@@ -129,6 +136,7 @@ async def test_changes_during_a_downtime_are_handled_after_it(world):
     ]
 
 
+@in_virtual_time
 async def test_field_handlers_get_the_changes_of_their_field(world):
     world.declare(kopf.on.field, 'field', field='spec.a.b')
     world.declare(kopf.on.create, 'create', field='spec.x')
@@ -149,6 +157,7 @@ async def test_field_handlers_get_the_changes_of_their_field(world):
     'old, new',
     [(1, True), (True, 1), (0, False), (1, 1.0), ([{'a': 0}], [{'a': False}]), ({'a': 1, 'b': 2}, {'a': True, 'b': 2})],
 )
+@in_virtual_time
 async def test_values_that_are_equal_only_in_python_are_changes(world, old, new):
     for decorator, id in [(kopf.on.create, 'create'), (kopf.on.update, 'update'), (kopf.on.field, 'field')]:
         world.declare(decorator, id, **({'field': 'spec.x'} if id == 'field' else {}))
@@ -165,6 +174,7 @@ async def test_values_that_are_equal_only_in_python_are_changes(world, old, new)
     ]
 
 
+@in_virtual_time
 async def test_an_edit_to_a_value_that_is_equal_in_python_reaches_finished_handlers(world):
     gate = Gate()
     world.declare(kopf.on.update, 'first')
@@ -180,6 +190,7 @@ async def test_an_edit_to_a_value_that_is_equal_in_python_reaches_finished_handl
         await world.until(lambda: world.called('first')[-1]['new']['spec']['x'] is True)
 
 
+@in_virtual_time
 async def test_results_that_are_equal_only_in_python_are_stored(world):
     results = {1: 1, 2: True, 3: 1.0}
 
@@ -201,6 +212,7 @@ async def declare_for_field(world, *decorators):
     world.declare(kopf.on.create, 'fence', when=lambda name, **_: name.startswith('fence'))
 
 
+@in_virtual_time
 async def test_objects_without_the_field_are_not_written_to_and_get_it_by_an_update(world):
     await declare_for_field(world, kopf.on.update)
     async with world.operator():
@@ -222,6 +234,7 @@ async def test_objects_without_the_field_are_not_written_to_and_get_it_by_an_upd
     assert len(world.patches()) == 3
 
 
+@in_virtual_time
 async def test_the_addition_of_a_field_is_the_creation_for_its_field_handlers(world):
     await declare_for_field(world, kopf.on.field)
     async with world.operator():
@@ -234,6 +247,7 @@ async def test_the_addition_of_a_field_is_the_creation_for_its_field_handlers(wo
     assert len(world.patches()) == 1
 
 
+@in_virtual_time
 async def test_an_object_that_gets_a_field_by_its_creation_is_updated_only_for_other_fields(world):
     await declare_for_field(world, kopf.on.create, kopf.on.update)
     world.declare(kopf.on.update, 'other', field='spec.b', when=lambda diff, **_: diffs({'diff': diff}))
@@ -252,6 +266,7 @@ async def test_an_object_that_gets_a_field_by_its_creation_is_updated_only_for_o
     ]
 
 
+@in_virtual_time
 async def test_the_addition_of_a_field_is_still_an_update_after_a_restart(world):
     world.declare(kopf.on.update, 'failing', field='spec.a', does=[kopf.TemporaryError("not yet", delay=1)])
     await declare_for_field(world)
@@ -269,6 +284,7 @@ async def test_the_addition_of_a_field_is_still_an_update_after_a_restart(world)
     ]
 
 
+@in_virtual_time
 async def test_a_field_that_is_added_during_a_downtime_is_a_creation(world):
     await declare_for_field(world, kopf.on.update, kopf.on.field)
     async with world.operator():
@@ -280,6 +296,7 @@ async def test_a_field_that_is_added_during_a_downtime_is_a_creation(world):
     assert [(call.id, call.kwargs['reason']) for call in world.calls if call.name == 'obj'] == [('field', 'create')]
 
 
+@in_virtual_time
 async def test_daemons_do_not_reset_the_known_absence_of_a_field(world):
     await declare_for_field(world, kopf.on.update)
     world.declare(kopf.timer, 'timer', interval=1000)
@@ -293,6 +310,7 @@ async def test_daemons_do_not_reset_the_known_absence_of_a_field(world):
     assert [call['reason'] for call in world.called('update')] == ['update']
 
 
+@in_virtual_time
 async def test_filters_see_the_whole_change_and_are_asked_about_objects_with_the_field_only(world):
     # As an operator of databases does: it fails for objects that have no snapshot.
     def is_restored(new, **_):
@@ -310,6 +328,7 @@ async def test_filters_see_the_whole_change_and_are_asked_about_objects_with_the
     assert not any('Throttling' in text for text in world.log.texts)
 
 
+@in_virtual_time
 async def test_handlers_of_raw_events_get_all_events_and_cause_no_patches(world):
     world.declare(kopf.on.event, 'event')
     await world.create('old')
@@ -326,6 +345,7 @@ async def test_handlers_of_raw_events_get_all_events_and_cause_no_patches(world)
     assert world.patches() == world.patches('old') == []
 
 
+@in_virtual_time
 async def test_functions_that_are_stacked_for_raw_events_are_called_once_if_any_filter_matches(world):
     fn = world.declare(kopf.on.event, 'event', labels={'first': 'yes'})
     kopf.on.event('kopfexamples', id='event', labels={'second': 'yes'}, registry=world.registry)(fn)
@@ -337,6 +357,7 @@ async def test_functions_that_are_stacked_for_raw_events_are_called_once_if_any_
     assert [call.name for call in world.calls] == ['first', 'second', 'first-second']
 
 
+@in_virtual_time
 async def test_results_of_raw_events_are_stored_unless_they_are_there_already(world):
     world.declare(kopf.on.event, 'event', does=lambda spec, **_: result(spec.get('field')))
     world.declare(kopf.on.event, 'constant', does=lambda **_: result({'a': 1}))
@@ -352,6 +373,7 @@ async def test_results_of_raw_events_are_stored_unless_they_are_there_already(wo
     assert [patch['status'] for patch in world.patches()] == [{'event': 'value', 'constant': {'a': 1}}, {'event': 'v2'}]
 
 
+@in_virtual_time
 async def test_failing_handlers_of_raw_events_affect_no_other_handlers(world):
     def fail(**_):
         raise ValueError("the filter fails")
@@ -367,6 +389,7 @@ async def test_failing_handlers_of_raw_events_affect_no_other_handlers(world):
     assert not any('Throttling' in text for text in world.log.texts)
 
 
+@in_virtual_time
 async def test_edits_during_a_creation_are_an_update_after_it(world):
     gate = Gate()
     world.declare(kopf.on.create, 'create', does=gate)
@@ -385,6 +408,7 @@ async def test_edits_during_a_creation_are_an_update_after_it(world):
     ]
 
 
+@in_virtual_time
 async def test_creation_handlers_after_an_edit_get_no_old_state(world):
     gate = Gate()
     world.declare(kopf.on.create, 'create', does=gate)
@@ -406,6 +430,7 @@ async def test_creation_handlers_after_an_edit_get_no_old_state(world):
     assert [kwargs['old'] for kwargs in creations] == [None] * 4
 
 
+@in_virtual_time
 async def test_edits_during_an_update_reach_finished_and_later_handlers(world):
     gate = Gate()
     world.declare(kopf.on.update, 'first', does=gate)
@@ -424,6 +449,7 @@ async def test_edits_during_an_update_reach_finished_and_later_handlers(world):
     assert len(world.called('first')) == 2 and len(world.called('second')) == 1
 
 
+@in_virtual_time
 async def test_deletion_supersedes_a_creation_that_fails(world):
     world.declare(kopf.on.create, 'create', does=kopf.TemporaryError('boo', delay=999))
     world.declare(kopf.on.delete, 'delete')
@@ -436,6 +462,7 @@ async def test_deletion_supersedes_a_creation_that_fails(world):
     assert "Creation is superseded by deletion: 0 succeeded; 0 failed; 1 left to the moment." in world.log.texts
 
 
+@in_virtual_time
 async def test_records_of_a_superseded_creation_go_with_the_first_record_of_the_deletion(world):
     world.declare(kopf.on.create, 'create', does=kopf.TemporaryError('boo', delay=999))
     world.declare(kopf.on.create, 'other')
@@ -456,6 +483,7 @@ def records_of(body):
 
 
 @pytest.mark.parametrize('other', [False, True], ids=['nothing else', 'something else'])
+@in_virtual_time
 async def test_nothing_is_left_in_the_status_when_the_deletion_is_handled(world, other):
     world.settings.persistence.progress_storage = kopf.StatusProgressStorage()
     world.declare(kopf.on.create, 'create', does=kopf.TemporaryError('boo', delay=999))
@@ -472,6 +500,7 @@ async def test_nothing_is_left_in_the_status_when_the_deletion_is_handled(world,
     assert body['status'] == ({'kopf': {'other': 1}} if other else {})
 
 
+@in_virtual_time
 async def test_handlers_that_have_stopped_matching_are_counted(world):
     world.declare(kopf.on.create, 'once', labels={'done': kopf.ABSENT})
     world.declare(kopf.on.create, 'failed', labels={'done': kopf.ABSENT}, does=kopf.PermanentError("never"))
@@ -489,6 +518,7 @@ async def test_handlers_that_have_stopped_matching_are_counted(world):
     ]
 
 
+@in_virtual_time
 async def test_handlers_of_the_same_id_are_counted_as_one(world):
     world.declare(kopf.on.create, 'same')
     world.declare(kopf.on.create, 'same')
@@ -499,6 +529,7 @@ async def test_handlers_of_the_same_id_are_counted_as_one(world):
     assert "Creation is processed: 1 succeeded; 0 failed." in world.log.texts
 
 
+@in_virtual_time
 async def test_a_permanent_failure_is_not_retried_and_does_not_stop_other_handlers(world):
     world.declare(kopf.on.create, 'create', does=kopf.PermanentError('boo'))
     world.declare(kopf.on.create, 'other')
@@ -509,6 +540,7 @@ async def test_a_permanent_failure_is_not_retried_and_does_not_stop_other_handle
     assert sorted(world.ids) == ['create', 'other']
 
 
+@in_virtual_time
 async def test_handlers_that_are_cancelled_by_themselves_are_retried(world):
     async def cancel_something(**_):
         task = asyncio.create_task(asyncio.sleep(99))
@@ -522,6 +554,7 @@ async def test_handlers_that_are_cancelled_by_themselves_are_retried(world):
     assert world.ids == ['create', 'create']
 
 
+@in_virtual_time
 async def test_results_of_handlers_are_stored_in_the_status(world):
     world.declare(kopf.on.create, 'create', does={'a': 1})
     world.declare(kopf.on.create, 'nothing', does=None)
@@ -544,6 +577,7 @@ class Forgetful(kopf.DiffBaseStorage):
 
 
 @pytest.mark.parametrize('status', [{}, {'phase': 'ready'}])
+@in_virtual_time
 async def test_what_creation_handlers_patch_is_an_update(world, status):
     async def complete(patch, **_):
         patch.spec['added'] = 'value'
@@ -561,6 +595,7 @@ async def test_what_creation_handlers_patch_is_an_update(world, status):
 @pytest.mark.parametrize(
     'storage, kind', [(kopf.StatusDiffBaseStorage(field='status.pruned'), 'configmaps'), (Forgetful(), 'kopfexamples')]
 )
+@in_virtual_time
 async def test_handled_states_that_are_not_kept_are_handled_once(world, storage, kind):
     async def count(**_):
         return len(world.ids)
@@ -583,6 +618,7 @@ async def test_handled_states_that_are_not_kept_are_handled_once(world, storage,
     assert [kwargs['annotations'].get('edit') for kwargs in world.called('create', 'obj')] == [None, 'v1', 'v2', 'v1']
 
 
+@in_virtual_time
 async def test_handled_states_that_are_not_kept_are_handled_once_also_without_patches(world):
     world.settings.persistence.diffbase_storage = Forgetful()
     world.declare(kopf.on.create, 'create')
@@ -605,6 +641,7 @@ async def test_handled_states_that_are_not_kept_are_handled_once_also_without_pa
     ],
     ids=['create', 'retried', 'event', 'timer'],
 )
+@in_virtual_time
 async def test_what_handlers_change_in_place_is_undone(world, decorator, options, times):
     async def change(spec, retry, **_):
         if 'items' in spec:  # it is not one of those that are only waited for
@@ -629,6 +666,7 @@ async def test_what_handlers_change_in_place_is_undone(world, decorator, options
     assert len(told) == 1
 
 
+@in_virtual_time
 async def test_fields_changed_in_place_can_also_be_patched(world):
     async def change(spec, patch, **_):
         items = spec['items']

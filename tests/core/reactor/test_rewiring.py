@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import yaml
+from operatorworld import in_virtual_time
 
 import kopf
 from kopf._core.reactor.object_records import ObjectRecord
@@ -107,6 +108,7 @@ async def create_objects(world):
 
 @pytest.mark.parametrize('threaded', [False, True], ids=['async', 'sync'])
 @pytest.mark.parametrize('way', WAYS)
+@in_virtual_time
 async def test_a_handler_ends_and_its_success_is_stored(world, rewire, way, threaded):
     world.settings.queueing.exit_timeout = 0.1
     work = Work(world, threaded=threaded)
@@ -134,6 +136,7 @@ async def test_a_handler_ends_and_its_success_is_stored(world, rewire, way, thre
 )
 @pytest.mark.parametrize('way', ['upgraded', 'reselected'])
 @pytest.mark.filterwarnings('ignore:.*did not exit in time')
+@in_virtual_time
 async def test_a_daemon_starts_again_when_the_former_one_has_ended(world, rewire, way, options, threaded):
     work = Work(world, threaded=threaded, until_stopped=True)
     work.declare(kopf.daemon, **options)
@@ -149,6 +152,7 @@ async def test_a_daemon_starts_again_when_the_former_one_has_ended(world, rewire
     assert work.most == 1
 
 
+@in_virtual_time
 async def test_an_object_that_comes_back_to_be_deleted_is_freed_when_its_daemon_ends(world):
     world.settings.watching.label_selectors['kopfexamples'] = 'app=x'
     work = Work(world, threaded=False, until_stopped=True)
@@ -174,6 +178,7 @@ async def test_an_object_that_comes_back_to_be_deleted_is_freed_when_its_daemon_
 
 
 @pytest.mark.parametrize('threaded', [False, True], ids=['async', 'sync'])
+@in_virtual_time
 async def test_daemons_go_on_when_other_handlers_are_declared(world, rewire, threaded):
     work = Work(world, threaded=threaded, until_stopped=True)
     work.declare(kopf.daemon)
@@ -189,6 +194,7 @@ async def test_daemons_go_on_when_other_handlers_are_declared(world, rewire, thr
 
 
 @pytest.mark.parametrize('threaded', [False, True], ids=['async', 'sync'])
+@in_virtual_time
 async def test_daemons_that_match_again_start_when_the_former_ones_have_ended(world, threaded):
     work = Work(world, threaded=threaded, until_stopped=True)
     work.declare(kopf.daemon, labels={'on': 'yes'})
@@ -207,6 +213,7 @@ async def test_daemons_that_match_again_start_when_the_former_ones_have_ended(wo
 
 @pytest.mark.parametrize('threaded', [False, True], ids=['async', 'sync'])
 @pytest.mark.parametrize('way', WAYS)
+@in_virtual_time
 async def test_a_timer_begins_again_when_its_former_run_has_ended(world, rewire, way, threaded):
     work = Work(world, threaded=threaded)
     work.declare(kopf.timer, interval=0.05)
@@ -223,6 +230,7 @@ async def test_a_timer_begins_again_when_its_former_run_has_ended(world, rewire,
 
 @pytest.mark.parametrize('threaded', [False, True], ids=['async', 'sync'])
 @pytest.mark.parametrize('way', WAYS)
+@in_virtual_time
 async def test_an_index_function_runs_again_when_its_former_run_has_ended(world, rewire, way, threaded):
     work = Work(world, threaded=threaded)
     work.declare(kopf.index)
@@ -243,6 +251,7 @@ async def test_an_index_function_runs_again_when_its_former_run_has_ended(world,
 
 
 @pytest.mark.parametrize('moment', ['after', 'meanwhile'])
+@in_virtual_time
 async def test_functions_go_on_for_kinds_that_vanish_and_come_back(world, moment):
     """The kind is not served for a while, but its objects stay."""
 
@@ -278,6 +287,7 @@ async def test_functions_go_on_for_kinds_that_vanish_and_come_back(world, moment
 
 @pytest.mark.parametrize('threaded', [False, True], ids=['async', 'sync'])
 @pytest.mark.parametrize('departure', ['left', 'deleted'])
+@in_virtual_time
 async def test_objects_that_are_gone_are_not_handled_again_when_their_daemons_end(world, rewire, departure, threaded):
     work = Work(world, threaded=threaded, until_stopped=True)
     work.declare(kopf.daemon)
@@ -300,6 +310,7 @@ async def test_objects_that_are_gone_are_not_handled_again_when_their_daemons_en
     assert len(world.called('delete')) == (departure == 'deleted')
 
 
+@in_virtual_time
 async def test_daemons_that_have_ended_for_good_are_not_started_by_declarations(world, rewire):
     @kopf.daemon('kopfexamples', registry=world.registry)
     async def fn(name, **_):
@@ -322,6 +333,7 @@ async def test_daemons_that_have_ended_for_good_are_not_started_by_declarations(
     assert len(world.called('run', 'obj')) == 1
 
 
+@in_virtual_time
 async def test_delayed_retries_are_not_lost(world, rewire):
     async def fail_once(retry, **_):
         if not retry:
@@ -338,6 +350,7 @@ async def test_delayed_retries_are_not_lost(world, rewire):
 
 
 @pytest.mark.parametrize('steps', [1, 2])
+@in_virtual_time
 async def test_late_events_of_the_stream_are_not_handled_again(world, steps):
     """The object leaves and comes back, then its handler ends: the stream tells of all that only after the patch."""
     world.settings.watching.label_selectors['kopfexamples'] = 'app=x'
@@ -362,6 +375,7 @@ async def test_late_events_of_the_stream_are_not_handled_again(world, steps):
     assert [len(world.called(f'next-{number}')) for number in range(1, steps)] == [1] * (steps - 1)
 
 
+@in_virtual_time
 async def test_objects_that_leave_right_before_a_declaration_are_freed(world, rewire):
     world.settings.persistence.consistency_timeout = 1
     work = Work(world, threaded=False)
@@ -386,6 +400,7 @@ def find_records(name):
     return [record for record in gc.get_objects() if isinstance(record, ObjectRecord) and record.name == name]
 
 
+@in_virtual_time
 async def test_progress_that_could_not_be_stored_is_known_after_leaving_the_selection(world):
     world.settings.watching.label_selectors['kopfexamples'] = 'app=x'
     world.settings.queueing.error_delays = [0.5]
@@ -402,6 +417,7 @@ async def test_progress_that_could_not_be_stored_is_known_after_leaving_the_sele
 
 
 @pytest.mark.parametrize('way', WAYS)
+@in_virtual_time
 async def test_timers_go_on_right_after_a_patch_of_their_object(world, rewire, way):
     """They wait for their time, so nothing runs that would tell of its end; and the last event is that of the patch."""
     world.settings.persistence.consistency_timeout = 600
@@ -415,6 +431,7 @@ async def test_timers_go_on_right_after_a_patch_of_their_object(world, rewire, w
         await world.until_called('tick', len(world.called('tick', 'obj')) + 3, name='obj')
 
 
+@in_virtual_time
 async def test_timers_that_are_declared_late_begin_right_after_a_patch_of_their_object(world, rewire):
     world.settings.persistence.consistency_timeout = 600
     world.declare(kopf.on.create, 'create')

@@ -4,6 +4,7 @@ import asyncio
 import datetime
 
 import pytest
+from operatorworld import in_virtual_time
 
 import kopf
 
@@ -23,6 +24,7 @@ def hold(world, seconds):
         await asyncio.sleep(seconds)
 
 
+@in_virtual_time
 async def test_deletion_handlers_are_not_repeated_after_an_end_with_daemons(world):
     world.declare(kopf.on.delete, 'delete')
     hold(world, 0.3)
@@ -75,6 +77,7 @@ async def test_successes_are_not_lost_when_those_after_them_are_cancelled(impati
     assert world.ids == ['quick', 'slow', 'slow']
 
 
+@in_virtual_time
 async def test_successes_that_could_not_be_stored_are_stored_in_the_end(world):
     world.settings.queueing.error_delays = [60]
     world.declare(kopf.on.create, 'create', does='result')
@@ -99,6 +102,7 @@ async def test_successes_that_can_never_be_stored_are_logged(impatient):
     world.sandbox.faults.clear()
 
 
+@in_virtual_time
 async def test_successes_are_stored_also_when_the_object_leaves_the_selection(world):
     world.settings.watching.label_selectors['kopfexamples'] = 'app=x'
     world.settings.queueing.error_delays = [60]
@@ -114,6 +118,7 @@ async def test_successes_are_stored_also_when_the_object_leaves_the_selection(wo
     assert len(world.called('create')) == 1
 
 
+@in_virtual_time
 async def test_deletions_are_stored_also_when_the_object_leaves_the_selection(world):
     world.settings.watching.label_selectors['kopfexamples'] = 'app=x'
     world.settings.queueing.error_delays = [60]

@@ -3,6 +3,7 @@
 import time
 
 import pytest
+from operatorworld import in_virtual_time
 
 import kopf
 
@@ -17,6 +18,7 @@ async def increment_by_function(patch, **_):
 
 
 @pytest.mark.parametrize('does', [increment, increment_by_function])
+@in_virtual_time
 async def test_a_handler_that_triggers_itself_is_reported_and_slowed_down(world, does):
     world.declare(kopf.on.create, 'create')
     world.declare(kopf.on.update, 'looping', does=does)
@@ -38,6 +40,7 @@ async def test_a_handler_that_triggers_itself_is_reported_and_slowed_down(world,
         await world.gone()
 
 
+@in_virtual_time
 async def test_a_handler_that_triggers_itself_for_some_steps_is_not_slowed_down(world):
     world.declare(kopf.on.create, 'create')
     world.declare(kopf.on.update, 'stepping', does=increment)
@@ -70,6 +73,7 @@ class VersioningStorage(kopf.AnnotationsDiffBaseStorage):
     ('storage', 'field'),
     [(StampingStorage, 'metadata.annotations.example.com/handled-at'), (VersioningStorage, 'version')],
 )
+@in_virtual_time
 async def test_a_storage_that_triggers_handlers_is_reported_and_slowed_down(world, storage, field):
     async def patch_status(patch, **_):
         patch.status['constant'] = 1
@@ -105,6 +109,7 @@ async def count_by_function(patch, **_):
 
 @pytest.mark.parametrize('managing', [False, True], ids=['alone', 'beside others'])
 @pytest.mark.parametrize('does', [count_in_status, count_by_function])
+@in_virtual_time
 async def test_a_handler_of_raw_events_that_triggers_itself_is_reported_and_slowed_down(world, does, managing):
     world.declare(kopf.on.event, 'looping', does=does)
     if managing:
@@ -123,6 +128,7 @@ async def test_a_handler_of_raw_events_that_triggers_itself_is_reported_and_slow
         assert time.monotonic() - started < 10
 
 
+@in_virtual_time
 async def test_a_handler_of_raw_events_that_patches_what_is_not_as_wanted_is_not_slowed_down(world):
     async def follow(spec, patch, **_):
         patch.status['seen'] = spec['n']

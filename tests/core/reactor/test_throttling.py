@@ -3,6 +3,7 @@
 import time
 
 import pytest
+from operatorworld import in_virtual_time
 
 import kopf
 from kopf._cogs.clients.errors import APIServerError, APIUnprocessableError
@@ -42,6 +43,7 @@ PROGRESS = [('progress', method) for method in ('clear', 'fetch', 'store', 'purg
 
 
 @pytest.mark.parametrize('option, method', DIFFBASE + PROGRESS)
+@in_virtual_time
 async def test_an_edit_is_handled_once_when_a_failing_storage_is_back(world, option, method):
     outage = Outage(method)
     if option == 'diffbase':
@@ -70,6 +72,7 @@ async def test_an_edit_is_handled_once_when_a_failing_storage_is_back(world, opt
 
 
 @pytest.mark.parametrize('handled', ['creation', 'deletion'])
+@in_virtual_time
 async def test_creations_and_deletions_are_handled_once_when_a_failing_storage_is_back(world, handled):
     outage = Outage('store', 'purge', 'flush')
     world.settings.persistence.progress_storage = outage.storage(kopf.AnnotationsProgressStorage)
@@ -93,6 +96,7 @@ async def test_creations_and_deletions_are_handled_once_when_a_failing_storage_i
     assert world.ids == ['create', 'delete']
 
 
+@in_virtual_time
 async def test_a_storage_that_cannot_tell_at_a_glance_if_anything_has_changed_loses_no_edit(world):
     outage = Outage('matches')
     world.settings.persistence.diffbase_storage = outage.storage(kopf.AnnotationsDiffBaseStorage)
@@ -107,6 +111,7 @@ async def test_a_storage_that_cannot_tell_at_a_glance_if_anything_has_changed_lo
     assert outage.failures and world.ids == ['create', 'update']
 
 
+@in_virtual_time
 async def test_idle_timers_go_on_when_a_failing_storage_is_back(world):
     outage = Outage('build')
     world.settings.persistence.diffbase_storage = outage.storage(kopf.AnnotationsDiffBaseStorage)
@@ -124,6 +129,7 @@ async def test_idle_timers_go_on_when_a_failing_storage_is_back(world):
     assert not any('makes no sense' in text for text in world.log.texts)
 
 
+@in_virtual_time
 async def test_an_object_with_failing_patches_is_throttled_without_delaying_others(world, caplog):
     world.settings.queueing.error_delays = [0.05, 0.06]
     world.declare(kopf.on.create, 'create', does=None)
@@ -155,6 +161,7 @@ class FailingStorage(kopf.ProgressStorage):
         raise RuntimeError("boo")
 
 
+@in_virtual_time
 async def test_the_same_failure_is_shown_with_its_traceback_once(world, caplog):
     world.settings.queueing.error_delays = [0.01]
     world.settings.persistence.progress_storage = FailingStorage()
@@ -169,6 +176,7 @@ async def test_the_same_failure_is_shown_with_its_traceback_once(world, caplog):
     assert shown()[:3] == [True, False, False]
 
 
+@in_virtual_time
 async def test_edits_hasten_the_next_attempt_but_not_before_a_pause(world, monkeypatch):
     monkeypatch.setattr(throttling, 'RECOVERY_PAUSE', 0.5)
     world.settings.queueing.error_delays = [999]
@@ -184,6 +192,7 @@ async def test_edits_hasten_the_next_attempt_but_not_before_a_pause(world, monke
     assert time.monotonic() - failed > 0.4
 
 
+@in_virtual_time
 async def test_edits_that_have_come_before_the_failure_do_not_hasten_the_next_attempt(world):
     world.settings.queueing.error_delays = [999]
 
@@ -203,6 +212,7 @@ async def test_edits_that_have_come_before_the_failure_do_not_hasten_the_next_at
     assert sum('Throttling' in text for text in world.log.texts) == 1
 
 
+@in_virtual_time
 async def test_edits_of_a_throttled_object_are_handled_after_the_delay(world):
     world.declare(kopf.on.create, 'create', does='result')
     world.declare(kopf.on.update, 'update', does='result')
@@ -219,6 +229,7 @@ async def test_edits_of_a_throttled_object_are_handled_after_the_delay(world):
     assert body['status'] == {'create': 'result', 'update': 'result'}
 
 
+@in_virtual_time
 async def test_a_throttled_object_can_be_deleted_and_created_anew(world):
     world.settings.queueing.error_delays = [0.1]
     world.declare(kopf.on.create, 'create')
@@ -232,6 +243,7 @@ async def test_a_throttled_object_can_be_deleted_and_created_anew(world):
     assert len(world.called('create', 'obj')) == 2
 
 
+@in_virtual_time
 async def test_the_deletion_of_a_throttled_object_is_reported_after_handlers_are_declared(world, monkeypatch):
     monkeypatch.setattr(throttling, 'RECOVERY_PAUSE', 60)
     world.settings.queueing.error_delays = [60]

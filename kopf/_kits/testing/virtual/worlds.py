@@ -33,7 +33,7 @@ ENDING_TIMEOUT = 5.0
 
 NO_COROUTINES = (
     "Virtual time has an event loop of its own, so a test with virtual_time=True is a plain function: write def "
-    "instead of async def, and call the sandbox without .aio."
+    "instead of async def, and call the sandbox without .aio; or run a coroutine in that loop by sandbox.run()."
 )
 
 
