@@ -211,8 +211,10 @@ class _Signals:
         """Stop this operator by signals; install the signal handlers if it is the first operator of the loop."""
         if not self._operators:
             self._previous = {number: signal.getsignal(number) for number in self.numbers}
+            # The handlers would keep the current context for as long as any operator runs, and this one with it.
+            context = contextvars.Context()
             for number in self.numbers:
-                self._loop.add_signal_handler(number, self._receive, number)
+                context.run(self._loop.add_signal_handler, number, self._receive, number)
                 signal.signal(number, self._note)  # asyncio sets a no-op; it gets the signal by its wakeup fd anyway
                 signal.siginterrupt(number, False)
         self._operators.add(instance)

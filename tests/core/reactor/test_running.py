@@ -3,6 +3,8 @@
 import asyncio
 import concurrent.futures
 import contextlib
+import contextvars
+import gc
 import pathlib
 import signal
 import subprocess
@@ -39,6 +41,23 @@ def options(world, **options):
 # In a loop.
 
 FLAGS = [asyncio.Event, asyncio.Future, threading.Event, concurrent.futures.Future]
+
+
+async def test_signal_handlers_keep_nothing_of_the_operator_that_was_first(world):
+    """Operators in one loop share the handlers of signals, and the first one of them can end before the others."""
+    marker = contextvars.ContextVar('marker')
+    context = contextvars.copy_context()
+    context.run(marker.set, world)
+    signals = running._Signals(asyncio.get_running_loop())
+    context.run(signals.add, 'first')
+    try:
+        signals.add('second')
+        handlers = [handle for handle in gc.get_objects() if type(handle) is asyncio.Handle]
+        contexts = [context for context in gc.get_referents(*handlers) if type(context) is contextvars.Context]
+        assert not any(marker in context for context in contexts)
+    finally:
+        signals.discard('first')
+        signals.discard('second')
 
 
 async def raise_flag(flag):

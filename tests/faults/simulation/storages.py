@@ -112,7 +112,7 @@ def find_progress(name, body, records):
     """Return what is left of the progress of an object."""
     uid, annotations = body['metadata']['uid'], body['metadata'].get('annotations') or {}
     if name == 'database':
-        return [key for at, key in records if at == uid]
+        return [key for at, key in records if at == uid and not key.startswith('late')]
     if name == 'status':
         kept = (body.get('status') or {}).get('kopf') or {}
         return [key for key in kept.get('progress') or () if not key.startswith('late')]
