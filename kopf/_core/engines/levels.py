@@ -27,6 +27,7 @@ from kopf._core.actions.handler_states import HandlerState, digest_essence
 from kopf._core.actions.loggers import ObjectLogger
 from kopf._core.engines.planning import NONE, Again, Pace, Plan, Planner, Trigger
 from kopf._core.engines.relations import Key, Relations
+from kopf._core.engines.selfruns import LOOP_WARNING, OwnPatch, Row
 from kopf._core.engines.verdicts import Verdict, conclude, is_own_kind, judge
 from kopf._core.intents import filters
 from kopf._core.intents.causes import ReconcilingCause
@@ -76,7 +77,7 @@ class Host(Protocol):
 class HandlerPlan(Plan):
     """When one handler is to be run for one object, and the digest of the state that has triggered it last."""
 
-    __slots__ = ('carried', 'controller', 'digest', 'level', 'verdict')
+    __slots__ = ('carried', 'controller', 'digest', 'level', 'row', 'verdict')
 
     def __init__(self, level: 'ObjectLevel', controller: 'Controller') -> None:
         super().__init__(level)
@@ -92,6 +93,18 @@ class HandlerPlan(Plan):
         """The changes of conditions that the last run could not write, because the object is changed all the time."""
         self.verdict: Verdict | None = None
         """The result of the last run, if the framework keeps the conditions for this handler."""
+        self.row: Row | None = None
+        """The row of runs that patches of handlers have triggered; ``None`` after a trigger by anything else."""
+
+    def enter_row(self) -> Row:
+        """Return the row of runs that patches of handlers have triggered; begin it if there is none."""
+        if self.row is None:
+            self.row = Row()
+        return self.row
+
+    def leave_row(self) -> None:
+        """Called when anything but a patch of a handler triggers the handler."""
+        self.row = None
 
 
 class ObjectLevel:
@@ -102,6 +115,7 @@ class ObjectLevel:
         'is_patched',
         'leveler',
         'packed',
+        'patched',
         'plans',
         'record',
         'seen_at',
@@ -119,6 +133,8 @@ class ObjectLevel:
         self.seen_at = 0.0
         self.is_patched = False
         """Whether a patch of a run is being sent, and its response has not arrived yet."""
+        self.patched: OwnPatch | None = None
+        """The last patch of a run, or the one being sent; ``None`` if another client has changed the object since."""
         self.aside: tuple[RawBody, float | None] | None = None
         """The newest state received since the patch was sent, and when its list was requested."""
         self.plans: tuple[HandlerPlan, ...] = ()
@@ -137,9 +153,18 @@ class ObjectLevel:
         self.packed[0], self.version, self.seen_at = raw, version, time.monotonic()
         return True
 
-    def begin_patching(self) -> None:
+    def begin_patching(self, patch: OwnPatch) -> None:
         """Called before a patch of a run is sent."""
-        self.is_patched = True
+        self.is_patched, self.patched = True, patch
+
+    def note_edit(self) -> None:
+        """Called when another client has changed the object."""
+        self.patched = None
+
+    def get_cause(self, raw: RawBody) -> OwnPatch | None:
+        """Return the patch of a run that has made this state; ``None`` if another client has made it."""
+        is_own = self.is_patched or raw['metadata'].get('resourceVersion') == self.version
+        return self.patched if is_own else None
 
     def put_aside(self, raw: RawBody, asked_at: float | None) -> None:
         """Keep the state until the response to the patch arrives."""
@@ -160,7 +185,8 @@ class ObjectLevel:
 
     def set_timer(self, levels: 'Levels') -> None:
         """Set the timer to the time when the first of the plans is due; cancel it if none is planned."""
-        due_at = min((plan.due_at for plan in self.plans if plan.due_at is not None), default=None)
+        times = [time for plan in self.plans for time in (plan.due_at, plan.paused_until) if time is not None]
+        due_at = min(times, default=None)
         due_at = None if levels.is_closed else due_at
         # One timer for all handlers of the object. It is kept if the earliest plan has not changed.
         if due_at != self.timer_at:
@@ -193,7 +219,7 @@ class Controller:
         self._plans: dict[Key, HandlerPlan] = {}
         self._owns = any(source.fn is None for source in handler.sources)
         self._watches = any(source.fn is not None for source in handler.sources)
-        self._is_warned = False
+        self._is_warned = self._is_warned_of_loop = False
 
     @staticmethod
     def _call(plan: Plan) -> bool:
@@ -219,12 +245,33 @@ class Controller:
         if self._watches:
             yield record.namespace, record.name
 
-    def trigger_all(self, keys: Collection[Key], reason: Trigger) -> None:
+    def trigger(self, plan: HandlerPlan, reason: Trigger, cause: OwnPatch | None) -> None:
+        """Trigger the handler for the object; pause it if its runs and the patch have caused each other for long."""
+        if cause is None:
+            plan.leave_row()
+            self.planner.trigger(plan, reason)
+            if plan.paused_until is not None:
+                self.planner.resume(plan)
+            return
+        now = asyncio.get_running_loop().time()
+        row = plan.enter_row()
+        if pause := row.note(cause, now):
+            self.planner.pause(plan, now + pause)
+            plan.level.leveler.slow_down(plan, cause)
+        self.planner.trigger(plan, reason)
+
+    def trigger_all(self, keys: Collection[Key], reason: Trigger, cause: OwnPatch | None) -> None:
         """Trigger the handler for those objects with these keys that exist and match."""
         for key in keys:
             plan = self._plans.get(key)
             if plan is not None and plan.digest:
-                self.planner.trigger(plan, reason)
+                self.trigger(plan, reason, cause)
+
+    def warn_of_loop(self, cause: OwnPatch, logger: ObjectLogger) -> None:
+        """Warn once that the handler is run without an end."""
+        if not self._is_warned_of_loop:
+            self._is_warned_of_loop = True
+            logger.warning(LOOP_WARNING, self.handler, cause.handler, cause.fields, cause.depth + 1)
 
     def warn_of_result(self, result: object, logger: ObjectLogger) -> None:
         """Warn once that a result has no effect."""
@@ -319,9 +366,12 @@ class Leveler:
         if level is not None and level.is_patched:
             level.put_aside(raw, asked_at)
         elif level is not None and level.renew(raw, asked_at=asked_at):
+            level.note_edit()
             self._compare_all(level, raw, Trigger.CHANGE if asked_at is None else Trigger.START)
 
-    def _compare_all(self, level: ObjectLevel, raw: RawBody, reason: Trigger, *, own: Plan | None = None) -> None:
+    def _compare_all(
+        self, level: ObjectLevel, raw: RawBody, reason: Trigger, *, own: HandlerPlan | None = None
+    ) -> None:
         """Trigger the handlers for which the object has changed, except for the one that has changed it."""
         if raw['metadata'].get('deletionTimestamp') is not None:
             self.forget(level.record)
@@ -342,7 +392,8 @@ class Leveler:
         elif former == digest or (is_own and former) or not (former or digest):
             return
         else:
-            plan.controller.planner.trigger(plan, reason if former is None else Trigger.CHANGE)
+            reason = reason if former is None else Trigger.CHANGE
+            plan.controller.trigger(plan, reason, plan.level.patched)
 
     def _find_digests(self, level: ObjectLevel, raw: RawBody) -> Mapping[HandlerPlan, str | None]:
         """Return the digest of the state for each handler, except for the handlers whose filters raise errors."""
@@ -432,7 +483,8 @@ class Leveler:
         older than the patch, and so must be compared as changes by other clients.
         """
         level = run.plan.level
-        level.begin_patching()
+        now = asyncio.get_running_loop().time()
+        level.begin_patching(OwnPatch.of(run.plan.row, run.plan.controller.handler, run.patch, now))
         try:
             yield
         finally:
@@ -463,6 +515,8 @@ class Leveler:
             is_ours = False
         if observed is not None and observed != raw['metadata'].get('generation'):
             is_ours = False  # whatever has changed: clients wait for conditions about the newest generation
+        if not is_ours:
+            level.note_edit()
         if level.renew(raw, asked_at=None):
             self._compare_all(level, raw, Trigger.CHANGE, own=run.plan if is_ours else None)
         return is_ours
@@ -525,7 +579,13 @@ class Leveler:
     def is_pending(self, record: Record) -> bool:
         """Check whether any handler is triggered, and waits only for the worker of the object."""
         plans = () if record.level is None else record.level.plans
-        return any(plan.reasons and not plan.is_waiting for plan in plans)
+        return any(plan.reasons and not plan.is_waiting and plan.paused_until is None for plan in plans)
+
+    def slow_down(self, plan: HandlerPlan, cause: OwnPatch) -> None:
+        """Called when the runs of the plan are paused, because of patches of handlers."""
+        logger = ObjectLogger(body=Body(plan.level.packed.copy()), settings=self._settings)
+        plan.controller.warn_of_loop(cause, logger)
+        plan.level.set_timer(self._levels)
 
     def begin(self, record: Record) -> Run | None:
         """Begin the next run of the object, if a handler is triggered and its concurrency permits one more run."""
@@ -533,6 +593,8 @@ class Leveler:
         for plan in () if level is None else level.plans:
             reasons = plan.controller.planner.take(plan)
             if reasons:
+                if plan.row is not None:
+                    plan.row.begin(asyncio.get_running_loop().time())
                 # A copy for each run: the function can change it in place, while others read the same state.
                 raw = cast(RawBody, plan.level.packed.copy())
                 body = Body(raw)

@@ -90,6 +90,7 @@ class Plan:
         'is_running',
         'is_urgent',
         'is_waiting',
+        'paused_until',
         'reasons',
         'target',
     )
@@ -114,6 +115,8 @@ class Plan:
         self.due_at: float | None = None
         """When the handler is to be run if nothing triggers it earlier."""
         self.due_reason = Trigger.INTERVAL
+        self.paused_until: float | None = None
+        """Until when no run may begin, whatever triggers it, because handlers trigger each other without an end."""
 
 
 class Planner:
@@ -162,7 +165,9 @@ class Planner:
         self._request(plan)
 
     def ring(self, plan: Plan, now: float) -> None:
-        """Called when the timer of the object fires; triggers the plan if it is due."""
+        """Called when the timer of the object fires; triggers the plan if it is due, and ends its pause."""
+        if plan.paused_until is not None and plan.paused_until <= now:
+            self.resume(plan)
         if plan.due_at is not None and plan.due_at <= now:
             plan.due_at = None
             self.trigger(plan, plan.due_reason)
@@ -170,10 +175,20 @@ class Planner:
     def drop(self, plan: Plan) -> None:
         """Drop the plan; a run in progress continues to its end."""
         plan.reasons, plan.is_urgent, plan.due_at, plan.failures = NONE, False, None, 0
+        plan.paused_until = None
         if plan.is_waiting:
             plan.is_waiting = False
             self._queue.discard(plan)
         self.give_back(plan)
+
+    def pause(self, plan: Plan, until: float) -> None:
+        """Begin no run before this time."""
+        plan.paused_until = until
+
+    def resume(self, plan: Plan) -> None:
+        """End the pause, and request the run that was triggered meanwhile."""
+        plan.paused_until = None
+        self._request(plan)
 
     def release(self, plan: Plan) -> None:
         """Called when the thread of an earlier run has ended, long after its timeout."""
@@ -182,6 +197,8 @@ class Planner:
 
     def _request(self, plan: Plan) -> None:
         if not plan.reasons or plan.is_running or plan.is_held or plan.is_waiting or plan.is_granted:
+            return
+        if plan.paused_until is not None:
             return
         if not self._has_place():
             plan.is_waiting = True
@@ -218,7 +235,7 @@ class Planner:
     def take(self, plan: Plan) -> frozenset[Trigger]:
         """Begin a run if it is triggered and concurrency permits; return its reasons, or none if it can't begin now."""
         if not plan.is_granted:
-            if not plan.reasons or plan.is_running or plan.is_held or plan.is_waiting:
+            if not plan.reasons or plan.is_running or plan.is_held or plan.is_waiting or plan.paused_until is not None:
                 return NONE
             if not self._has_place():
                 self._request(plan)

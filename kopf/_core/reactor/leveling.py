@@ -9,6 +9,8 @@ these features cost them nothing.
 A `RelationSink` is put between the watch and the processor of a resource that such handlers depend on.
 """
 
+import asyncio
+import logging
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, cast
 
@@ -38,6 +40,11 @@ from kopf._core.reactor.workers import WorkerPool
 if TYPE_CHECKING:
     from kopf._cogs.structs.conditions import ConditionEdits
     from kopf._core.reactor.condition_writer import ConditionWriter
+
+logger = logging.getLogger(__name__)
+
+LIST_PATIENCE = 30.0
+"""How long a list may bring nothing before handlers are run without it (in seconds)."""
 
 
 class LevelProcessor(Processor):
@@ -226,8 +233,8 @@ class RelationSink(ObjectSink):
     """
     Triggers the objects that depend on the objects of one watch, and passes the events on to the next sink.
 
-    The handlers wait for the first list, because they would be run twice otherwise. If the list fails, they do not
-    wait any longer.
+    The handlers wait for the first list, because they would be run twice otherwise. If the list fails, or does not
+    come, they do not wait any longer.
     """
 
     def __init__(
@@ -241,18 +248,49 @@ class RelationSink(ObjectSink):
         self._table = table
         self._levels = levels
         self._dependents = levels.find_dependents(table.dependents)
+        self._timer: asyncio.TimerHandle | None = None  # of the patience with the first list
+        self._is_listed_now = False  # whether the list has brought objects since the timer was set
 
     def expect(self) -> None:
         """Make the handlers wait for the first list."""
         for controller, _ in self._dependents:
             controller.planner.expect(self)
+        self._stop_timer()
+        self._timer = asyncio.get_running_loop().call_later(LIST_PATIENCE, self._lose_patience)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _lose_patience(self) -> None:
+        """Stop waiting for a list that brings nothing: the API server can hold the request for minutes."""
+        self._timer = None
+        if self._levels.is_closed:
+            return
+        if self._is_listed_now:
+            self._is_listed_now = False  # it is only long
+            self._timer = asyncio.get_running_loop().call_later(LIST_PATIENCE, self._lose_patience)
+            return
+        logger.warning(
+            "%s do not wait for the list of %s any more, as it has brought nothing for %g seconds. They can miss what "
+            "they depend on until then, and are run again when it comes.",
+            ', '.join(str(controller.handler) for controller, _ in self._dependents),
+            self._table.resource,
+            LIST_PATIENCE,
+        )
+        self._stop_waiting()
 
     def _stop_waiting(self) -> None:
+        self._stop_timer()
         for controller, _ in self._dependents:
             controller.planner.dismiss(self)
 
     def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
         raw = event['object']
+        if listed_since is not None:
+            self._is_listed_now = True
+        cause = None if record.level is None else record.level.get_cause(raw)
         for (_, source), (controller, relations) in zip(self._table.dependents, self._dependents, strict=True):
             is_initial = listed_since is not None and not relations.is_known(record.uid)
             keys: Collection[Key]
@@ -261,7 +299,7 @@ class RelationSink(ObjectSink):
             else:
                 keys = relations.note(record.uid, raw, lambda: self._make_cause(record, raw))
             if keys:
-                controller.trigger_all(keys, Trigger.START if is_initial else self._get_reason(source))
+                controller.trigger_all(keys, Trigger.START if is_initial else self._get_reason(source), cause)
         self._sink.receive(record, event, listed_since=listed_since)
 
     @staticmethod

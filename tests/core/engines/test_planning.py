@@ -348,3 +348,28 @@ def test_again_in_the_past_is_refused(after):
 def test_times_are_numbers_of_seconds(after):
     with pytest.raises(TypeError, match=r"kopf\.Again: after= must be a number of seconds"):
         Again(after=after)
+
+
+def test_a_paused_plan_is_not_run_whatever_triggers_it_until_the_pause_ends():
+    called = []
+    planner = Planner(Pace(), lambda plan: not called.append(plan))
+    plan = Plan('obj')
+    planner.pause(plan, 10.0)
+    planner.trigger(plan, Trigger.CHANGE)
+    planner.ring(plan, 9.0)
+    assert not called and not planner.take(plan)
+    planner.ring(plan, 10.0)
+    assert called == [plan] and planner.take(plan) == {Trigger.CHANGE}
+
+
+def test_the_pause_of_a_plan_ends_when_it_is_resumed_or_dropped():
+    called = []
+    planner = Planner(Pace(), lambda plan: not called.append(plan))
+    plan = Plan('obj')
+    planner.pause(plan, 10.0)
+    planner.resume(plan)
+    assert not called  # nothing has triggered it
+    planner.pause(plan, 10.0)
+    planner.drop(plan)
+    planner.trigger(plan, Trigger.OWNED)
+    assert called == [plan]

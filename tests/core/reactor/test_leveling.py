@@ -3,6 +3,7 @@
 import asyncio
 import collections
 import datetime
+import itertools
 import json
 import random
 import sys
@@ -13,6 +14,7 @@ import pytest
 from operatorworld import in_virtual_time
 
 import kopf
+from kopf._core.reactor import leveling
 
 RECONCILE = kopf.on.reconcile
 
@@ -862,3 +864,81 @@ async def test_random_changes_errors_and_restarts_end_with_a_run_that_has_seen_a
             count = len(world.calls)
             await rest(world)
             assert len(world.calls) == count or seen == expected
+
+
+def get_loop_warnings(world):
+    return [text for text in world.log.texts if 'is run again and again' in text]
+
+
+async def test_handlers_that_overwrite_each_other_are_slowed_down_until_another_client_edits_the_object(world):
+    async def set_one(patch, **_):
+        patch.spec['x'] = 1
+
+    async def set_two(patch, **_):
+        patch.spec['x'] = 2
+
+    world.declare(RECONCILE, 'one', does=set_one)
+    world.declare(RECONCILE, 'two', does=set_two)
+    async with world.operator():
+        await world.create()
+        await world.until_logged('is run again and again')
+        fought = len(world.calls)
+        await asyncio.sleep(2)
+        paused = len(world.calls)
+        assert paused - fought <= 8
+        await world.edit(field='other')  # in the middle of a long pause
+        async with asyncio.timeout(1):
+            await world.until(lambda: any(call.kwargs['spec']['field'] == 'other' for call in world.calls[paused:]))
+    [warning] = get_loop_warnings(world)[:1]
+    assert "by Reconciler 'one' (spec.x)" in warning or "by Reconciler 'two' (spec.x)" in warning
+    assert len(get_loop_warnings(world)) <= 2  # once for each handler
+
+
+async def test_a_handler_that_watches_what_it_patches_is_slowed_down(world):
+    numbers = itertools.count()
+
+    def itself(namespace, name, **_):
+        return [(namespace, name)]
+
+    async def change_itself(patch, **_):
+        patch.status['number'] = next(numbers)
+
+    world.declare(RECONCILE, 'fn', watches={'kopfexamples': itself}, does=change_itself)
+    async with world.operator():
+        await world.create()
+        await world.until_logged("is run again and again because of patches by Reconciler 'fn'")
+        fought = len(world.calls)
+        await asyncio.sleep(2)
+        assert len(world.calls) - fought <= 8
+    assert len(get_loop_warnings(world)) == 1
+
+
+async def test_bursts_of_changes_of_others_are_no_loops(world):
+    def aggregate(namespace, name, **_):
+        return [(namespace, 'sum')] if name != 'sum' else []
+
+    async def count(name, patch, **_):
+        patch.status['runs'] = sum(call.name == name for call in world.calls)
+
+    world.declare(RECONCILE, 'fn', watches={'kopfexamples': aggregate}, does=count)
+    async with world.operator():
+        await world.create('sum', spec={'field': 'x'})
+        for number in range(30):
+            await world.create(f'obj-{number}')
+        await world.until(lambda: all(world.called('fn', f'obj-{number}') for number in range(30)))
+        await rest(world)
+    warnings = get_loop_warnings(world)
+    assert not warnings
+
+
+async def test_a_list_that_does_not_come_is_not_waited_for_for_ever(world, monkeypatch):
+    monkeypatch.setattr(leveling, 'LIST_PATIENCE', 0.5)
+    world.declare(RECONCILE, 'fn', owns=['configmaps'])
+    world.sandbox.faults.delay(60, times=None, resource='configmaps')
+    await world.create()
+    async with world.operator():
+        await world.until_called('fn')
+        world.sandbox.faults.clear()
+    await world.until_logged(
+        "'fn' do not wait for the list of configmaps.v1 any more, as it has brought nothing for 0.5 seconds."
+    )

@@ -1,0 +1,78 @@
+"""
+Detecting level-triggered handlers that trigger each other, or themselves, by their patches without an end.
+
+The own patch of a handler does not trigger it. But two handlers can overwrite each other, and a handler can watch the
+objects that it patches. Each run that a patch has triggered has a depth: one more than the run of that patch. Triggers
+by other clients, by the start, and by timers have none. So bursts of changes are shallow, and only loops grow deep:
+these are logged once, and slowed down with growing pauses, until another client changes the object. Requests that
+handlers send on their own, not by the argument ``patch``, count as changes of other clients.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from kopf._cogs.structs.patches import Patch
+
+MAX_DEPTH = 20
+"""The number of runs in a row, each triggered by the patch of the former one, that begin without pauses."""
+
+MAX_DURATION = 0.5
+"""The duration of a run with its patch (in seconds), above which it does not continue a row: it is slow enough."""
+
+MIN_PAUSE, MAX_PAUSE = 0.1, 60.0
+
+LOOP_WARNING = (
+    "%s is run again and again because of patches by %s (%s): by now, %d times in a row. From now on, there are "
+    "growing pauses between the runs, until another client changes the object. Let only one handler set each field, "
+    "and patch a field only if it is not as wanted yet."
+)
+
+
+class OwnPatch(NamedTuple):
+    """The last patch of a level-triggered handler."""
+
+    depth: int
+    """The depth of the run that has made the patch."""
+    began_at: float
+    """When that run has begun."""
+    handler: object
+    fields: str
+
+    @classmethod
+    def of(cls, row: 'Row | None', handler: object, patch: Patch, now: float) -> 'OwnPatch':
+        """Describe a patch of a run; without a row, the run was not triggered by a patch."""
+        fields = list(dict.fromkeys(_iter_fields(patch)))
+        depth, began_at = (0, now) if row is None else (row.depth, row.began_at)
+        return cls(depth, began_at, handler, ', '.join(fields or ['a function']))
+
+
+class Row:
+    """How deep the runs of one handler for one object are, as far as patches of handlers have triggered them."""
+
+    __slots__ = ('_next', 'began_at', 'depth')
+
+    def __init__(self) -> None:
+        self.depth = 0
+        """The depth of the current or the last run."""
+        self.began_at = 0.0
+        self._next = 0
+
+    def note(self, cause: OwnPatch, now: float) -> float:
+        """Called when the patch has triggered the handler; return the pause before the run (in seconds)."""
+        # From the beginning of that run, not from its trigger: otherwise, the first long pause would end the row.
+        self._next = 1 if now - cause.began_at > MAX_DURATION else cause.depth + 1
+        excess = self._next - MAX_DEPTH
+        # The exponent is limited, as the power would overflow after a thousand runs.
+        return 0.0 if excess < 0 else min(MAX_PAUSE, MIN_PAUSE * 2.0 ** min(excess, 16))
+
+    def begin(self, now: float) -> None:
+        """Called when a run begins."""
+        self.depth, self._next, self.began_at = self._next, 0, now
+
+
+def _iter_fields(patch: Mapping[str, Any]) -> Any:
+    for key, value in patch.items():
+        if isinstance(value, Mapping) and value:
+            yield from (f'{key}.{name}' for name in value)
+        else:
+            yield key
