@@ -13,7 +13,7 @@ from kopf._cogs.clients.errors import APIConflictError, APIForbiddenError
 from kopf._cogs.structs.bodies import RawBody
 from kopf._cogs.structs.conditions import ConditionEdits, find_edits, list_entries
 from kopf._cogs.structs.credentials import LoginError
-from kopf._cogs.structs.patches import Patch
+from kopf._cogs.structs.patches import Patch, Replacing
 from kopf._core.actions.execution import Outcome
 from kopf._core.engines import verdicts
 from kopf._core.engines.levels import Leveler, Run
@@ -111,7 +111,9 @@ class ConditionWriter:
         level = run.plan.level
         if record.level is not level:
             return True  # it is being deleted, or is gone
-        patch, known = Patch(fns=edits), cast(RawBody | None, level.packed.copy())
+        known = cast(RawBody | None, level.packed.copy())
+        # Without the marker, the whole object would be copied, even if there is nothing to write.
+        patch = Patch(fns=[Replacing(each) for each in edits])
         for delay in (*delays, None):
             with self._leveler.patching(run):
                 result = await self._applier.send_of_level(record, run.raw, patch, known, run.logger)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kopf._cogs.structs.bodies import Body
 from kopf._cogs.structs.conditions import Condition, ConditionEdits, Conditions, find_edits, format_time, merge
-from kopf._cogs.structs.patches import Patch
+from kopf._cogs.structs.patches import Patch, Replacing
 
 THEN, NOW = '2020-01-01T00:00:00Z', '2030-12-31T23:59:59Z'
 TYPES = st.sampled_from(['Ready', 'Reconciling', 'Stalled', 'example.com/Other'])
@@ -287,6 +287,18 @@ def test_the_transition_time_moves_only_with_the_status(entries, changes):
 def test_the_same_changes_again_change_nothing(entries, changes):
     merged = merge(entries, changes, now=THEN, generation=1, newest=1)
     assert merge(merged, changes, now=NOW, generation=1, newest=1) == merged
+
+
+@given(LISTS, CHANGES)
+def test_no_nested_value_is_modified_in_place(entries, changes):
+    raw = make_body(entries)
+    before = copy.deepcopy(raw)
+    edits = ConditionEdits(Patch(), raw, counted=True)
+    for type_, change in changes.items():
+        edits.change(type_, change)
+    edits.summarize()
+    assert Patch(fns=[Replacing(edits)]).as_json_patch(raw) == Patch(fns=[edits]).as_json_patch(raw)
+    assert raw == before
 
 
 def test_a_missing_transition_time_is_added():
