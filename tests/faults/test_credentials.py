@@ -8,6 +8,7 @@ import secrets
 import sys
 
 import pytest
+from operatorworld import in_virtual_time
 
 import kopf
 from kopf.testing import Sandbox
@@ -24,6 +25,7 @@ def pauses(world):
 
 @pytest.mark.parametrize('times', [1, 3])
 @pytest.mark.parametrize('verb', ['patch', 'watch'])
+@in_virtual_time
 async def test_refusals_without_a_reason_end_nothing(world, verb, times):
     world.declare(kopf.on.create, 'create')
     async with world.operator():
@@ -41,6 +43,7 @@ async def test_refusals_without_a_reason_end_nothing(world, verb, times):
 
 
 @pytest.mark.parametrize('path', ['^/apis$', '/kopfexamples$'])
+@in_virtual_time
 async def test_refusals_at_the_start(world, path):
     world.sandbox.faults.error(401, path=path)
     world.declare(kopf.on.create, 'create')
@@ -50,6 +53,7 @@ async def test_refusals_at_the_start(world, path):
     assert len(refusals(world)) == 1
 
 
+@in_virtual_time
 async def test_credentials_that_were_never_accepted_are_given_up_soon(world):
     world.settings.networking.login_backoffs = [0.05, 60]
     world.sandbox.faults.error(401, times=None)
@@ -59,6 +63,7 @@ async def test_credentials_that_were_never_accepted_are_given_up_soon(world):
             await asyncio.wait_for(task, 60)
 
 
+@in_virtual_time
 async def test_a_success_is_a_new_beginning(world):
     world.settings.networking.login_backoffs = 0.01
     world.declare(kopf.on.create, 'create')
@@ -71,6 +76,7 @@ async def test_a_success_is_a_new_beginning(world):
 
 
 @pytest.mark.parametrize('backoffs, attempts', [([], 1), (0.01, 2), ([0.01, 0.01], 3)])
+@in_virtual_time
 async def test_an_operator_that_is_refused_for_good_is_told_what_to_do(world, backoffs, attempts):
     world.settings.networking.login_backoffs = backoffs
     world.declare(kopf.on.create, 'create')
@@ -85,6 +91,7 @@ async def test_an_operator_that_is_refused_for_good_is_told_what_to_do(world, ba
     assert len(patches) == attempts
 
 
+@in_virtual_time
 async def test_new_credentials_are_taken_as_soon_as_they_come(world):
     world.settings.networking.login_backoffs = [0.2, 60]
     logins = []
@@ -108,6 +115,7 @@ async def test_new_credentials_are_taken_as_soon_as_they_come(world):
     assert len(logins) == 3
 
 
+@in_virtual_time
 async def test_files_with_tokens_are_read_again(world, tmp_path):
     world.registry.activities._handlers.clear()
     path = tmp_path / 'token'
@@ -215,6 +223,7 @@ async def test_a_plugin_that_fails_at_the_start_ends_the_operator(world, plugin)
 
 
 @pytest.mark.parametrize('error', [kopf.LoginError('boo'), OSError('boo'), kopf.TemporaryError('boo', delay=0.1)])
+@in_virtual_time
 async def test_failing_login_handlers_are_asked_again(world, error):
     world.registry.activities._handlers.clear()
     logins = []
@@ -236,6 +245,7 @@ async def test_failing_login_handlers_are_asked_again(world, error):
     assert len(logins) == 3
 
 
+@in_virtual_time
 async def test_login_handlers_can_end_the_operator(world):
     world.registry.activities._handlers.clear()
     logins = []
@@ -259,6 +269,7 @@ async def test_login_handlers_can_end_the_operator(world):
 
 
 @pytest.mark.parametrize('proven', [False, True])
+@in_virtual_time
 async def test_new_credentials_that_are_refused_each_time_are_not_a_storm(world, proven):
     world.settings.networking.login_backoffs = [0.1, 0.2, 0.3]
     world.registry.activities._handlers.clear()

@@ -11,7 +11,7 @@ import sys
 import time
 
 import pytest
-from operatorworld import ReadyFlag
+from operatorworld import ReadyFlag, in_virtual_time
 
 import kopf
 from kopf._core.engines import peering_member
@@ -27,7 +27,8 @@ FINALIZER = 'kopf.zalando.org/KopfFinalizerMarker'
 
 @pytest.fixture
 def sandbox(request, monkeypatch):
-    with Sandbox(crds=getattr(request, 'param', CRDS + PEERINGS)) as sandbox:
+    virtual_time = hasattr(request.function, 'in_virtual_time')
+    with Sandbox(crds=getattr(request, 'param', CRDS + PEERINGS), virtual_time=virtual_time) as sandbox:
         monkeypatch.setenv('KUBECONFIG', str(sandbox.kubeconfig))
         yield sandbox
 
@@ -252,6 +253,7 @@ class World:
         return [seen for seen in self.sandbox.requests if seen.resource == resource]
 
 
+@in_virtual_time
 async def test_an_operator_of_higher_priority_takes_over_and_hands_back(world):
     await world.join()
     async with world.operator('low', priority=1):
@@ -276,6 +278,7 @@ async def test_an_operator_of_higher_priority_takes_over_and_hands_back(world):
     ]
 
 
+@in_virtual_time
 async def test_a_record_that_is_just_being_written_in_the_end_is_removed(world):
     await world.join()
     world.sandbox.faults.delay(0.3, method='PATCH', resource='kopfpeerings')
@@ -286,6 +289,7 @@ async def test_a_record_that_is_just_being_written_in_the_end_is_removed(world):
     await world.joined()
 
 
+@in_virtual_time
 async def test_a_record_that_was_maybe_written_is_removed(world):
     await world.join()
     world.sandbox.faults.lose(method='PATCH', resource='kopfpeerings')
@@ -295,6 +299,7 @@ async def test_a_record_that_was_maybe_written_is_removed(world):
     await world.joined()
 
 
+@in_virtual_time
 async def test_changes_during_the_pause_are_handled_once_after_it(world):
     await world.join()
     async with world.operator('low'):
@@ -316,6 +321,7 @@ async def test_changes_during_the_pause_are_handled_once_after_it(world):
     assert sorted(world.calls) == [('low', 'create', 'd'), ('low', 'delete', 'b'), ('low', 'update', 'a', '3')]
 
 
+@in_virtual_time
 async def test_indices_are_kept_during_the_pause_and_events_are_reported_after_it(world):
     await world.join()
     async with world.operator('low', observing=True):
@@ -351,6 +357,7 @@ async def test_indices_are_kept_during_the_pause_and_events_are_reported_after_i
     )
 
 
+@in_virtual_time
 async def test_an_operator_that_is_paused_from_the_beginning_is_ready_to_take_over(world):
     await world.join()
     await world.put('boss')
@@ -391,6 +398,7 @@ async def test_what_was_seen_before_the_pause_is_forgotten(world):
     assert world.calls == [('low', 'create', 'a'), ('low', 'create', 'c')]
 
 
+@in_virtual_time
 async def test_deletions_from_before_the_pause_are_seen_after_it(world):
     await world.join()
     world.gate.clear()
@@ -441,6 +449,7 @@ async def test_changes_that_others_have_handled_in_the_pause_are_no_part_of_the_
         await world.until(lambda: ('low', 'update', 'a', '2') in world.calls)
 
 
+@in_virtual_time
 async def test_takeover_also_where_there_is_no_peering(world):
     await world.aio.create({'apiVersion': 'v1', 'kind': 'Namespace', 'metadata': {'name': 'other'}})
     await world.join()
@@ -454,6 +463,7 @@ async def test_takeover_also_where_there_is_no_peering(world):
             assert len(watching) == 1
 
 
+@in_virtual_time
 async def test_takeover_waits_for_operators_that_still_work(world):
     await world.join()
     async with world.operator('low', priority=1):
@@ -472,6 +482,7 @@ async def test_takeover_waits_for_operators_that_still_work(world):
     assert [call for call in world.calls if call[1] != 'resume'] == [('low', 'create', 'a')]
 
 
+@in_virtual_time
 async def test_takeover_waits_for_handlers_however_long_they_run(world, monkeypatch):
     monkeypatch.setattr(peering_member, 'TAKEOVER_TIMEOUT', 0.1)
     await world.join()
@@ -497,6 +508,7 @@ async def test_takeover_waits_for_handlers_however_long_they_run(world, monkeypa
     assert [call for call in world.calls if call[1] in ('create', 'update')] == [('low', 'create', 'a')]
 
 
+@in_virtual_time
 async def test_takeover_does_not_wait_for_operators_that_serve_nothing(world, caplog):
     await world.join()
     async with world.operator('low', priority=1):
@@ -516,6 +528,7 @@ async def test_takeover_does_not_wait_for_operators_that_serve_nothing(world, ca
 
 
 @pytest.mark.parametrize('options', [{'peering_name': 'default'}, {}], ids=['mandatory', 'optional'])
+@in_virtual_time
 async def test_takeover_waits_also_if_it_could_not_be_announced_at_first(world, monkeypatch, options):
     monkeypatch.setattr(peering_member, 'RETRY_DELAY', 0.2)
     await world.join()
@@ -531,6 +544,7 @@ async def test_takeover_waits_also_if_it_could_not_be_announced_at_first(world, 
     assert [call for call in world.calls if call[1] != 'resume'] == [('low', 'create', 'a')]
 
 
+@in_virtual_time
 async def test_handlers_that_run_during_a_whole_pause_are_not_repeated_if_they_cannot_be_stored_at_once(world):
     await world.join()
     async with world.operator('me'):
@@ -545,6 +559,7 @@ async def test_handlers_that_run_during_a_whole_pause_are_not_repeated_if_they_c
     assert world.calls.count(('me', 'create', 'a')) == 1
 
 
+@in_virtual_time
 async def test_a_success_that_cannot_be_stored_before_a_pause_is_stored_after_it(world):
     await world.join()
     async with world.operator('me'):
@@ -555,6 +570,7 @@ async def test_a_success_that_cannot_be_stored_before_a_pause_is_stored_after_it
     assert world.calls.count(('me', 'create', 'a')) == 1
 
 
+@in_virtual_time
 async def test_a_success_from_before_a_pause_is_forgotten_if_others_have_handled_the_object(world):
     await world.join()
     async with world.operator('me'):
@@ -570,6 +586,7 @@ async def test_a_success_from_before_a_pause_is_forgotten_if_others_have_handled
     assert world.calls.count(('me', 'create', 'a')) == 1
 
 
+@in_virtual_time
 async def test_a_peering_is_joined_when_the_right_to_see_it_is_granted(world, monkeypatch):
     monkeypatch.setattr(watches, 'FORBIDDEN_BACKOFF', 0.2)
     await world.join()
@@ -582,6 +599,7 @@ async def test_a_peering_is_joined_when_the_right_to_see_it_is_granted(world, mo
         await world.joined('boss', 'me')
 
 
+@in_virtual_time
 async def test_takeover_waits_for_daemons_that_still_run(world):
     await world.join()
     async with world.operator('low', priority=1, lingering=True):
@@ -598,6 +616,7 @@ async def test_takeover_waits_for_daemons_that_still_run(world):
     assert daemons[:3] == [('low', 'daemon starts'), ('low', 'daemon stops'), ('high', 'daemon starts')]
 
 
+@in_virtual_time
 async def test_takeover_from_an_operator_whose_record_has_expired(world):
     await world.join()
     await world.put('dead', priority=100, lifetime=1)
@@ -744,6 +763,7 @@ async def test_nothing_is_begun_after_a_suspension_until_the_peers_are_known(wor
         await reading
 
 
+@in_virtual_time
 async def test_daemons_stop_for_the_pause(world):
     await world.join()
     async with world.operator('low'):
@@ -761,6 +781,7 @@ async def test_daemons_stop_for_the_pause(world):
     assert world.calls.count(('low', 'create', 'a')) == 1
 
 
+@in_virtual_time
 async def test_schedules_wait_while_the_operator_is_paused(world):
     await world.join()
     async with world.operator('low', ticking=True), world.operator('alone', ticking=True, standalone=True):
@@ -774,6 +795,7 @@ async def test_schedules_wait_while_the_operator_is_paused(world):
         await world.until(lambda: ('low', 'tick') in world.calls[begun:])
 
 
+@in_virtual_time
 async def test_schedules_do_not_begin_in_a_paused_operator(world):
     await world.join()
     await world.put('boss')
@@ -784,6 +806,7 @@ async def test_schedules_do_not_begin_in_a_paused_operator(world):
         await world.until(lambda: ('low', 'tick') in world.calls)
 
 
+@in_virtual_time
 async def test_mandatory_peering_is_waited_for(world):
     await world.create('a', field='1')
     async with world.operator('me', peering_name='mine'):
@@ -806,6 +829,7 @@ async def test_mandatory_peering_before_its_kind(sandbox, world):
     assert verbs.index(('kopfpeerings', 'patch')) < verbs.index(('kopfexamples', 'watch'))
 
 
+@in_virtual_time
 async def test_nothing_is_watched_before_the_mandatory_peering_is_joined(world):
     await world.create('a', field='1')
     async with world.operator('low', peering_name='default', observing=True):
@@ -825,6 +849,7 @@ async def test_nothing_is_watched_before_the_mandatory_peering_is_joined(world):
     assert verbs.index(('kopfpeerings', 'patch')) < verbs.index(('kopfexamples', 'watch'))
 
 
+@in_virtual_time
 async def test_peering_that_appears_later(world):
     async with world.operator('me'):
         await world.create('a', field='1')
@@ -834,6 +859,7 @@ async def test_peering_that_appears_later(world):
         await world.joined('me')
 
 
+@in_virtual_time
 async def test_a_standalone_operator_ignores_peers(world):
     await world.join()
     await world.put('boss')
@@ -844,6 +870,7 @@ async def test_a_standalone_operator_ignores_peers(world):
 
 
 @without_kinds
+@in_virtual_time
 async def test_nothing_is_requested_without_the_kinds(world):
     async with world.operator('me'):
         await world.create('a', field='1')
@@ -851,6 +878,7 @@ async def test_nothing_is_requested_without_the_kinds(world):
     assert not [seen for seen in world.sandbox.requests if 'peering' in seen.path]
 
 
+@in_virtual_time
 async def test_freezing_and_resuming_by_commands(world):
     from kopf._core.engines.peering import PeeringCommand
 
@@ -873,6 +901,7 @@ async def test_freezing_and_resuming_by_commands(world):
 
 
 @pytest.mark.parametrize('when', ['before', 'after'])
+@in_virtual_time
 async def test_a_deletion_that_waits_for_daemons_is_not_handled_twice_because_of_a_pause(world, when):
     """The success of the deletion is only remembered at first, as the daemons usually end soon."""
     await world.join()
@@ -896,6 +925,7 @@ async def test_a_deletion_that_waits_for_daemons_is_not_handled_twice_because_of
 
 
 @pytest.mark.parametrize("seed", [0, 16, 22])
+@in_virtual_time
 async def test_pauses_at_any_time_let_nothing_be_handled_twice_or_never(world, seed):
     chance = random.Random(seed)
     await world.join()

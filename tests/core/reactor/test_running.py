@@ -14,7 +14,7 @@ import threading
 import time
 
 import pytest
-from operatorworld import ReadyFlag
+from operatorworld import ReadyFlag, in_virtual_time
 
 import kopf
 from kopf._core.reactor import running
@@ -70,6 +70,7 @@ async def wait_flag(flag):
 
 
 @pytest.mark.parametrize('cls', FLAGS)
+@in_virtual_time
 async def test_flags_tell_that_the_operator_is_ready_and_stop_it(world, activities, cls):
     ready, stop = cls(), cls()
     world.declare(kopf.on.create, 'create')
@@ -84,6 +85,7 @@ async def test_flags_tell_that_the_operator_is_ready_and_stop_it(world, activiti
     assert world.ids == ['startup', 'create', 'cleanup']
 
 
+@in_virtual_time
 async def test_stopped_before_it_is_started(world, activities):
     stop = asyncio.Event()
     stop.set()
@@ -92,6 +94,7 @@ async def test_stopped_before_it_is_started(world, activities):
     assert not any(request.user_agent for request in world.sandbox.requests)
 
 
+@in_virtual_time
 async def test_stopped_while_starting_up(world):
     @kopf.on.startup(registry=world.registry)
     async def startup(**_):
@@ -109,6 +112,7 @@ async def test_stopped_while_starting_up(world):
     assert world.sandbox.requests == []
 
 
+@in_virtual_time
 async def test_a_cancelled_operator_leaves_no_tasks_behind(world, activities):
     world.declare(kopf.on.create, 'create', does=lambda **_: asyncio.Event().wait())
     world.settings.queueing.exit_timeout = 0.05
@@ -126,6 +130,7 @@ async def test_a_cancelled_operator_leaves_no_tasks_behind(world, activities):
     assert len(asyncio.all_tasks()) == 1  # nothing is left behind
 
 
+@in_virtual_time
 async def test_handlers_can_finish_at_the_end(world):
     async def work(**_):
         await asyncio.sleep(0.1)
@@ -138,6 +143,7 @@ async def test_handlers_can_finish_at_the_end(world):
     assert (await world.get())['status'] == {'create': 'result'}
 
 
+@in_virtual_time
 async def test_handlers_that_do_not_end_are_left(world, activities):
     release = threading.Event()
 
@@ -167,6 +173,7 @@ async def test_handlers_that_do_not_end_are_left(world, activities):
     await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})
 
 
+@in_virtual_time
 async def test_a_failing_startup_handler_ends_the_operator_before_any_request(world):
     @kopf.on.startup(registry=world.registry)
     def startup(**_):
@@ -178,6 +185,7 @@ async def test_a_failing_startup_handler_ends_the_operator_before_any_request(wo
     assert world.sandbox.requests == [] and world.ids == []
 
 
+@in_virtual_time
 async def test_a_failing_cleanup_handler_fails_the_operator(world):
     @kopf.on.cleanup(registry=world.registry)
     def cleanup(**_):
@@ -191,6 +199,7 @@ async def test_a_failing_cleanup_handler_fails_the_operator(world):
         await task
 
 
+@in_virtual_time
 async def test_credentials_that_cannot_be_renewed_end_the_operator(world, activities):
     world.registry.activities._handlers.pop(0)
     infos = []
@@ -214,6 +223,7 @@ async def test_credentials_that_cannot_be_renewed_end_the_operator(world, activi
     assert world.ids[-1] == 'cleanup'
 
 
+@in_virtual_time
 async def test_refused_credentials_are_renewed(world, activities):
     logins = []
 
@@ -242,6 +252,7 @@ def test_errors_of_groups_are_unwrapped():
     assert unwrap_error(different) is different
 
 
+@in_virtual_time
 async def test_scopes_exclude_each_other(world):
     with pytest.raises(TypeError, match='either cluster-wide or namespaced'):
         await kopf.operator(**options(world, namespaces=['ns']))
@@ -273,6 +284,7 @@ def test_twice_in_a_row(kopf_sandbox):
     assert seen[-1] == 'cleanup'
 
 
+@in_virtual_time
 async def test_tasks_of_applications_are_not_touched(world, activities):
     async def serve():
         await asyncio.Event().wait()
@@ -301,6 +313,7 @@ async def test_tasks_of_applications_are_not_touched(world, activities):
 
 
 @pytest.mark.parametrize('threaded', [False, True])
+@in_virtual_time
 async def test_handlers_declared_while_running(world, threaded):
     world.declare(kopf.on.event, 'first')
     stop = asyncio.Event()
@@ -335,17 +348,20 @@ async def test_handlers_declared_while_running(world, threaded):
         ({'nonsense': 1}, "unexpected keyword argument 'nonsense'"),
     ],
 )
+@in_virtual_time
 async def test_wrong_options_are_refused_before_the_startup(world, activities, wrong, words):
     with pytest.raises(TypeError, match=words):
         await kopf.operator(registry=world.registry, **wrong)
     assert not world.ids
 
 
+@in_virtual_time
 async def test_running_in_a_running_loop(world):
     with pytest.raises(RuntimeError, match=r'await kopf\.operator'):
         kopf.run(**options(world))
 
 
+@in_virtual_time
 async def test_the_old_form_of_namespaces(world):
     world.declare(kopf.on.event, 'event')
     await world.create()
@@ -360,6 +376,7 @@ async def test_the_old_form_of_namespaces(world):
     assert len(warnings) == 1
 
 
+@in_virtual_time
 async def test_spawned_tasks_can_be_run_beside_others(world, activities, monkeypatch):
     monkeypatch.setattr(running, 'LEFTOVERS_PATIENCE', 0.1)
     stop = asyncio.Event()
@@ -379,6 +396,7 @@ async def test_spawned_tasks_can_be_run_beside_others(world, activities, monkeyp
     earlier.cancel()
 
 
+@in_virtual_time
 async def test_tasks_can_finish_when_the_operator_ends(world, activities, monkeypatch):
     monkeypatch.setattr(running, 'LEFTOVERS_PATIENCE', 60)
 
@@ -394,6 +412,7 @@ async def test_tasks_can_finish_when_the_operator_ends(world, activities, monkey
     assert late.result() == 'result'
 
 
+@in_virtual_time
 async def test_options_of_tasks_are_checked_and_known_at_once(world):
     with pytest.raises(TypeError, match="either cluster-wide or namespaced"):
         await kopf.spawn_tasks(**options(world, namespaces=['a']))
@@ -405,6 +424,7 @@ async def test_options_of_tasks_are_checked_and_known_at_once(world):
     await kopf.run_tasks(tasks)
 
 
+@in_virtual_time
 async def test_tasks_that_handlers_leave_behind_are_cancelled(world, activities):
     world.settings.queueing.exit_timeout = 0.1
     left = []
@@ -438,6 +458,7 @@ async def test_tasks_that_handlers_leave_behind_are_cancelled(world, activities)
 
 
 @pytest.mark.parametrize('when', ['login', 'startup', 'API'])
+@in_virtual_time
 async def test_readiness_is_told_in_any_case(world, when):
     world.registry.activities._handlers.clear()
     ready, stop = asyncio.Event(), asyncio.Event()
@@ -464,6 +485,7 @@ async def test_readiness_is_told_in_any_case(world, when):
             await task
 
 
+@in_virtual_time
 async def test_tasks_together_with_others(world, activities):
     async def bring():
         await world.until_called('startup')
@@ -475,6 +497,7 @@ async def test_tasks_together_with_others(world, activities):
     assert all(task.done() for task in tasks)
 
 
+@in_virtual_time
 async def test_errors_of_tasks_are_raised(world):
     @kopf.on.startup(registry=world.registry)
     def startup(**_):
