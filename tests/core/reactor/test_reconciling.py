@@ -679,3 +679,23 @@ async def test_fields_changed_in_place_can_also_be_patched(world):
         await world.create(spec={'items': ['yours']})
         body = await world.handled()
     assert body['spec']['items'] == ['yours', 'mine'] and body['metadata']['labels'] == {'changed': 'yes'}
+
+
+async def test_the_status_that_a_creation_has_patched_after_an_edit_is_no_part_of_the_update(world):
+    async def edit(**_):
+        await world.edit(field='edited')
+
+    async def patch_status(patch, **_):
+        patch.status['x'] = 1
+
+    world.declare(kopf.on.create, 'first', does=edit)
+    world.declare(kopf.on.create, 'second', does=patch_status)
+    world.declare(kopf.on.create, 'third')  # only what is patched in the last step is an update
+    world.declare(kopf.on.update, 'update')
+    world.declare(kopf.on.update, 'status', field='status.x')
+    async with world.operator():
+        await world.create()
+        await world.until_called('update')
+        await world.handled(field='edited')
+    assert [[item.field for item in call['diff']] for call in world.called('update')] == [[('spec', 'field')]]
+    assert 'status' not in world.ids
