@@ -64,6 +64,7 @@ from kopf._core.actions.execution import (
     HandlerRetriesError,
     HandlerTimeoutError,
     Logger,
+    NotReadyError,
     PermanentError,
     TemporaryError,
 )
@@ -95,6 +96,7 @@ if TYPE_CHECKING:
     )
     from kopf._cogs.structs.conditions import Condition, Conditions
     from kopf._core.engines.admission import AdmissionError
+    from kopf._core.engines.children import AsyncChildren, SyncChildren
     from kopf._core.engines.planning import Again
     from kopf._core.reactor.running import operator, run, run_tasks, spawn_tasks
     from kopf._kits.hierarchies import (
@@ -125,6 +127,7 @@ __all__ = [
     'Annotations',
     'AnnotationsDiffBaseStorage',
     'AnnotationsProgressStorage',
+    'AsyncChildren',
     'AsyncDaemonStopperChecker',
     'AsyncDeletionFlag',
     'Body',
@@ -157,6 +160,7 @@ __all__ = [
     'Meta',
     'MultiDiffBaseStorage',
     'MultiProgressStorage',
+    'NotReadyError',
     'ObjectLogger',
     'ObjectReference',
     'Operation',
@@ -180,6 +184,7 @@ __all__ = [
     'StatusDiffBaseStorage',
     'StatusProgressStorage',
     'Store',
+    'SyncChildren',
     'SyncDaemonStopperChecker',
     'SyncDeletionFlag',
     'TemporaryError',
@@ -248,6 +253,7 @@ _LAZY = {
     ),
     'kopf._cogs.structs.conditions': ('Condition', 'Conditions'),
     'kopf._core.engines.admission': ('AdmissionError',),
+    'kopf._core.engines.children': ('AsyncChildren', 'SyncChildren'),
     'kopf._core.engines.planning': ('Again',),
     'kopf._core.reactor.running': ('operator', 'run', 'run_tasks', 'spawn_tasks'),
     'kopf._kits.hierarchies': (

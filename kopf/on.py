@@ -218,6 +218,7 @@ def reconcile(
     watches: Mapping[str, MappingFn] | Mapping[SourceName, MappingFn] | None = None,
     backoff: tuple[float, float] = (1, 600),
     conditions: bool = False,
+    prune: bool = True,
     **options: Unpack[ReconcileOptions],
 ) -> Callable[[FnT], FnT]:
     """
@@ -238,6 +239,7 @@ def reconcile(
         backoff: the first delay after an error, and the longest one (in seconds); each is twice the previous one.
         retries: how many attempts there are until the next change; by default, there is no limit.
         conditions: whether to keep the conditions ``Ready``, ``Reconciling`` and ``Stalled`` of the objects.
+        prune: whether the children are deleted that a successful run has not applied; see "Children".
     """
     timeout = options.pop('timeout', None)
     _declarations.check_positive('reconcile', {**options, 'timeout': timeout}, ('interval', 'timeout', 'concurrency'))
@@ -250,6 +252,7 @@ def reconcile(
         backoffs=_declarations.parse_backoff('reconcile', backoff),
         run_timeout=timeout,
         conditions=_declarations.parse_flag('reconcile', 'conditions', conditions),
+        prune=bool(prune),
     )
 
 

@@ -174,12 +174,27 @@ WATCHED = {'configmaps': users_of}
     labels={'a': 'b'},
 )
 async def reconcile(
-    spec: kopf.Spec, patch: kopf.Patch, reasons: frozenset[str], conditions: kopf.Conditions, **_: Any
+    spec: kopf.Spec,
+    patch: kopf.Patch,
+    reasons: frozenset[str],
+    children: kopf.AsyncChildren,
+    conditions: kopf.Conditions,
+    **_: Any,
 ) -> kopf.Again | None:
     known: kopf.Condition | None = conditions.get('Ready')
     conditions['Ready'] = kopf.Condition(None if known is None else known.status, 'Reason', "The message.")
+    if not children:
+        raise kopf.NotReadyError("nothing is there yet", delay=5)
+    child: kopf.Body = await children.apply({}, ready=True)
+    patch.status['children'] = [each.metadata.name for each in children['deployments']] + [child.metadata.name]
     patch.status['reasons'] = sorted(reasons)
     return kopf.Again(after=30) if 'again' not in reasons else None
+
+
+@kopf.on.reconcile('kopfexamples', owns=['pods'], prune=False)
+def reconcile_in_thread(children: kopf.SyncChildren, **_: Any) -> None:
+    child: kopf.Body = children.apply({}, ready=lambda body: body.status.get('ready'), replace=True)
+    print(child.metadata.name)
 
 
 @kopf.index('pods', labels={'a': 'b'}, errors=kopf.ErrorsMode.TEMPORARY)

@@ -437,6 +437,17 @@ class PersistenceSettings(_Group):
 
 
 @dataclasses.dataclass
+class ApplyingSettings(_Group):
+    """Server-side apply: objects that handlers apply, such as children."""
+
+    operator: str = 'operator'
+    """
+    The name of the operator: the field manager of what it applies is ``kopf-<operator>``. Operators that apply children
+    of the same objects need different names. With another name, the operator does not know its former children.
+    """
+
+
+@dataclasses.dataclass
 class ProbingSettings(_Group):
     """The liveness and readiness endpoints."""
 
@@ -473,6 +484,7 @@ class OperatorSettings(_Group):
     networking: NetworkingSettings = dataclasses.field(default_factory=NetworkingSettings)
     persistence: PersistenceSettings = dataclasses.field(default_factory=PersistenceSettings)
     probing: ProbingSettings = dataclasses.field(default_factory=ProbingSettings)
+    applying: ApplyingSettings = dataclasses.field(default_factory=ApplyingSettings)
 
     @property
     def batching(self) -> QueueingSettings:

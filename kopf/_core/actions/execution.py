@@ -13,7 +13,7 @@ import logging
 import math
 import os
 import pathlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Executor
 from contextvars import ContextVar
 from types import TracebackType
@@ -44,7 +44,7 @@ MIN_INTERVAL = 0.5
 """The shortest interval of the further attempts of such a handler, on average since its first one (in seconds)."""
 
 
-EXTRAS = frozenset({'conditions', 'deleting'})
+EXTRAS = frozenset({'children', 'conditions', 'deleting'})
 """The kwargs that are made only for functions that name them: they are too expensive to be made for ``**kwargs``."""
 
 
@@ -106,6 +106,17 @@ class HandlerChildrenRetry(TemporaryError):
         super().__init__(None, delay=delay)
 
 
+class NotReadyError(TemporaryError):
+    """
+    Raised when a handler cannot go on until another object is ready. It is no failure, and no attempt.
+
+    A level-triggered handler is run again when the object changes, other handlers after the delay (in seconds).
+    """
+
+    def __init__(self, __msg: str | None = None, delay: float | None = 10) -> None:
+        super().__init__(__msg, delay=delay)
+
+
 class Outcome(NamedTuple):
     """The outcome of one attempt of a handler."""
 
@@ -126,7 +137,7 @@ class Outcome(NamedTuple):
     def verdict(self) -> str:
         """The outcome in one word, as in `HandlerCall`."""
         if not self.final:
-            return 'waiting' if isinstance(self.exception, HandlerChildrenRetry) else 'retried'
+            return 'waiting' if isinstance(self.exception, HandlerChildrenRetry | NotReadyError) else 'retried'
         return 'failed' if self.exception is not None else 'ignored' if self.ignored else 'succeeded'
 
     @property
@@ -337,6 +348,11 @@ def _conclude_error(
         # Waits are counted separately only if attempts are limited: the count needs a field that upstream's records do
         # not have, and handlers without a limit do not need it.
         return Outcome(final=False, delay=error.delay, exception=error, uncounted=handler.retries is not None)
+    if isinstance(error, BaseExceptionGroup) and error.split(NotReadyError)[1] is None:
+        error = next(_iter_errors(error))  # of a `asyncio.TaskGroup` in the handler
+    if isinstance(error, NotReadyError):
+        logger.info("%s waits: %s.", handler, describe_error(error), extra=_UNPOSTED)
+        return Outcome(final=False, delay=error.delay, exception=error, uncounted=handler.retries is not None)
     if isinstance(error, TemporaryError):
         return _conclude_temporary(handler, error, limits, logger)
     if isinstance(error, rules.permanent_errors):
@@ -345,6 +361,14 @@ def _conclude_error(
         logger.error("%s", text if is_limit else f"{handler} failed permanently: {text}")
         return Outcome(final=True, exception=error)
     return _conclude_arbitrary(handler, error, limits, rules, logger)
+
+
+def _iter_errors(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _iter_errors(inner)
+    else:
+        yield error
 
 
 def _is_task_cancelled() -> bool:

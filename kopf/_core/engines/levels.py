@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 from kopf._cogs.aiokits.coalesced_timers import CoalescedTimer, CoalescedTimers
+from kopf._cogs.clients.errors import APIError
 from kopf._cogs.structs.bodies import Body, RawBody, is_older_version
 from kopf._cogs.structs.body_guards import BodyGuard
 from kopf._cogs.structs.conditions import Condition, ConditionEdits
@@ -22,15 +23,21 @@ from kopf._cogs.structs.diffs import diff, is_same
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.packed_objects import PackedObject, ParsedCache
 from kopf._cogs.structs.patches import Patch
+from kopf._cogs.structs.references import Resource
 from kopf._core.actions.execution import Outcome, RunTimeoutError, run_handler, utcnow
 from kopf._core.actions.handler_states import HandlerState, digest_essence
 from kopf._core.actions.loggers import ObjectLogger
+from kopf._core.engines.adoption import Adopter, ChildKey
+from kopf._core.engines.children import ChildrenMemory, ChildrenRun, OwnedKinds, make_children, make_manager
+from kopf._core.engines.contests import Truce
+from kopf._core.engines.field_ownership import Path, render
+from kopf._core.engines.owned_objects import OwnedObject, OwnedObjects
 from kopf._core.engines.planning import NONE, Again, Pace, Plan, Planner, Trigger
 from kopf._core.engines.relations import Key, Relations
 from kopf._core.engines.selfruns import LOOP_WARNING, OwnPatch, Row
 from kopf._core.engines.verdicts import Verdict, conclude, is_own_kind, judge
 from kopf._core.intents import filters
-from kopf._core.intents.causes import ReconcilingCause
+from kopf._core.intents.causes import ReconcilingCause, make_conditions
 from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.decisions import Decider
 from kopf._core.intents.edits import is_on_path, is_touched
@@ -38,6 +45,9 @@ from kopf._core.intents.handlers import ReconcilingHandler, ResourceHandler, Sou
 from kopf._core.intents.storage_errors import StorageError
 
 _UNPOSTED: Final = {'k8s_skip': True}
+
+CONTESTED: Final = 'Contested'
+"""The condition of objects with children of which another manager takes a field again and again."""
 
 FIELDLESS: Final = ''
 """The digest of an object that has lost the field of the handler, but matches the handler otherwise."""
@@ -70,6 +80,9 @@ class Host(Protocol):
     def get_memo(self, record: Any, /) -> Any:
         """Return the memo of the object."""
 
+    async def patch_owner(self, plan: Any, body: Body, patch: Patch, logger: ObjectLogger, /) -> None:
+        """Apply the patch to the object of the plan, which does not trigger its handler."""
+
     def report_mutation(self, record: Any, explanation: str, keys: Collection[HandlerId], /) -> None:
         """Log a warning that these handlers have mutated the object, which is undone."""
 
@@ -77,7 +90,7 @@ class Host(Protocol):
 class HandlerPlan(Plan):
     """When one handler is to be run for one object, and the digest of the state that has triggered it last."""
 
-    __slots__ = ('carried', 'controller', 'digest', 'level', 'row', 'verdict')
+    __slots__ = ('carried', 'children', 'controller', 'digest', 'level', 'row', 'verdict')
 
     def __init__(self, level: 'ObjectLevel', controller: 'Controller') -> None:
         super().__init__(level)
@@ -95,6 +108,8 @@ class HandlerPlan(Plan):
         """The result of the last run, if the framework keeps the conditions for this handler."""
         self.row: Row | None = None
         """The row of runs that patches of handlers have triggered; ``None`` after a trigger by anything else."""
+        self.children: ChildrenMemory | None = None
+        """What the handler has applied for the object; ``None`` if nothing yet."""
 
     def enter_row(self) -> Row:
         """Return the row of runs that patches of handlers have triggered; begin it if there is none."""
@@ -105,6 +120,20 @@ class HandlerPlan(Plan):
     def leave_row(self) -> None:
         """Called when anything but a patch of a handler triggers the handler."""
         self.row = None
+
+    def remember_children(self) -> ChildrenMemory:
+        """Return what the handler has applied for the object; create it at the first call."""
+        if self.children is None:
+            self.children = ChildrenMemory()
+        return self.children
+
+    def may_want(self, key: ChildKey) -> bool:
+        """Check whether the handler applies the child for the object, as far as it is known."""
+        return self.children is None or not self.children.is_complete or key in self.children
+
+    def forget_children(self) -> None:
+        """Called after a pause, in which another operator with the same name can have applied other children."""
+        self.children = None
 
 
 class ObjectLevel:
@@ -208,14 +237,18 @@ class ObjectLevel:
 class Controller:
     """One level-triggered handler, with all its objects."""
 
-    def __init__(self, handler: ReconcilingHandler) -> None:
+    def __init__(self, handler: ReconcilingHandler, kinds: OwnedKinds | None = None) -> None:
         self.handler = handler
+        self.kinds = kinds
+        """The kinds of the children; ``None`` if the function does not take the argument ``children``."""
         pace = Pace(interval=handler.interval, backoff=handler.backoffs, concurrency=handler.concurrency)
         self.planner = Planner(pace, self._call)
         self.keeps_conditions = handler.conditions
         self.uses_conditions = handler.uses_conditions
         """Whether the handler can set conditions. These are about one generation, so each generation needs a run."""
         self.relations = {source: Relations(handler, source) for source in handler.sources}
+        if kinds is not None:
+            self.relations.update({relations.source: relations for relations in kinds.relations})
         self._plans: dict[Key, HandlerPlan] = {}
         self._owns = any(source.fn is None for source in handler.sources)
         self._watches = any(source.fn is not None for source in handler.sources)
@@ -244,6 +277,20 @@ class Controller:
             yield record.uid
         if self._watches:
             yield record.namespace, record.name
+
+    def serve(self, resource: Resource) -> None:
+        """Called when the resource of the handler is going to be served."""
+        for relations in self.relations.values():
+            relations.note_owner(resource)
+
+    def find_claimant(self, key: ChildKey, owners: Collection[str], own: str) -> str | None:
+        """Return another object that applies the same child, if one of these owners does, or can do so."""
+        for owner in owners:
+            plan = None if owner == own else self._plans.get(owner)
+            if plan is not None and plan.digest and plan.may_want(key):
+                record = plan.level.record
+                return f"{record.namespace}/{record.name}" if record.namespace else str(record.name)
+        return None
 
     def trigger(self, plan: HandlerPlan, reason: Trigger, cause: OwnPatch | None) -> None:
         """Trigger the handler for the object; pause it if its runs and the patch have caused each other for long."""
@@ -310,13 +357,80 @@ class Levels:
         controller = self._controllers.get(handler)
         if controller is None:
             assert isinstance(handler, ReconcilingHandler)
-            controller = self._controllers[handler] = Controller(handler)
+            controller = self._controllers[handler] = Controller(handler, self._find_kinds(handler))
         return controller
 
-    def find_dependents(self, pairs: Collection[tuple[ResourceHandler, Source]]) -> list[tuple[Controller, Relations]]:
-        """Return the controllers of these handlers, each with its relations to the objects of the source."""
-        controllers = [(self.get_controller(handler), source) for handler, source in pairs]
-        return [(controller, controller.relations[source]) for controller, source in controllers]
+    def _find_kinds(self, handler: ReconcilingHandler) -> OwnedKinds | None:
+        if 'children' not in handler.extras or 'children' in self.context.indices:
+            return None
+        operator = self.context.settings.applying.operator
+        relations = [
+            Relations(handler, source, OwnedObjects(make_manager(operator), self.cache))
+            for source in handler.sources
+            if source.fn is None
+        ]
+        return OwnedKinds(handler, relations, operator)
+
+    def find_dependents(
+        self,
+        pairs: Collection[tuple[ResourceHandler, Source]],
+        resource: Resource,
+    ) -> list[tuple[Controller, Relations]]:
+        """Return the controllers of these handlers, each with its relations to the objects of the resource."""
+        found = []
+        for handler, source in pairs:
+            controller = self.get_controller(handler)
+            relations = controller.relations[source]
+            relations.serve(resource)
+            found.append((controller, relations))
+        return found
+
+
+class ChildrenOfPlan:
+    """What the children of a run need of the rest of the operator; a `children.ChildrenHost`."""
+
+    def __init__(self, plan: HandlerPlan, body: Body, logger: ObjectLogger) -> None:
+        self._plan = plan
+        self._body = body
+        self._logger = logger
+
+    async def patch_owner(self, patch: Patch) -> None:
+        """Apply the patch to the owner, which does not trigger the handler."""
+        await self._plan.level.leveler.host.patch_owner(self._plan, self._body, patch, self._logger)
+
+    def find_served(self) -> Collection[Resource]:
+        """Return the kinds of children of all handlers of the object."""
+        controllers = [plan.controller for plan in self._plan.level.plans]
+        relations = [each for controller in controllers if controller.kinds for each in controller.kinds.relations]
+        return [each.resource for each in relations if each.resource is not None]
+
+    def contest(self, key: ChildKey, truces: Mapping[Path, Truce], manager: str) -> None:
+        """Called when fields are left to other managers."""
+        for path, truce in truces.items():
+            self._logger.warning(
+                "%s of %s is contested by %r and %r, so it is left to the first one for %g seconds. "
+                "Do not apply this field, or stop the other one.",
+                render(path),
+                key,
+                truce.manager,
+                manager,
+                truce.duration,
+            )
+
+    def trigger(self, owners: Collection[str]) -> None:
+        """Trigger the handler for the objects with these uids."""
+        self._plan.controller.trigger_all(owners, Trigger.OWNED, None)
+
+    def find_rival(self, key: ChildKey, desired: bytes, known: OwnedObject | None) -> str | None:
+        """Return the other handler or the other object that applies the same child; ``None`` if there is none."""
+        level = self._plan.level
+        for plan in level.plans:
+            applied = None if plan is self._plan or plan.children is None else plan.children.get(key)
+            if applied is not None and applied.desired != desired:
+                return str(plan.controller.handler)
+        if known is None:
+            return None
+        return self._plan.controller.find_claimant(key, known.owners, level.record.uid)
 
 
 class Run(NamedTuple):
@@ -328,6 +442,8 @@ class Run(NamedTuple):
     """The state that the handler sees; nothing else refers to it."""
     patch: Patch
     logger: ObjectLogger
+    children: ChildrenRun | None = None
+    """What the run does to the children of the object, if the handler has any."""
 
 
 class Leveler:
@@ -341,6 +457,8 @@ class Leveler:
         handlers = decider.table.of(ReconcilingHandler)
         self._controllers = [levels.get_controller(handler) for handler in handlers]
         self.uses_conditions = any(controller.uses_conditions for controller in self._controllers)
+        for controller in self._controllers:
+            controller.serve(decider.table.resource)
         self._is_selective = not all(filters.is_unconditional(handler) for handler in handlers)
         self._rules = levels.context.make_rules()
         self._reports = filters.FailureReports()
@@ -541,6 +659,7 @@ class Leveler:
             for plan in record.level.plans:
                 plan.controller.planner.drop(plan)
                 plan.digest = None
+                plan.forget_children()
             record.level.set_timer(self._levels)
 
     def forget(self, record: Record) -> None:
@@ -598,19 +717,35 @@ class Leveler:
                 # A copy for each run: the function can change it in place, while others read the same state.
                 raw = cast(RawBody, plan.level.packed.copy())
                 body = Body(raw)
-                return Run(plan, reasons, raw, Patch(body=body), ObjectLogger(body=body, settings=self._settings))
+                logger = ObjectLogger(body=body, settings=self._settings)
+                return Run(plan, reasons, raw, Patch(body=body), logger, self._begin_children(plan, body, logger))
         return None
+
+    def _begin_children(self, plan: HandlerPlan, body: Body, logger: ObjectLogger) -> ChildrenRun | None:
+        kinds = plan.controller.kinds
+        if kinds is None:
+            return None
+        handler = kinds.handler
+        adopter = Adopter(body, self._decider.table.resource, kinds.operator, handler.id if handler.prune else None)
+        return ChildrenRun(
+            kinds, plan.remember_children(), adopter, host=ChildrenOfPlan(plan, body, logger), logger=logger
+        )
 
     async def execute(self, run: Run) -> Outcome:
         """Call the function of the handler; undo its mutations of the object, with a warning."""
         plan, controller = run.plan, run.plan.controller
         record, handler, planner = plan.level.record, controller.handler, controller.planner
-        cause = self._make_cause(record, Body(run.raw), run.patch, run.reasons, run.logger)
+        cause = self._make_cause(record, Body(run.raw), run.patch, run.reasons, run.logger, run.children)
         run.logger.debug("%s is run because of: %s.", handler, ', '.join(sorted(run.reasons)))
         rules = self._rules._replace(default_backoff=planner.find_backoff(plan), run_timeout=handler.run_timeout)
         state = HandlerState(started=utcnow(), retries=planner.get_attempts(plan))
         guard = BodyGuard(run.raw)
-        outcome = await run_handler(handler, cause, state, rules)
+        try:
+            outcome = await run_handler(handler, cause, state, rules)
+        finally:
+            if run.children is not None:
+                run.children.end()
+                self._tell_contested(cause, run.children)
         if guard.is_changed:
             self.host.report_mutation(record, guard.explain(), [handler.id])
             # In place, as the body and the patch of the run refer to this dict.
@@ -620,13 +755,42 @@ class Leveler:
             controller.warn_of_result(outcome.result, run.logger)
         return outcome
 
-    def fail(self, run: Run, error: Exception) -> Outcome:
-        """Return the outcome of a run whose patch can't be applied, and log it."""
+    def _tell_contested(self, cause: ReconcilingCause, children: ChildrenRun) -> None:
+        """Set or remove the condition about contested fields, if the framework keeps the conditions."""
+        if not children.kinds.handler.conditions:
+            return
+        conditions = make_conditions(cause)
+        text = children.memory.explain_contests(children.kinds.manager, time.monotonic())
+        if text:
+            conditions[CONTESTED] = Condition(True, 'FieldContested', text)
+        elif CONTESTED in conditions:
+            del conditions[CONTESTED]
+
+    async def prune(self, run: Run, outcome: Outcome) -> Outcome:
+        """Delete the children that a successful run has not applied; return the outcome of the whole run."""
+        children, plan = run.children, run.plan
+        if children is None or outcome.verdict != 'succeeded' or plan.level.record.level is not plan.level:
+            return outcome
+        children.memory.conclude(children.wanted)
+        if children.kinds.handler.prune:
+            others = {
+                other.controller.handler.id: None if other.children is None else other.children.get_wanted()
+                for other in plan.level.plans
+                if other is not plan and other.controller.kinds is not None and other.digest
+            }
+            try:
+                await children.prune(others)
+            except APIError as error:
+                return self.fail(run, error, "The children of %s are not pruned")
+        return outcome
+
+    def fail(self, run: Run, error: Exception, what: str = "The patch of %s is not applied") -> Outcome:
+        """Return the outcome of a run whose patch can't be applied, or whose children not pruned; log it."""
         handler, planner = run.plan.controller.handler, run.plan.controller.planner
         is_last = handler.retries is not None and planner.get_attempts(run.plan) + 1 >= handler.retries
         delay = None if is_last else planner.find_backoff(run.plan)
         ending = "waits for the next change" if delay is None else f"will be run again in {delay} seconds"
-        run.logger.error("The patch of %s is not applied; it %s: %r", handler, ending, error, extra=_UNPOSTED)
+        run.logger.error(f"{what}; it %s: %r", handler, ending, error, extra=_UNPOSTED)
         return Outcome(final=is_last, delay=delay, exception=error)
 
     def end(self, run: Run, outcome: Outcome | None) -> None:
@@ -652,6 +816,7 @@ class Leveler:
         patch: Patch,
         reasons: frozenset[str],
         logger: ObjectLogger | None = None,
+        children: ChildrenRun | None = None,
     ) -> ReconcilingCause:
         return ReconcilingCause(
             logger=ObjectLogger(body=body, settings=self._settings) if logger is None else logger,
@@ -662,4 +827,5 @@ class Leveler:
             patch=patch,
             selected=self._decider.table.label_selector is not None,
             reasons=reasons,
+            children=None if children is None else functools.partial(make_children, children),
         )

@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, Final, NamedTuple
 
 from kopf._cogs.aiokits.priority_queues import FairPriorityQueue
-from kopf._core.actions.execution import Outcome
+from kopf._core.actions.execution import NotReadyError, Outcome
 
 GROWTH = 2
 """The factor by which each delay after an error is longer than the previous one."""
@@ -272,6 +272,11 @@ class Planner:
         self._occupied -= 1
         if outcome is None:
             pass
+        elif isinstance(outcome.exception, NotReadyError):
+            # Why no delay? The object that is not ready is owned or watched, so its next event triggers the handler.
+            plan.failures = 0
+            if recurring:
+                self._plan_next(plan, None, now)
         elif not outcome.final:
             plan.failures += plan.is_counted
             plan.due_at, plan.due_reason = now + min(outcome.delay or 0, LONGEST_DELAY), Trigger.RETRY

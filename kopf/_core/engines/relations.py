@@ -2,16 +2,19 @@
 Relations between objects: which objects must be reconciled when an object of another resource changes.
 
 They are found by the owner references of the changed object, or by a function of the user. Only the version of each
-object and the keys of its dependents are kept. When an object changes, both its former and its new dependents are
-triggered. Why not call the function with the old object, too? The old objects would be kept in memory, and the function
-could return other keys than before: it can read indices.
+object and the keys of its dependents are kept; the whole object only if the handler reads or applies its children. When
+an object changes, both its former and its new dependents are triggered. Why not call the function with the old object,
+too? The old objects would be kept in memory, and the function could return other keys than before: it can read indices.
 """
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, NamedTuple
 
 from kopf._cogs.helpers.explanations import name_error
+from kopf._cogs.structs.references import Resource
 from kopf._core.actions.execution import Logger
+from kopf._core.engines.adoption import find_owners
+from kopf._core.engines.owned_objects import OwnedObjects
 from kopf._core.intents import mistakes
 from kopf._core.intents.causes import ResourceCause
 from kopf._core.intents.filters import FilterError
@@ -43,22 +46,51 @@ class MappingError(Exception):
 
 
 class Relations:
-    """The objects of one handler that depend on the objects of one source."""
+    """
+    The objects of one handler that depend on the objects of one source.
 
-    __slots__ = ('_failed', '_handler', '_known', '_source')
+    Args:
+        handler: the handler.
+        source: the source.
+        objects: the memory of the owned objects, if the handler reads or applies them.
+    """
 
-    def __init__(self, handler: ResourceHandler, source: Source) -> None:
+    __slots__ = ('_failed', '_handler', '_known', 'objects', 'owner', 'resource', 'source')
+
+    def __init__(self, handler: ResourceHandler, source: Source, objects: OwnedObjects | None = None) -> None:
         self._handler = handler
-        self._source = source
+        self.source = source
+        self.objects = objects
+        self.resource: Resource | None = None
+        """The resource of the source; ``None`` if it is not watched yet."""
+        self.owner: Resource | None = None
+        """The resource of the handler; ``None`` if it is not served yet."""
         self._known: dict[str, Sighting] = {}
         self._failed: set[str] = set()  # the objects whose failures are reported
 
+    def serve(self, resource: Resource) -> None:
+        """Called when the resource of the source is found, and is going to be watched."""
+        self.resource = resource
+
+    def note_owner(self, resource: Resource) -> None:
+        """Called when the resource of the handler is going to be served."""
+        self.owner = resource
+
     def is_known(self, uid: str) -> bool:
         """Check whether other objects depend on the last known state of the object."""
-        return uid in self._known
+        return uid in self._known if self.objects is None else uid in self.objects
 
-    def note(self, uid: str, raw: Mapping[str, Any], make_cause: Callable[[], ResourceCause]) -> Collection[Key]:
+    def note(
+        self,
+        uid: str,
+        raw: Mapping[str, Any],
+        make_cause: Callable[[], ResourceCause],
+        *,
+        asked_at: float | None = None,
+    ) -> Collection[Key]:
         """Receive the newest state of an object; return the keys of its dependents, including the former ones."""
+        if self.objects is not None:
+            return self.objects.note(raw, find_owners(raw, self.owner), asked_at)
         former, version = self._known.get(uid), raw['metadata'].get('resourceVersion')
         if former is not None and former.version == version and version is not None:
             return NO_KEYS  # the object is listed again, unchanged
@@ -72,6 +104,8 @@ class Relations:
 
     def forget(self, uid: str) -> Collection[Key]:
         """Called when the object is gone; return the keys of its former dependents."""
+        if self.objects is not None:
+            return self.objects.forget(uid)
         self._failed.discard(uid)
         former = self._known.pop(uid, None)
         return NO_KEYS if former is None else former.keys
@@ -83,12 +117,11 @@ class Relations:
         make_cause: Callable[[], ResourceCause],
         known: frozenset[Key],
     ) -> frozenset[Key]:
-        if self._source.fn is None:
-            references = raw['metadata'].get('ownerReferences') or ()
-            return frozenset(reference.get('uid', '') for reference in references) if references else NO_KEYS
+        if self.source.fn is None:
+            return find_owners(raw)
         cause = make_cause()
         try:
-            keys = self._call(cause, self._source.fn)
+            keys = self._call(cause, self.source.fn)
         except MappingError as error:
             self._report(uid, error, cause.logger)
             return known  # a wrong trigger costs one run, a missing one would leave an object unreconciled

@@ -16,6 +16,7 @@ from kopf._core.actions.execution import (
     ErrorsMode,
     Handler,
     HandlerRetriesError,
+    NotReadyError,
     Outcome,
     PermanentError,
     RunTimeoutError,
@@ -84,6 +85,8 @@ def judge(handler: Handler, outcome: Outcome, generation: int | None, changed: M
     error = outcome.exception
     if error is None and outcome.final:
         return Verdict(State.READY, generation, is_explicit=READY in changed)
+    if isinstance(error, NotReadyError):
+        return Verdict(State.RETRYING, generation, 'Waiting', str(error))
     message = '' if error is None else describe(error)
     if not outcome.final:
         reason = 'TimedOut' if isinstance(error, RunTimeoutError) else 'Retrying'

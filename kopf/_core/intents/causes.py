@@ -396,8 +396,13 @@ class ReconcilingCause(ResourceCause):
     """An object, or something that it depends on, has possibly changed since the handler was run for it."""
 
     reasons: frozenset[str]
+    children: Callable[[], Any] | None = None
+    """Creates the argument for the children of the object; ``None`` if the handler does not name it."""
 
-    EXTRA_GETTERS = {'conditions': lambda cause, handler: make_conditions(cause)}
+    EXTRA_GETTERS = {
+        'children': lambda cause, handler: None if cause.children is None else cause.children(),
+        'conditions': lambda cause, handler: make_conditions(cause),
+    }
     ARGUMENTS = {**ResourceCause.ARGUMENTS, 'reasons': 'reasons'}
 
 

@@ -275,6 +275,8 @@ class ReconcilingHandler(ResourceHandler):
     """The first delay after an error, and the longest one."""
     conditions: bool = False
     """Whether the framework keeps the conditions of the objects."""
+    prune: bool = True
+    """Whether the children are deleted that a successful run has not applied."""
 
     slot = 'reconciling'
     kind = 'Reconciler'

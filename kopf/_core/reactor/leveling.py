@@ -15,21 +15,24 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, cast
 
 from kopf._cogs.clients.api import ApiClient
-from kopf._cogs.clients.errors import APIError
+from kopf._cogs.clients.errors import APIConflictError, APIError
 from kopf._cogs.clients.pacing import background
+from kopf._cogs.clients.patching import PatchResult, patch_obj
 from kopf._cogs.structs.bodies import Body, RawBody, RawEvent
 from kopf._cogs.structs.credentials import LoginError
 from kopf._cogs.structs.patches import Patch
-from kopf._core.actions.execution import Outcome
-from kopf._core.actions.loggers import LocalObjectLogger
-from kopf._core.engines.levels import Leveler, Levels, Run
-from kopf._core.engines.planning import Trigger
+from kopf._core.actions.execution import NotReadyError, Outcome, TemporaryError
+from kopf._core.actions.loggers import LocalObjectLogger, ObjectLogger
+from kopf._core.engines.child_marks import has_finalizer, make_release, read_kinds
+from kopf._core.engines.levels import HandlerPlan, Leveler, Levels, Run
+from kopf._core.engines.planning import NONE, Trigger
+from kopf._core.engines.pruning import delete_remote
 from kopf._core.engines.relations import Key
 from kopf._core.intents.causes import ResourceCause
 from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.handlers import Source
 from kopf._core.intents.registries import HandlerTable
-from kopf._core.reactor.applying import Applier, complete
+from kopf._core.reactor.applying import CONFLICT_DELAYS, Applier, complete
 from kopf._core.reactor.object_records import ObjectRecord
 from kopf._core.reactor.processing import Processor
 from kopf._core.reactor.sinks import ObjectSink
@@ -46,6 +49,9 @@ logger = logging.getLogger(__name__)
 LIST_PATIENCE = 30.0
 """How long a list may bring nothing before handlers are run without it (in seconds)."""
 
+RELEASE_DELAY = 2.0
+"""The delay of the next attempt if the remote children of a deleted object can't be deleted (in seconds)."""
+
 
 class LevelProcessor(Processor):
     """Processes the events of all the objects of one resource, and runs their level-triggered handlers."""
@@ -60,7 +66,11 @@ class LevelProcessor(Processor):
         levels: Levels,
     ) -> None:
         super().__init__(context, client=client, table=table, workers=workers)
+        self._client = client
         self._leveler = Leveler(self, self._decider, levels)
+        self._operator = context.settings.applying.operator
+        self._ending: dict[ObjectRecord, RawBody] = {}
+        """The objects that are being deleted, and wait for the deletion of their remote children."""
         self._writer: ConditionWriter | None = None
         if self._leveler.uses_conditions:
             self._writer = make_writer(self._leveler, self._applier)
@@ -73,11 +83,54 @@ class LevelProcessor(Processor):
 
     def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
         if self._successor is None:
+            self._note_ending(record, event)
             if event['type'] == 'DELETED':
                 self._leveler.forget(record)
             elif not self._workers.paused:  # events of a pause are skipped: all objects are listed again after it
                 self._leveler.notice(record, event['object'], asked_at=listed_since)
         super().receive(record, event, listed_since=listed_since)
+
+    def _note_ending(self, record: ObjectRecord, event: RawEvent) -> None:
+        """Request a worker for an object that is being deleted and has remote children."""
+        raw = event['object']
+        if raw['metadata'].get('deletionTimestamp') is None:
+            return
+        if event['type'] == 'DELETED' or not has_finalizer(raw, self._operator):
+            self._ending.pop(record, None)
+        elif not self._workers.paused:
+            self._ending[record] = raw
+            self.call(record, urgent=True)
+
+    async def _release(self, record: ObjectRecord) -> None:
+        """Delete the remote children of the object, and then remove the finalizer."""
+        raw = self._ending.pop(record, None)
+        if raw is None:
+            return
+        logger = ObjectLogger(body=Body(raw), settings=self._settings)
+        try:
+            await delete_remote(self._client, raw, read_kinds(raw, self._operator), logger)
+            await self._remove_finalizer(record, raw, logger)
+        except APIError as error:
+            delay = RELEASE_DELAY
+            logger.error(
+                "The children in other namespaces can't be deleted; trying again in %g seconds: %r", delay, error
+            )
+            self._ending[record] = raw
+            asyncio.get_running_loop().call_later(delay, self._release_later, record)
+
+    def _release_later(self, record: ObjectRecord) -> None:
+        if record in self._ending and not self._dropped and not self._workers.paused:
+            self.call(record, urgent=False)
+
+    async def _remove_finalizer(self, record: ObjectRecord, raw: RawBody, logger: ObjectLogger) -> None:
+        known: RawBody | None = raw
+        for delay in CONFLICT_DELAYS:
+            result = await self._patch(record, Body(raw), make_release(self._operator), known, logger)
+            if not result.remaining_fns:
+                return
+            known = None
+            await asyncio.sleep(delay)
+        raise APIConflictError("The finalizer can't be removed, as the object changes all the time.")
 
     def resumed(self, watch: ResourceWatch) -> None:
         for record in watch.records.values():
@@ -118,6 +171,9 @@ class LevelProcessor(Processor):
                 if self._leveler.is_pending(record):
                     record.requeue()
                 return
+            if record in self._ending:
+                await self._release(record)
+                return
             run = self._leveler.begin(record)
             if run is None or not await self._run(record, run):
                 return
@@ -145,11 +201,12 @@ class LevelProcessor(Processor):
         writer = self._writer
         if writer is not None and self._leveler.keeps_conditions(run):
             await writer.begin(record, run)
-        outcome = await self._leveler.execute(run)
+        outcome = await self._call(record, run)
         edits = [] if writer is None else writer.take(run)
         try:
             try:
                 await self._apply(record, run, edits)
+                outcome = await self._leveler.prune(run, outcome)
             except LoginError:
                 raise
             except Exception as error:  # the patch could not be applied
@@ -157,6 +214,13 @@ class LevelProcessor(Processor):
             return outcome if writer is None else await writer.conclude(record, run, outcome, edits)
         finally:
             del outcome  # see `Outcome.without_exception`
+
+    async def _call(self, record: ObjectRecord, run: Run) -> Outcome:
+        if run.children is None:
+            return await self._leveler.execute(run)
+        # After a restart, all children of all objects are applied: live changes of others go before that.
+        with background(not self._workers.is_urgent(record), self._workers.pressure):
+            return await self._leveler.execute(run)
 
     async def _apply(self, record: ObjectRecord, run: Run, edits: 'Collection[ConditionEdits]') -> None:
         """Apply the patch of the handler, together with former patches that could not be applied."""
@@ -218,6 +282,45 @@ class LevelProcessor(Processor):
     def get_memo(self, record: ObjectRecord) -> Any:
         return self._host.get_memo(record)
 
+    async def patch_owner(self, plan: HandlerPlan, body: Body, patch: Patch, logger: ObjectLogger) -> None:
+        """Apply the patch to the object of the plan, which does not trigger its handler."""
+        level = plan.level
+        known: RawBody | None = cast(RawBody, level.packed.copy())
+        run = Run(plan, NONE, cast(RawBody, known), patch, logger)
+        with self._leveler.patching(run):
+            for delay in (*CONFLICT_DELAYS, None):
+                result = await self._patch(level.record, body, patch, known, logger)
+                if result.body is not None:
+                    self._leveler.notice_patched(run, result.body, patch)
+                is_ending = result.body is not None and result.body['metadata'].get('deletionTimestamp') is not None
+                if result.gone or is_ending:
+                    raise NotReadyError("The object is being deleted, so nothing is applied for it any more")
+                if not result.remaining_fns:
+                    return
+                if delay is not None:
+                    known = None
+                    await asyncio.sleep(delay)
+        raise TemporaryError("The object changes faster than it can be patched.", delay=CONFLICT_DELAYS[-1])
+
+    async def _patch(
+        self,
+        record: ObjectRecord,
+        body: Body,
+        patch: Patch,
+        known: RawBody | None,
+        logger: ObjectLogger,
+    ) -> PatchResult:
+        return await patch_obj(
+            self._client,
+            resource=self.table.resource,
+            namespace=record.namespace,
+            name=record.name,
+            uid=body.metadata.uid,
+            patch=patch,
+            body=known,
+            logger=logger,
+        )
+
     def report_mutation(self, record: ObjectRecord, explanation: str, keys: Collection[Any]) -> None:
         self._host.report_mutation(record, explanation, keys)
 
@@ -247,7 +350,7 @@ class RelationSink(ObjectSink):
         self._sink = sink
         self._table = table
         self._levels = levels
-        self._dependents = levels.find_dependents(table.dependents)
+        self._dependents = levels.find_dependents(table.dependents, table.resource)
         self._timer: asyncio.TimerHandle | None = None  # of the patience with the first list
         self._is_listed_now = False  # whether the list has brought objects since the timer was set
 
@@ -297,7 +400,7 @@ class RelationSink(ObjectSink):
             if event['type'] == 'DELETED':
                 keys = relations.forget(record.uid)
             else:
-                keys = relations.note(record.uid, raw, lambda: self._make_cause(record, raw))
+                keys = relations.note(record.uid, raw, lambda: self._make_cause(record, raw), asked_at=listed_since)
             if keys:
                 controller.trigger_all(keys, Trigger.START if is_initial else self._get_reason(source), cause)
         self._sink.receive(record, event, listed_since=listed_since)

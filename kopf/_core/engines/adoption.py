@@ -1,0 +1,178 @@
+"""
+Adoption of children: what an applied object gets in order to belong to its owner, and how its owner is found again.
+
+A child in the namespace of its owner has an owner reference, so the garbage collector of the cluster deletes it with
+the owner. Such a reference must not point to another namespace, or from a cluster-scoped object into a namespace.
+Children of this kind have an annotation instead, and the operator deletes them: they are *remote* children.
+
+All children have a label with the uid of the owner, by which the API server finds them. Why is the label not sufficient
+for remote children? Kubernetes copies the labels of Services to their EndpointSlices, but not the annotations.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from kopf._cogs.clients import api
+from kopf._cogs.structs.bodies import Body, build_owner_reference
+from kopf._cogs.structs.references import Resource
+from kopf._core.actions.execution import PermanentError
+
+OWNER_LABEL: Final = 'kopf.dev/owner-uid'
+"""The label of children: the uid of their owner."""
+
+PRUNED_LABEL: Final = 'kopf.dev/pruned-by'
+"""The label of children that are deleted when they are not applied any more: the name of the operator."""
+
+OWNER_ANNOTATION: Final = 'kopf.dev/owner'
+"""The annotation of remote children: the resource, the namespace and the name of their owner."""
+
+HANDLER_ANNOTATION: Final = 'kopf.dev/handler'
+"""The annotation of children that can be pruned: the id of the handler that has applied them."""
+
+KEEP_ANNOTATION: Final = 'kopf.dev/keep'
+"""The annotation by which users exclude a child from pruning."""
+
+
+class ChildError(PermanentError):
+    """A child cannot be applied until the code, the object, or the child changes."""
+
+
+class ChildKey(NamedTuple):
+    """The identity of a child, before it has a uid."""
+
+    resource: Resource
+    namespace: str | None
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.resource} {f'{self.namespace}/' if self.namespace else ''}{self.name}"
+
+
+class Adopter(NamedTuple):
+    """The object that adopts children, and who acts for it."""
+
+    body: Body
+    resource: Resource
+    operator: str
+    """The name of the operator, in the label of children that can be pruned."""
+    handler: str | None
+    """The id of the handler, if children that it does not apply any more are to be deleted."""
+
+    def is_near(self, key: ChildKey) -> bool:
+        """Check whether the child can have an owner reference to the object."""
+        return self.body.metadata.namespace in (None, key.namespace)
+
+
+def check_object(obj: Any) -> dict[str, Any]:
+    """
+    Return a copy of the object to be applied, with JSON types only.
+
+    Raises:
+        ChildError: if it is no object, or a field is missing that identifies it.
+    """
+    # Objects of pykube-ng and of kr8s are wrappers of dicts.
+    for name in ('obj', 'raw'):
+        if not isinstance(obj, Mapping) and isinstance(getattr(obj, name, None), Mapping):
+            obj = getattr(obj, name)
+    if not isinstance(obj, Mapping):
+        raise ChildError(f"children.apply() takes an object as a dict, not {type(obj).__name__}: convert it to a dict.")
+    try:
+        desired: dict[str, Any] = api.simplify(obj)
+    except (TypeError, ValueError) as error:
+        raise ChildError(f"children.apply() takes only values that JSON can express: {error}") from error
+    metadata = desired.get('metadata')
+    if metadata is not None and not isinstance(metadata, dict):
+        raise ChildError(f"children.apply(): metadata must be a dict, not {metadata!r}.")
+    metadata = desired['metadata'] = metadata or {}
+    for name, values in (('apiVersion', desired), ('kind', desired), ('name', metadata)):
+        value = values.get(name)
+        if not isinstance(value, str) or not value:
+            field = f"metadata.{name}" if values is metadata else name
+            raise ChildError(
+                f"children.apply(): {field} must be a non-empty string, not {value!r}"
+                + (
+                    ", and it cannot be generated: make the name from that of the owner."
+                    if name == 'name'
+                    else f", in the object {metadata.get('name')!r}."
+                )
+            )
+    return desired
+
+
+def find_key(desired: Mapping[str, Any], resource: Resource, owner: Body) -> ChildKey:
+    """
+    Return the key of the child. It is in the namespace of its owner, unless it has another one.
+
+    Raises:
+        ChildError: if it needs a namespace and has none, or must not have one.
+    """
+    metadata = desired['metadata']
+    namespace, name = metadata.get('namespace'), metadata['name']
+    if not resource.namespaced:
+        if namespace is not None:
+            raise ChildError(
+                f"children.apply(): {resource} {name} is cluster-scoped, so it cannot be in the namespace "
+                f"{namespace!r}: remove metadata.namespace."
+            )
+        return ChildKey(resource, None, name)
+    namespace = owner.metadata.namespace if namespace is None else namespace
+    if not isinstance(namespace, str) or not namespace:
+        raise ChildError(
+            f"children.apply(): {resource} {name} needs metadata.namespace, as its owner is cluster-scoped."
+        )
+    return ChildKey(resource, namespace, name)
+
+
+def adopt(desired: Mapping[str, Any], key: ChildKey, adopter: Adopter) -> dict[str, Any]:
+    """Return the object with the namespace, the labels and annotations, and the owner reference."""
+    owner = adopter.body.metadata
+    # The server refuses objects to apply with these, but users take objects from the API and change them.
+    given = {name: value for name, value in desired['metadata'].items() if name not in ('managedFields', 'uid')}
+    metadata = {**given, 'name': key.name}
+    if key.namespace is not None:
+        metadata['namespace'] = key.namespace
+    labels = {OWNER_LABEL: owner.uid}
+    annotations = {}
+    if adopter.handler is not None:
+        labels[PRUNED_LABEL] = adopter.operator
+        annotations[HANDLER_ANNOTATION] = adopter.handler
+    if adopter.is_near(key):
+        references = [each for each in given.get('ownerReferences') or () if each.get('uid') != owner.uid]
+        metadata['ownerReferences'] = [*references, build_owner_reference(adopter.body)]
+    else:
+        place = f'{owner.namespace}/' if owner.namespace else ''
+        annotations[OWNER_ANNOTATION] = f'{adopter.resource}/{place}{owner.name}'
+    metadata['labels'] = {**(given.get('labels') or {}), **labels}
+    if annotations or given.get('annotations'):
+        metadata['annotations'] = {**(given.get('annotations') or {}), **annotations}
+    return {**desired, 'metadata': metadata}
+
+
+def find_owners(raw: Mapping[str, Any], resource: Resource | None = None) -> frozenset[str]:
+    """
+    Return the uids of the owners of the object: of its owner references, or of its label if it is remote.
+
+    Args:
+        raw: the object.
+        resource: the resource of the owners to return, in any version; by default, all owners are returned.
+    """
+    metadata = raw['metadata']
+    references = metadata.get('ownerReferences') or ()
+    uids = [each.get('uid', '') for each in references if resource is None or _is_of(each, resource)]
+    if OWNER_ANNOTATION in (metadata.get('annotations') or ()):
+        uids += [uid for uid in [(metadata.get('labels') or {}).get(OWNER_LABEL)] if uid]
+    return frozenset(uids)
+
+
+def _is_of(reference: Mapping[str, Any], resource: Resource) -> bool:
+    group, _, _ = str(reference.get('apiVersion')).rpartition('/')
+    return reference.get('kind') == resource.kind and group == resource.group
+
+
+def find_handler(raw: Mapping[str, Any], operator: str) -> str | None:
+    """Return the id of the handler that has applied the object; ``None`` if this operator must not prune it."""
+    metadata = raw['metadata']
+    labels, annotations = metadata.get('labels') or {}, metadata.get('annotations') or {}
+    if labels.get(PRUNED_LABEL) != operator or annotations.get(KEEP_ANNOTATION) == 'true':
+        return None
+    return None if metadata.get('deletionTimestamp') is not None else annotations.get(HANDLER_ANNOTATION, '')

@@ -1,0 +1,87 @@
+"""
+Marks on the owner of children: which kinds of children it has or had, and whether the operator must delete some.
+
+The kinds are in an annotation, so that the children of a kind are pruned even if the code does not name the kind any
+more. Children that the garbage collector does not delete, because they cannot have an owner reference, need
+a finalizer: the operator deletes them before the owner is gone. Both are written before the first child of a kind is
+created. If the operator crashed in between, there would be children that nothing leads to.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+from kopf._cogs.structs.finalizers import append_finalizer, remove_finalizer
+from kopf._cogs.structs.patches import Patch
+from kopf._cogs.structs.references import Resource
+
+ANNOTATION_PREFIX: Final = 'children.kopf.zalando.org'
+"""The prefix of the annotation, before the name of the operator. Annotations with such prefixes are inessential."""
+
+FINALIZER_PREFIX: Final = 'kopf.dev/children-'
+"""The prefix of the finalizer, before the name of the operator."""
+
+_REMOTE: Final = '*/'
+
+
+class ChildKind(NamedTuple):
+    """A kind of children, as it is remembered on the owner."""
+
+    group: str
+    version: str
+    plural: str
+    is_remote: bool
+    """Whether there are, or were, children that the garbage collector does not delete."""
+
+    def __str__(self) -> str:
+        names = [self.group, self.version, self.plural] if self.group else [self.version, self.plural]
+        return (_REMOTE if self.is_remote else '') + '/'.join(names)
+
+    @classmethod
+    def parse(cls, text: str) -> 'ChildKind | None':
+        """Return the kind of such a text; ``None`` if it is another text."""
+        names = text.removeprefix(_REMOTE).split('/')
+        if len(names) not in (2, 3) or not all(names):
+            return None
+        group, version, plural = names if len(names) == 3 else ('', *names)
+        return cls(group, version, plural, text.startswith(_REMOTE))
+
+    @classmethod
+    def of(cls, resource: Resource, *, is_remote: bool) -> 'ChildKind':
+        """Return the kind of the resource."""
+        return cls(resource.group, resource.version, resource.plural, is_remote)
+
+    def is_of(self, resource: Resource) -> bool:
+        """Check whether it is the kind of the resource, in any version."""
+        return (self.group, self.plural) == (resource.group, resource.plural)
+
+    def get_resource(self, *, namespaced: bool) -> Resource:
+        """Return the resource, as far as it is needed for requests."""
+        return Resource(self.group, self.version, self.plural, namespaced=namespaced)
+
+
+def read_kinds(raw: Mapping[str, Any], operator: str) -> frozenset[ChildKind]:
+    """Return the kinds that are remembered on the owner."""
+    text = (raw['metadata'].get('annotations') or {}).get(f'{ANNOTATION_PREFIX}/{operator}') or ''
+    return frozenset(kind for kind in map(ChildKind.parse, text.split(',')) if kind is not None)
+
+
+def has_finalizer(raw: Mapping[str, Any], operator: str) -> bool:
+    """Check whether the owner waits for the deletion of its children by the operator."""
+    return FINALIZER_PREFIX + operator in (raw['metadata'].get('finalizers') or ())
+
+
+def make_patch(kinds: Iterable[ChildKind], operator: str, *, holding: bool) -> Patch:
+    """Return the patch of the owner that remembers these kinds, and adds the finalizer if it is needed."""
+    text = ','.join(sorted(map(str, kinds)))
+    values = {'metadata': {'annotations': {f'{ANNOTATION_PREFIX}/{operator}': text or None}}}
+    return Patch(values, fns=[append_finalizer(FINALIZER_PREFIX + operator)] if holding else [])
+
+
+def make_release(operator: str) -> Patch:
+    """Return the patch of the owner that removes the finalizer."""
+    return Patch(fns=[remove_finalizer(FINALIZER_PREFIX + operator)])
+
+
+def find_dropped(kinds: Collection[ChildKind], served: Collection[Resource]) -> list[ChildKind]:
+    """Return the remembered kinds that no handler names any more."""
+    return sorted(kind for kind in kinds if not any(kind.is_of(resource) for resource in served))

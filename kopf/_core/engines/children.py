@@ -1,0 +1,586 @@
+"""
+Children of objects: the argument ``children`` of level-triggered handlers.
+
+A handler reads its children from memory, and applies what they are to be like. An applied object is sent only if it
+differs from what was applied before, or if another client has changed a field of it: see `field_ownership`. Nothing is
+stored for that, so each child is applied once after a restart. When a run has succeeded, the children that it has not
+applied are deleted: see `pruning`.
+"""
+
+import asyncio
+import copy
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, Final, NamedTuple, Protocol, cast
+
+from kopf._cogs.clients.api import client_var, encode
+from kopf._cogs.clients.errors import (
+    APIConflictError,
+    APIForbiddenError,
+    APINotFoundError,
+    APIUnprocessableError,
+)
+from kopf._cogs.clients.serverside import ApplyInvalidError, apply_object
+from kopf._cogs.structs.bodies import Body, RawBody
+from kopf._cogs.structs.patches import Patch
+from kopf._cogs.structs.references import Resource, Selector
+from kopf._core.actions.execution import NotReadyError, TemporaryError
+from kopf._core.actions.loggers import ObjectLogger
+from kopf._core.engines.adoption import Adopter, ChildError, ChildKey, adopt, check_object, find_key
+from kopf._core.engines.child_marks import ChildKind, find_dropped, has_finalizer, make_patch, read_kinds
+from kopf._core.engines.contests import Contest, Truce
+from kopf._core.engines.field_ownership import Path, digest, digest_entry, find_lost_fields, remove_field, render
+from kopf._core.engines.owned_objects import OwnedObject, OwnedObjects
+from kopf._core.engines.pruning import PruneRules, delete_child, is_unwanted, list_children
+from kopf._core.engines.readiness import check_readiness
+from kopf._core.engines.relations import Relations
+from kopf._core.intents.handlers import ReconcilingHandler
+
+ReadyFn = Callable[[Body], object]
+"""A function that returns whether the child is ready."""
+
+REFUSAL_DELAY: Final = 60
+"""The delay of the next run if the API server does not permit to apply a child (in seconds)."""
+
+CONFLICT_DELAY: Final = 30
+"""The delay of the next run if another handler or another object applies the same child (in seconds)."""
+
+
+class ChildConflictError(TemporaryError):
+    """Another handler, or another object, applies the same child with different content."""
+
+
+class Applied(NamedTuple):
+    """What was applied for one child, and what came of it."""
+
+    desired: bytes
+    """The digest of the desired object."""
+    sent: bytes
+    """The digest of the object that was sent: without the contested fields, if there are any."""
+    entry: bytes | None
+    """The digest of the entry in the managed fields, in the response."""
+
+
+class ChildrenMemory:
+    """What one handler has applied for one object."""
+
+    __slots__ = ('_applied', '_contests', 'is_complete', 'kinds')
+
+    def __init__(self) -> None:
+        self._applied: dict[ChildKey, Applied] = {}
+        self._contests: dict[ChildKey, Contest] | None = None
+        self.kinds: frozenset[ChildKind] | None = None
+        """The kinds that are remembered on the owner; ``None`` if they are not read yet."""
+        self.is_complete = False
+        """Whether a run has succeeded, so that these are all the children that the handler wants."""
+
+    def get(self, key: ChildKey) -> Applied | None:
+        """Return what was applied for the child, if it was."""
+        return self._applied.get(key)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._applied
+
+    def note(self, key: ChildKey, applied: Applied) -> None:
+        """Remember what was applied."""
+        self._applied[key] = applied
+
+    def get_contest(self, key: ChildKey) -> Contest | None:
+        """Return the contested fields of the child, if there are any."""
+        return None if self._contests is None else self._contests.get(key)
+
+    def begin_contest(self, key: ChildKey) -> Contest:
+        """Return the contested fields of the child; create them at the first call."""
+        if self._contests is None:
+            self._contests = {}
+        return self._contests.setdefault(key, Contest())
+
+    def explain_contests(self, manager: str, now: float) -> str:
+        """Return which fields are left to which managers now; an empty text if there are none."""
+        return '; '.join(
+            f"{render(path)} of {key}: {truce.manager!r} and {manager!r}"
+            for key, contest in sorted((self._contests or {}).items(), key=str)
+            for path, truce in sorted(contest.find_truces(now).items())
+        )
+
+    def note_kinds(self, kinds: frozenset[ChildKind]) -> None:
+        """Remember which kinds are remembered on the owner."""
+        self.kinds = kinds
+
+    def get_wanted(self) -> Collection[ChildKey] | None:
+        """Return the children that the handler wants; ``None`` if that is unknown yet."""
+        return self._applied.keys() if self.is_complete else None
+
+    def conclude(self, wanted: Collection[ChildKey]) -> None:
+        """Called when a run has succeeded, with all the children that it has applied."""
+        self.is_complete = True
+        for key in [key for key in self._applied if key not in wanted]:
+            del self._applied[key]
+            if self._contests is not None:
+                self._contests.pop(key, None)
+
+
+class OwnedKinds:
+    """The kinds of the children of one handler, with the owned objects in memory."""
+
+    def __init__(self, handler: ReconcilingHandler, relations: Collection[Relations], operator: str) -> None:
+        self.handler = handler
+        self.operator = operator
+        """The name of the operator."""
+        self.manager = make_manager(operator)
+        """The name of the field manager."""
+        self.relations = relations
+
+    def find(self, name: str) -> Relations | None:
+        """
+        Return the relations to the resource that is named as in decorators; ``None`` if it is not in ``owns=``.
+
+        Raises:
+            ChildError: if it is no name of a resource.
+        """
+        try:
+            selector = Selector(*cast(Any, name.split('/')))
+        except TypeError as error:
+            raise ChildError(f"children[{name!r}]: {error}") from None
+        for relations in self.relations:
+            if relations.source.selector == selector:
+                return relations
+        for relations in self.relations:
+            if relations.resource is not None and selector.check(relations.resource):
+                return relations
+        return None
+
+    def find_for(self, desired: Mapping[str, Any]) -> tuple[Relations, Resource, OwnedObjects]:
+        """
+        Return the relations to the resource of the object.
+
+        Raises:
+            ChildError: if it is not in ``owns=``.
+            TemporaryError: if it is possibly one of those that do not exist in the cluster yet.
+        """
+        version, kind = desired['apiVersion'], desired['kind']
+        group, _, short = version.rpartition('/')
+        title = f"{version} {kind} {desired['metadata']['name']!r}"
+        for relations in self.relations:
+            resource = relations.resource
+            if resource is not None and (resource.group, resource.kind) == (group, kind):
+                if resource.version != short:
+                    raise ChildError(
+                        f"children.apply(): {title} is watched in the version {resource.version}: apply it in that "
+                        f"version, or write owns=['{version}/{resource.plural}']."
+                    )
+                assert relations.objects is not None
+                return relations, resource, relations.objects
+        missing = [repr(each.source.selector) for each in self.relations if each.resource is None]
+        if missing:
+            raise TemporaryError(
+                f"children.apply(): {title} is none of the kinds in owns= of {self.handler} that the cluster has. "
+                f"It does not have: {', '.join(missing)}.",
+                delay=CONFLICT_DELAY,
+            )
+        raise ChildError(
+            f"children.apply(): the kind of {title} is not in owns= of {self.handler}: add owns=['{version}/...'] "
+            f"with the plural name of the kind."
+        )
+
+
+def make_manager(operator: str) -> str:
+    """Return the name of the field manager of the operator."""
+    return f'kopf-{operator}'
+
+
+class ChildrenHost(Protocol):
+    """What a run needs from the engine of level-triggered handlers."""
+
+    def trigger(self, owners: Collection[str], /) -> None:
+        """Trigger the handler for the objects with these uids."""
+
+    async def patch_owner(self, patch: Patch, /) -> None:
+        """Apply the patch to the owner, which does not trigger the handler."""
+
+    def find_served(self) -> Collection[Resource]:
+        """Return the kinds of children of all handlers of the object."""
+
+    def contest(self, key: ChildKey, truces: Mapping[Path, Truce], manager: str, /) -> None:
+        """Called when fields are left to other managers."""
+
+    def find_rival(self, key: ChildKey, desired: bytes, known: OwnedObject | None, /) -> str | None:
+        """Return the other handler or the other object that applies the same child; ``None`` if there is none."""
+
+
+class ChildrenRun:
+    """What one run of a handler does to the children of one object."""
+
+    def __init__(
+        self,
+        kinds: OwnedKinds,
+        memory: ChildrenMemory,
+        adopter: Adopter,
+        *,
+        host: ChildrenHost,
+        logger: ObjectLogger,
+    ) -> None:
+        self.kinds = kinds
+        self.memory = memory
+        self.adopter = adopter
+        self.logger = logger
+        self.wanted: dict[ChildKey, bytes] = {}
+        """The children that were applied in this run, with the digests of the desired objects."""
+        self._host = host
+        self._locks: dict[ChildKey, asyncio.Lock] = {}
+        self._is_over = False
+
+    def end(self) -> None:
+        """Called when the run has ended: a thread that is left must not apply anything any more."""
+        self._is_over = True
+
+    async def apply(self, obj: Any, *, ready: bool | ReadyFn, replace: bool) -> Body:
+        """Apply the object if needed; return its newest state. See `AsyncChildren.apply`."""
+        desired = check_object(obj)
+        _, resource, objects = self.kinds.find_for(desired)
+        key = find_key(desired, resource, self.adopter.body)
+        adopted = adopt(desired, key, self.adopter)
+        mark = digest(adopted)
+        # One after another for a child, so that two calls with the same object at once are one request.
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            if self._is_over:
+                raise ChildError(f"children.apply(): the run of {self.kinds.handler} is over, so {key} is not applied.")
+            self._check_rivals(key, mark, objects.find(key.namespace, key.name))
+            self.wanted[key] = mark
+            sent = self._leave_contested(key, adopted, objects.find(key.namespace, key.name))
+            sent_mark = mark if sent is adopted else digest(sent)
+            known = objects.find(key.namespace, key.name)
+            if known is not None and self.memory.get(key) == (mark, sent_mark, known.entry):
+                body = Body(cast(RawBody, known.copy()))
+            else:
+                await self._remember(key)
+                raw = await self._send(key, sent, objects, replace=replace)
+                self.memory.note(key, Applied(mark, sent_mark, digest_entry(raw, self.kinds.manager)))
+                body = Body(raw)
+        if ready is not False:
+            check_ready(key, body, ready)
+        return body
+
+    async def prune(self, others: Mapping[str, Collection[ChildKey] | None]) -> None:
+        """Delete the children that the run has not applied; called when it has succeeded."""
+        owner = self.adopter.body.metadata.uid or ''
+        rules = PruneRules(owner, self.kinds.operator, self.kinds.handler.id, self.wanted, others)
+        for relations in self.kinds.relations:
+            for child in [] if relations.objects is None else relations.objects.of(owner):
+                assert relations.resource is not None
+                key = ChildKey(relations.resource, child.namespace, child.name)
+                if key not in self.wanted and is_unwanted(key, raw := child.copy(), rules):
+                    # Its event calls the handler again: the child was still in memory during this run.
+                    if await delete_child(client_var.get(), key, raw, logger=self.logger):
+                        self.logger.info("%s is deleted, as it is not applied any more.", key)
+        await self._prune_dropped(rules)
+
+    async def _prune_dropped(self, rules: PruneRules) -> None:
+        """Delete the children of the kinds that the code does not name any more."""
+        raw, operator = self.adopter.body, self.kinds.operator
+        known = read_kinds(raw, operator) if self.memory.kinds is None else self.memory.kinds
+        self.memory.note_kinds(known)
+        dropped, kept = find_dropped(known, self._host.find_served()), set()
+        for kind in dropped:
+            try:
+                found = await list_children(client_var.get(), kind, raw, logger=self.logger)
+            except APIForbiddenError as error:
+                self.logger.warning("Former children are not pruned: %s", error.message)
+                kept.add(kind)
+                continue
+            for key, child in found:
+                if not is_unwanted(key, child, rules) or not await delete_child(client_var.get(), key, child):
+                    kept.add(kind)
+                else:
+                    self.logger.info("%s is deleted, as it is not applied any more.", key)
+        gone = [kind for kind in dropped if kind not in kept]
+        if gone:
+            kinds = frozenset(kind for kind in known if kind not in gone)
+            await self._host.patch_owner(make_patch(kinds, operator, holding=False))
+            self.memory.note_kinds(kinds)
+
+    def find_key(self, body: Body) -> ChildKey:
+        """Return the key of an applied child."""
+        _, resource, _ = self.kinds.find_for(body)
+        return ChildKey(resource, body.metadata.namespace, str(body.metadata.name))
+
+    def _leave_contested(
+        self,
+        key: ChildKey,
+        adopted: dict[str, Any],
+        known: OwnedObject | None,
+    ) -> dict[str, Any]:
+        """Return the object without the fields that are left to other managers."""
+        contest, applied, now = self.memory.get_contest(key), self.memory.get(key), time.monotonic()
+        if known is not None and known.managers is not None and applied is not None and applied.entry != known.entry:
+            lost = find_lost_fields(adopted, known.managers.copy(), self.kinds.manager)
+            if contest is not None:
+                lost = {path: manager for path, manager in lost.items() if path not in contest.find_truces(now)}
+            if lost:
+                contest = self.memory.begin_contest(key)
+                begun = contest.note(lost, now)
+                if begun:
+                    self._host.contest(key, begun, self.kinds.manager)
+        truces = {} if contest is None else contest.find_truces(now)
+        if not truces:
+            return adopted
+        reduced = copy.deepcopy(adopted)
+        for path in truces:
+            remove_field(reduced, path)
+        return reduced
+
+    async def _remember(self, key: ChildKey) -> None:
+        """Remember the kind of the child on the owner, if it is not remembered yet."""
+        raw, operator, memory = self.adopter.body, self.kinds.operator, self.memory
+        is_remote = not self.adopter.is_near(key)
+        if not is_remote and self.adopter.handler is None:
+            return  # it is neither pruned nor deleted by the operator
+        known = read_kinds(raw, operator) if memory.kinds is None else memory.kinds
+        kind = ChildKind.of(key.resource, is_remote=is_remote)
+        is_held = not is_remote or memory.kinds is not None or has_finalizer(raw, operator)
+        if is_held and (kind in known or kind._replace(is_remote=True) in known):
+            return
+        # One patch for all kinds of the handler, even if it does not apply all of them in this run.
+        served = {ChildKind.of(each.resource, is_remote=False) for each in self.kinds.relations if each.resource}
+        kinds = frozenset({*known, kind, *(each for each in served if each._replace(is_remote=True) not in known)})
+        kinds = frozenset(each for each in kinds if each.is_remote or each._replace(is_remote=True) not in kinds)
+        holding = any(each.is_remote for each in kinds)
+        await self._host.patch_owner(make_patch(kinds, operator, holding=holding))
+        self.memory.note_kinds(kinds)
+
+    def _check_rivals(self, key: ChildKey, mark: bytes, known: OwnedObject | None) -> None:
+        if self.wanted.get(key, mark) != mark:
+            raise ChildError(
+                f"children.apply(): {key} is applied twice in one run of {self.kinds.handler} with different content: "
+                f"apply it once, with all its fields."
+            )
+        rival = self._host.find_rival(key, mark, known)
+        if rival is not None:
+            raise ChildConflictError(
+                f"children.apply(): {key} is applied by {rival}, too, with different content: "
+                f"let only one of them apply it, or give the children different names.",
+                delay=CONFLICT_DELAY,
+            )
+
+    async def _send(
+        self, key: ChildKey, adopted: Mapping[str, Any], objects: OwnedObjects, *, replace: bool
+    ) -> RawBody:
+        place = key.namespace, key.name
+        raw: RawBody | None = None
+        objects.begin_write(place)
+        try:
+            raw = await apply_object(
+                client_var.get(),
+                resource=key.resource,
+                namespace=key.namespace,
+                name=key.name,
+                body=adopted,
+                field_manager=self.kinds.manager,
+                force=True,
+                logger=self.logger,
+            )
+        except ApplyInvalidError as error:
+            if not error.immutable_fields:
+                raise ChildError(f"{error}") from error
+            if not replace:
+                raise ChildError(f"{error} Or use replace=True to delete and create it anew.") from error
+            raw = await self._replace(key, adopted)
+        except APIForbiddenError as error:
+            raise TemporaryError(explain_forbidden(key, error), delay=REFUSAL_DELAY) from error
+        finally:
+            self._host.trigger(objects.end_write(place, raw, frozenset({self._get_owner()})))
+        self.logger.debug("%s is applied.", key)
+        return raw
+
+    async def _replace(self, key: ChildKey, adopted: Mapping[str, Any]) -> RawBody:
+        """Delete the child, and create it anew with other values of immutable fields."""
+        client, url = client_var.get(), key.resource.get_url(namespace=key.namespace)
+        try:
+            # First of all: a child must not be deleted for one that cannot be created.
+            await client.request(
+                'POST', url, params={'dryRun': 'All'}, payload=encode(adopted), logger=self.logger, backoffs=()
+            )
+        except APIConflictError:
+            pass  # it exists: the server checks this last
+        except APIUnprocessableError as error:
+            raise ChildError(f"{key} cannot be replaced, as the new one would be invalid: {error.message}") from error
+        path = key.resource.get_url(namespace=key.namespace, name=key.name)
+        try:
+            known = await client.get_json(path, logger=self.logger)
+            await delete_child(client, key, known, is_versioned=False, logger=self.logger)
+            await client.get_json(path, logger=self.logger)
+        except APINotFoundError:
+            self.logger.info("%s is deleted, to be created anew with other values of immutable fields.", key)
+        else:
+            raise NotReadyError(f"{key} is being deleted, to be created anew")
+        return await apply_object(
+            client,
+            resource=key.resource,
+            namespace=key.namespace,
+            name=key.name,
+            body=adopted,
+            field_manager=self.kinds.manager,
+            force=True,
+            logger=self.logger,
+        )
+
+    def _get_owner(self) -> str:
+        return self.adopter.body.metadata.uid or ''
+
+
+def check_ready(key: ChildKey, body: Body, ready: bool | ReadyFn) -> None:
+    """
+    Check that the child is ready.
+
+    Raises:
+        NotReadyError: if it is not. It ends the run.
+    """
+    if callable(ready):
+        if not ready(body):
+            raise NotReadyError(f"{key} is not ready yet")
+    elif ready and not (readiness := check_readiness(body)):
+        raise NotReadyError(f"{key} is not ready yet: {readiness.reason}")
+
+
+def explain_forbidden(key: ChildKey, error: APIForbiddenError) -> str:
+    """Return a message with the rule that is to be granted."""
+    resource = key.resource
+    role = 'ClusterRole' if key.namespace is None else f"Role in the namespace {key.namespace!r}"
+    return (
+        f"{key} cannot be applied, as the operator has no permission: {error.message}. Grant it by a {role}: "
+        f"apiGroups: ['{resource.group}'], resources: ['{resource.plural}'], "
+        f"verbs: ['get', 'list', 'watch', 'create', 'patch', 'delete']."
+    )
+
+
+class ChildrenOfKind(Collection[Body]):
+    """
+    The children of one object of one kind, as they are in memory now; read-only.
+
+    It yields bodies. A child is found by its name if it is in the namespace of its owner, or cluster-scoped; any child
+    is found by a pair of its namespace and its name.
+    """
+
+    __slots__ = ('_namespace', '_objects', '_owner')
+
+    def __init__(self, objects: OwnedObjects | None, owner: Body) -> None:
+        self._objects = objects
+        self._owner = owner.metadata.uid or ''
+        self._namespace = owner.metadata.namespace
+
+    def __repr__(self) -> str:
+        return repr([self._name(each) for each in self._get()])
+
+    def __len__(self) -> int:
+        return len(self._get())
+
+    def __iter__(self) -> Iterator[Body]:
+        for each in self._get():
+            yield Body(each.copy())
+
+    def __contains__(self, key: object) -> bool:
+        return self._find(key) is not None
+
+    def __getitem__(self, key: str | tuple[str | None, str]) -> Body:
+        found = self._find(key)
+        if found is None:
+            raise KeyError(key)
+        return Body(found.copy())
+
+    def get(self, key: str | tuple[str | None, str], default: Body | None = None) -> Body | None:
+        """Return the child of this name; the default if there is none."""
+        found = self._find(key)
+        return default if found is None else Body(found.copy())
+
+    def _get(self) -> list[OwnedObject]:
+        found = [] if self._objects is None else self._objects.of(self._owner)
+        return sorted(found, key=lambda each: (each.namespace or '', each.name))
+
+    def _find(self, key: object) -> OwnedObject | None:
+        if self._objects is None:
+            return None
+        places = [key] if isinstance(key, tuple) else [(self._namespace, key), (None, key)]
+        found = (self._objects.find(*place) for place in places if len(place) == 2)
+        return next((each for each in found if each is not None and self._owner in each.owners), None)
+
+    def _name(self, each: OwnedObject) -> str:
+        return each.name if each.namespace in (None, self._namespace) else f'{each.namespace}/{each.name}'
+
+
+class Children(Mapping[str, ChildrenOfKind]):
+    """
+    The children of the object, by their resources as named in ``owns=``.
+
+    See `SyncChildren` and `AsyncChildren` for applying them.
+    """
+
+    __slots__ = ('_run',)
+
+    def __init__(self, run: ChildrenRun, /) -> None:
+        self._run = run
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([each.resource.plural for each in self._run.kinds.relations if each.resource is not None])
+
+    def __getitem__(self, name: str) -> ChildrenOfKind:
+        relations = self._run.kinds.find(name)
+        if relations is None:
+            raise ChildError(
+                f"children[{name!r}]: it is not in owns= of {self._run.kinds.handler}: "
+                f"add it there, so that it is watched."
+            )
+        return ChildrenOfKind(relations.objects, self._run.adopter.body)
+
+
+class AsyncChildren(Children):
+    """The children, for coroutines."""
+
+    __slots__ = ()
+
+    async def apply(self, obj: Any, *, ready: bool | ReadyFn = False, replace: bool = False) -> Body:
+        """
+        Make the object a child, apply it server-side if that is needed, and return its newest state.
+
+        Args:
+            obj: the object, with the fields that are to be as they are here.
+            ready: whether the run ends here unless the child is ready; or a function that says so of its body.
+            replace: whether the child is deleted and created again if a field of it cannot be changed.
+
+        Raises:
+            ChildError: if the object is wrong or refused.
+            NotReadyError: if the child is not ready; it ends the run, and is no failure.
+        """
+        return await self._run.apply(obj, ready=ready, replace=replace)
+
+
+class SyncChildren(Children):
+    """The children, for functions that run in threads."""
+
+    __slots__ = ('_loop',)
+
+    def __init__(self, run: ChildrenRun, loop: asyncio.AbstractEventLoop, /) -> None:
+        super().__init__(run)
+        self._loop = loop
+
+    def apply(self, obj: Any, *, ready: bool | ReadyFn = False, replace: bool = False) -> Body:
+        """Do the same as `AsyncChildren.apply`, and wait for it."""
+        # The task gets the context variables of the thread, and these are of the handler.
+        applying = self._run.apply(obj, ready=False, replace=replace)
+        body = asyncio.run_coroutine_threadsafe(applying, self._loop).result()
+        if ready is not False:
+            # Why not in the coroutine? The function of the user can block, and would block the event loop.
+            check_ready(self._run.find_key(body), body, ready)
+        return body
+
+
+def make_children(run: ChildrenRun) -> Children:
+    """Return the argument of the handler; called in the event loop."""
+    if run.kinds.handler.asynchronous:
+        return AsyncChildren(run)
+    return SyncChildren(run, asyncio.get_running_loop())

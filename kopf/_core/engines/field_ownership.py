@@ -1,0 +1,165 @@
+"""
+Field ownership: which fields of an object belong to which field manager, as the API server records it.
+
+The entries are in ``metadata.managedFields``. An entry has the fields as a tree, ``fieldsV1``: the key ``f:name`` is
+a field, ``k:{...}`` is the item of a list with these values in its key fields, ``v:...`` is the value in a set, and
+``.`` is the structure itself. A client that changes a field of another manager becomes its owner. So the digest of
+an entry is sufficient to detect that another client has changed a field, and values are never compared. Servers change
+values: they add defaults, and write numbers and lists in other ways.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, MutableMapping, MutableSequence
+from typing import Any, Final
+
+import orjson
+
+Path = tuple[str, ...]
+"""The keys of ``fieldsV1`` from the root to a field."""
+
+_VOLATILE: Final = frozenset({'managedFields', 'resourceVersion', 'generation'})
+"""The metadata that the server changes with each write."""
+
+_DIGEST_SIZE: Final = 12
+
+
+def digest(value: Any) -> bytes:
+    """Return a short digest of a JSON value, independent of the order of keys."""
+    text = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    return hashlib.blake2b(text, digest_size=_DIGEST_SIZE).digest()
+
+
+def find_entry(raw: Mapping[str, Any], manager: str) -> Mapping[str, Any] | None:
+    """Return the entry of the manager for what it has applied; ``None`` if it owns no field."""
+    for entry in raw['metadata'].get('managedFields') or ():
+        if entry.get('manager') == manager and entry.get('operation') == 'Apply' and not entry.get('subresource'):
+            found: Mapping[str, Any] = entry
+            return found
+    return None
+
+
+def digest_entry(raw: Mapping[str, Any], manager: str) -> bytes | None:
+    """
+    Return the digest of the entry of the manager; ``None`` if it owns no field.
+
+    The time is included: it changes when a client with the same name of the manager changes a value.
+    """
+    entry = find_entry(raw, manager)
+    return None if entry is None else digest(entry)
+
+
+def find_lost_fields(desired: Mapping[str, Any], raw: Mapping[str, Any], manager: str) -> dict[Path, str]:
+    """Return the desired fields that belong only to other managers, with the names of these managers."""
+    own = find_entry(raw, manager)
+    kept = set() if own is None else set(_iter_leaves(own.get('fieldsV1') or {}))
+    lost: dict[Path, str] = {}
+    for entry in raw['metadata'].get('managedFields') or ():
+        if entry is own:
+            continue
+        for path in _iter_leaves(entry.get('fieldsV1') or {}):
+            if path not in kept and _find(desired, path) is not None:
+                lost[path] = str(entry.get('manager'))
+    return lost
+
+
+def remove_field(obj: MutableMapping[str, Any], path: Path) -> None:
+    """Remove the field from the object, if it is there; change the object in place."""
+    found = _find(obj, path)
+    if found is not None:
+        parent, key = found
+        del parent[key]
+
+
+def render(path: Path) -> str:
+    """Return the path as users write it: ``spec.containers[name=main].image``."""
+    text = ''
+    for key in path:
+        kind, _, value = key.partition(':')
+        if kind == 'f':
+            text += f'.{value}' if text else value
+        elif kind == 'k':
+            pairs = json.loads(value).items()
+            text += f"[{','.join(f'{name}={each}' for name, each in pairs)}]"
+        else:
+            text += f'[{value}]'
+    return text
+
+
+def is_changed_by_others(before: Mapping[str, Any], after: Mapping[str, Any], manager: str) -> bool:
+    """Check whether anything has changed besides the fields that the manager has applied now."""
+    entry = find_entry(after, manager)
+    fields: Mapping[str, Any] = {} if entry is None else entry.get('fieldsV1') or {}
+    metadata = (
+        {key: value for key, value in raw['metadata'].items() if key not in _VOLATILE} for raw in (before, after)
+    )
+    return _differs({**before, 'metadata': next(metadata)}, {**after, 'metadata': next(metadata)}, fields)
+
+
+def _differs(before: Any, after: Any, fields: Mapping[str, Any] | None) -> bool:
+    if fields is None:
+        return bool(before != after)
+    if not fields:  # the manager owns the whole value
+        return False
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        for key in before.keys() | after.keys():
+            own = fields.get(f'f:{key}')
+            # What has come with the fields of the manager, such as defaults in a new structure, is its doing, too.
+            if (own is None or key in before) and _differs(before.get(key), after.get(key), own):
+                return True
+        return False
+    if isinstance(before, list) and isinstance(after, list):
+        return _differs_in_items(before, after, fields)
+    return bool(before != after) and before is not None
+
+
+def _differs_in_items(before: list[Any], after: list[Any], fields: Mapping[str, Any]) -> bool:
+    rests = []
+    for items in (before, after):
+        rests.append([item for item in items if not any(_is_item(item, key) for key in fields)])
+    if rests[0] != rests[1]:
+        return True
+    for key, own in fields.items():
+        pairs = [[item for item in items if _is_item(item, key)] for items in (before, after)]
+        if pairs[0] and pairs[1] and _differs(pairs[0][0], pairs[1][0], own):
+            return True
+    return False
+
+
+def _iter_leaves(fields: Mapping[str, Any], prefix: Path = ()) -> Iterator[Path]:
+    for key, inner in fields.items():
+        if key == '.':
+            continue
+        if inner:
+            yield from _iter_leaves(inner, (*prefix, key))
+        else:
+            yield (*prefix, key)
+
+
+def _find(obj: Any, path: Path) -> tuple[Any, Any] | None:
+    """Return the structure that has the field, and the key or the index of the field in it."""
+    found: tuple[Any, Any] | None = None
+    for key in path:
+        kind, _, value = key.partition(':')
+        if kind == 'f' and isinstance(obj, MutableMapping) and obj.get(value) is not None:
+            found, obj = (obj, value), obj[value]
+        elif kind in ('k', 'v') and isinstance(obj, MutableSequence):
+            number = next((number for number, item in enumerate(obj) if _is_item(item, key)), None)
+            if number is None:
+                return None
+            found, obj = (obj, number), obj[number]
+        else:
+            return None
+    return found
+
+
+def _is_item(item: Any, key: str) -> bool:
+    """Check whether the item of a list is meant by the key."""
+    kind, _, text = key.partition(':')
+    if kind == 'v':
+        return bool(item == json.loads(text))
+    if kind != 'k' or not isinstance(item, Mapping):
+        return False
+    # The desired item can lack key fields that have defaults, such as the protocol of a port.
+    wanted = json.loads(text)
+    return any(name in item for name in wanted) and all(item.get(name, each) == each for name, each in wanted.items())

@@ -1,0 +1,52 @@
+"""Which kinds of children are remembered on their owner, and how."""
+
+import pytest
+
+from kopf._cogs.structs.references import Resource
+from kopf._core.engines.child_marks import (
+    ChildKind,
+    find_dropped,
+    has_finalizer,
+    make_patch,
+    make_release,
+    read_kinds,
+)
+
+CONFIG_MAPS = ChildKind('', 'v1', 'configmaps', False)
+ROLES = ChildKind('rbac.authorization.k8s.io', 'v1', 'clusterroles', True)
+KEY = 'children.kopf.zalando.org/operator'
+
+
+def owner(text=None, **metadata):
+    return {'metadata': {'annotations': {} if text is None else {KEY: text}, **metadata}}
+
+
+def test_kinds_are_written_and_read():
+    patch = make_patch([ROLES, CONFIG_MAPS], 'operator', holding=False)
+    text = patch['metadata']['annotations'][KEY]
+    assert text == '*/rbac.authorization.k8s.io/v1/clusterroles,v1/configmaps'
+    assert read_kinds(owner(text), 'operator') == {ROLES, CONFIG_MAPS}
+    assert read_kinds(owner(text), 'another') == set()
+    assert make_patch([], 'operator', holding=False)['metadata']['annotations'] == {KEY: None}
+
+
+@pytest.mark.parametrize('text', [None, '', ',', 'x', 'a/b/c/d', '/v1/', '*/', 'v1//x'])
+def test_other_texts_are_ignored(text):
+    assert read_kinds(owner(text), 'operator') == set()
+
+
+def test_the_finalizer_is_added_and_removed():
+    raw = owner(finalizers=['another'])
+    for fn in make_patch([ROLES], 'operator', holding=True).fns:
+        fn(raw)
+    assert raw['metadata']['finalizers'] == ['another', 'kopf.dev/children-operator']
+    assert has_finalizer(raw, 'operator') and not has_finalizer(raw, 'another')
+    for fn in make_release('operator').fns:
+        fn(raw)
+    assert raw['metadata']['finalizers'] == ['another'] and not has_finalizer(raw, 'operator')
+
+
+def test_kinds_are_dropped_if_they_are_served_in_no_version():
+    served = [Resource('', 'v2', 'configmaps')]
+    assert find_dropped([CONFIG_MAPS, ROLES], served) == [ROLES]
+    assert find_dropped([CONFIG_MAPS, ROLES], []) == [CONFIG_MAPS, ROLES]

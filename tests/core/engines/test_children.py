@@ -1,0 +1,637 @@
+"""Children of objects: what handlers apply, when it is sent to the API, and what is deleted."""
+
+import asyncio
+import threading
+
+import pytest
+
+import kopf
+
+
+def config_map(name='child', *, metadata=None, **data):
+    return {'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': name, **(metadata or {})}, 'data': data}
+
+
+class Family:
+    """Handlers that apply what the test wants, and the requests of the operator for the children."""
+
+    def __init__(self, world):
+        self.world = world
+        self.wanted = [config_map(key='value')]
+        self.applied = []
+
+    def declare(self, id='fn', *, owns=('configmaps',), wanted=None, apply=None, backoff=(0.05, 1), **options):
+        """Declare a handler that applies the wanted objects, with these options of `apply`."""
+
+        @kopf.on.reconcile('kopfexamples', id=id, owns=owns, backoff=backoff, registry=self.world.registry, **options)
+        async def fn(name, uid, children, **kwargs):
+            self.world.note(id, name, children=children, **kwargs)
+            objects = self.wanted if wanted is None else wanted
+            for obj in objects(name) if callable(objects) else objects:
+                self.applied.append(await children.apply(obj, **(apply or {})))
+            self.world.note(f'{id} succeeded', name)
+
+    def writes(self):
+        """Return the writes to children, as pairs of the method and the name."""
+        return [
+            (request.method, request.name)
+            for request in self.world.sandbox.requests
+            if request.method not in ('GET', 'POST') and 'kopfexamples' not in request.path
+        ]
+
+    async def until_written(self, *writes):
+        async with asyncio.timeout(10):
+            while self.writes()[-len(writes) :] != [*writes]:
+                await asyncio.sleep(0.01)
+
+    async def get(self, name='child', **options):
+        return await self.world.aio.wait_for('configmaps', name, lambda body: True, **options)
+
+    async def change(self, patch, name='child'):
+        return await self.world.aio.patch('configmaps', name, patch, namespace='default')
+
+    async def names(self):
+        return sorted(
+            body['metadata']['name']
+            for body in await self.world.aio.list('configmaps')
+            if body['metadata']['name'] != 'kube-root-ca.crt'
+        )
+
+
+@pytest.fixture
+def family(world):
+    return Family(world)
+
+
+async def rest(seconds=0.3):
+    """Let happen what must not happen: there is nothing else to wait for."""
+    await asyncio.sleep(seconds)
+
+
+async def test_a_child_belongs_to_its_owner(world, family):
+    family.declare()
+    async with world.operator():
+        owner = await world.create()
+        await world.until_called('fn succeeded')
+        child = await family.get()
+    [reference] = child['metadata']['ownerReferences']
+    assert reference == kopf.build_owner_reference(owner)
+    assert child['metadata']['namespace'] == 'default' and child['data'] == {'key': 'value'}
+    assert child['metadata']['labels']['kopf.dev/owner-uid'] == owner['metadata']['uid']
+    [entry] = child['metadata']['managedFields']
+    assert (entry['manager'], entry['operation']) == ('kopf-operator', 'Apply')
+
+
+async def test_the_field_manager_is_named_after_the_operator(world, family):
+    world.settings.applying.operator = 'shop'
+    family.declare()
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn succeeded')
+        child = await family.get()
+    assert child['metadata']['managedFields'][0]['manager'] == 'kopf-shop'
+
+
+async def test_the_own_write_is_seen_at_once_and_causes_no_run(world, family):
+    seen = []
+
+    @kopf.on.reconcile('kopfexamples', id='fn', owns=['configmaps'], registry=world.registry)
+    async def fn(name, children, **_):
+        world.note('fn', name)
+        seen.append(len(children['configmaps']))
+        body = await children.apply(config_map(key='value'))
+        seen.append([child.metadata.name for child in children['configmaps']])
+        assert children['configmaps']['child']['data'] == body['data'] == {'key': 'value'}
+        assert 'child' in children['configmaps'] and 'other' not in children['configmaps']
+
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn')
+        await rest()
+    assert len(world.calls) == 1 and seen == [0, ['child']] and family.writes() == [('PATCH', 'child')]
+
+
+async def test_nothing_is_sent_if_nothing_has_changed(world, family):
+    family.declare()
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn succeeded')
+        for number in range(3):
+            await world.edit(field=str(number))
+            await world.until_called('fn succeeded', times=number + 2)
+        await rest()
+    assert family.writes() == [('PATCH', 'child')]
+    assert [dict(body['data']) for body in family.applied] == [{'key': 'value'}] * 4
+
+
+async def test_each_child_is_applied_once_after_a_restart(world, family):
+    family.declare()
+    await world.create()
+    for times in 1, 2:
+        async with world.operator():
+            await world.until_called('fn succeeded', times=times)
+            await rest()
+    assert family.writes() == [('PATCH', 'child')] * 2
+
+
+async def test_changed_wishes_are_sent_and_former_fields_removed(world, family):
+    family.declare()
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn succeeded')
+        family.wanted = [config_map(other='value')]
+        await world.edit(field='x')
+        await world.until_called('fn succeeded', times=2)
+        child = await family.get()
+    assert child['data'] == {'other': 'value'}
+
+
+@pytest.mark.parametrize(
+    'patch',
+    [
+        {'data': {'key': 'edited'}},
+        {'data': {'key': None}},
+        {'metadata': {'labels': {'kopf.dev/owner-uid': 'x'}}},
+        {'data': None},
+    ],
+    ids=['edited', 'removed', 'label', 'emptied'],
+)
+async def test_an_edited_child_is_restored_by_one_write(world, family, patch):
+    family.declare()
+    async with world.operator():
+        owner = await world.create()
+        await world.until_called('fn succeeded')
+        await family.change(patch)
+        await family.until_written(('PATCH', 'child'), ('PATCH', 'child'))
+        await rest()
+        child = await family.get()
+    assert child['data'] == {'key': 'value'}
+    assert child['metadata']['labels']['kopf.dev/owner-uid'] == owner['metadata']['uid']
+    assert len(family.writes()) == 2
+
+
+async def test_a_deleted_child_is_restored_by_one_write(world, family):
+    family.declare()
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn succeeded')
+        await world.aio.delete('configmaps', 'child', namespace='default')
+        await family.until_written(('PATCH', 'child'), ('PATCH', 'child'))
+        await rest()
+        child = await family.get()
+    assert child['data'] == {'key': 'value'} and len(family.writes()) == 2
+
+
+async def test_the_fields_of_others_stay_as_they_are(world, family):
+    family.declare()
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn succeeded')
+        await family.change({'data': {'theirs': 'x'}})
+        await world.until_called('fn succeeded', times=2)
+        await rest()
+        child = await family.get()
+    assert child['data'] == {'key': 'value', 'theirs': 'x'} and len(family.writes()) == 1
+
+
+async def test_an_edit_while_the_child_is_applied_causes_one_more_run(world, family):
+    family.declare()
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn succeeded')
+        family.wanted = [config_map(key='second')]
+        world.sandbox.faults.delay(0.3, method='PATCH', resource='configmaps')
+        await world.edit(field='x')
+        await world.until_called('fn', times=2)
+        await rest(0.1)
+        await family.change({'data': {'theirs': 'x'}})  # before the write, and seen while it is in flight
+        await world.until_called('fn', times=3)
+        await rest()
+    assert len(world.called('fn')) == 3 and len(family.writes()) == 2
+
+
+async def test_sync_handlers_apply_in_their_threads(world, family):
+    threads = []
+
+    @kopf.on.reconcile('kopfexamples', id='fn', owns=['configmaps'], registry=world.registry)
+    def fn(name, children, **_):
+        threads.append(threading.current_thread())
+        body = children.apply(config_map(key='value'), ready=True)
+        assert body.metadata.uid and children['configmaps'].get('child') == body
+        world.note('fn', name)
+
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn')
+        await rest()
+    assert threads != [threading.main_thread()] and len(world.calls) == 1
+
+
+async def test_handlers_that_do_not_name_the_argument_have_no_children_in_memory(world):
+    @kopf.on.reconcile('kopfexamples', id='fn', owns=['configmaps'], registry=world.registry)
+    async def fn(name, **kwargs):
+        world.note('fn', name, **kwargs)
+
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn')
+    assert 'children' not in world.called('fn')[0]
+
+
+async def test_an_index_of_this_name_wins(world):
+    @kopf.index('configmaps', id='children', registry=world.registry)
+    def children(name, **_):
+        return {name: 'indexed'}
+
+    @kopf.on.reconcile('kopfexamples', id='fn', owns=['configmaps'], registry=world.registry)
+    async def fn(name, children, **_):
+        world.note('fn', name, children=children)
+
+    async with world.operator():
+        await world.aio.create(config_map('indexed'))
+        await world.create()
+        await world.until(lambda: any('indexed' in call['children'] for call in world.called('fn')))
+
+
+# Readiness.
+
+
+async def test_a_run_ends_until_the_child_is_ready(world, family):
+    family.wanted = [config_map('a', x='y'), config_map('b', x='y')]
+    family.declare(apply={'ready': lambda body: body['data'].get('done')}, retries=1, backoff=(60, 60))
+    async with world.operator():
+        await world.create()
+        for name in 'a', 'b':
+            await world.until_logged(f"waits: configmaps.v1 default/{name} is not ready yet.")
+            assert not world.called('fn succeeded')
+            await family.change({'data': {'done': 'yes'}}, name)
+        await world.until_called('fn succeeded')
+    assert [name for _, name in family.writes()] == ['a', 'b'] and len(world.called('fn')) == 3
+    assert not [text for text in world.log.texts if 'fail' in text]
+
+
+async def test_a_run_that_waits_prunes_nothing(world, family):
+    family.wanted = [config_map('a'), config_map('b')]
+    family.declare()
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn succeeded')
+    family.declare(apply={'ready': lambda body: False}, wanted=[config_map('a')])
+    async with world.operator(registry=world.registry):
+        await world.until_logged('waits')
+        await rest()
+        assert await family.names() == ['a', 'b']
+
+
+# Pruning.
+
+
+async def test_children_that_are_not_applied_any_more_are_deleted(world, family):
+    family.wanted = [config_map('a'), config_map('b')]
+    family.declare()
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn succeeded')
+        family.wanted = [config_map('b')]
+        await world.edit(field='x')
+        await family.until_written(('DELETE', 'a'))
+        await rest()
+        assert await family.names() == ['b']
+    # Once more after the deletion, as the child was in memory during the second run.
+    assert len(world.called('fn')) == 3 and len(family.writes()) == 3
+
+
+async def test_children_are_pruned_after_a_restart_too(world, family):
+    family.wanted = [config_map('a'), config_map('b')]
+    family.declare()
+    await world.create()
+    async with world.operator():
+        await world.until_called('fn succeeded')
+    family.wanted = [config_map('b')]
+    async with world.operator():
+        await family.until_written(('PATCH', 'b'), ('DELETE', 'a'))
+
+
+async def test_a_failed_run_prunes_nothing(world, family):
+    family.wanted = [config_map('a'), config_map('b')]
+    family.declare()
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn succeeded')
+        family.wanted = [config_map('a'), {'kind': 'ConfigMap'}]
+        await world.edit(field='x')
+        await world.until_logged('failed permanently')
+        await rest()
+        assert await family.names() == ['a', 'b']
+
+
+@pytest.mark.parametrize('how', ['annotation', 'option'])
+async def test_children_are_kept_if_requested(world, family, how):
+    keeping = {'annotations': {'kopf.dev/keep': 'true'}} if how == 'annotation' else None
+    family.wanted = [config_map('a', metadata=keeping)]
+    family.declare(prune=how != 'option')
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn succeeded')
+        family.wanted = []
+        await world.edit(field='x')
+        await world.until_called('fn succeeded', times=2)
+        await rest()
+        assert await family.names() == ['a']
+
+
+async def test_children_of_other_handlers_and_objects_are_not_pruned(world, family):
+    family.declare('one', wanted=lambda name: [config_map(f'{name}-one')])
+    family.declare('two', wanted=lambda name: [config_map(f'{name}-two')])
+    async with world.operator():
+        owner = await world.create('a')
+        await world.create('b')
+        foreign = config_map('foreign', metadata={'ownerReferences': [kopf.build_owner_reference(owner)]})
+        await world.aio.create(foreign)
+        await world.until(lambda: len(world.called('one succeeded')) >= 2 and len(world.called('two succeeded')) >= 2)
+        for name in 'a', 'b':
+            await world.edit(name, field='x')
+        pairs = [(id, name) for id in ('one', 'two') for name in ('a', 'b')]
+        await world.until(lambda: all(world.called(*pair)[-1]['spec']['field'] == 'x' for pair in pairs))
+        await rest()
+        assert await family.names() == ['a-one', 'a-two', 'b-one', 'b-two', 'foreign']
+
+
+async def test_children_of_a_renamed_handler_are_pruned_when_all_handlers_have_succeeded(world, family):
+    family.declare('former', wanted=[config_map('a'), config_map('b')])
+    await world.create()
+    async with world.operator():
+        await world.until_called('former succeeded')
+    world.registry = kopf.OperatorRegistry()
+    kopf.on.login(registry=world.registry)(kopf.login_with_kubeconfig)
+    family.declare('first', wanted=[])
+    family.declare('second', wanted=[config_map('b')])
+    async with world.operator():
+        await world.until_logged("default/a is deleted, as it is not applied any more")
+        await rest()
+        assert await family.names() == ['b']
+
+
+async def test_a_child_that_others_change_at_the_same_time_is_not_deleted_unseen(world, family):
+    family.declare()
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn succeeded')
+        family.wanted = []
+        world.sandbox.faults.delay(0.3, method='DELETE', resource='configmaps')
+        await world.edit(field='x')
+        await world.until_called('fn succeeded', times=2)
+        await rest(0.1)
+        await family.change({'metadata': {'annotations': {'kopf.dev/keep': 'true'}}})
+        await world.until_called('fn succeeded', times=3)
+        await rest()
+        assert await family.names() == ['child']
+
+
+# Wrong use.
+
+
+@pytest.mark.parametrize(
+    ('obj', 'message'),
+    [
+        ({'apiVersion': 'v1', 'kind': 'ConfigMap'}, "metadata.name must be a non-empty string"),
+        ({'apiVersion': 'v1', 'metadata': {'name': 'x'}}, "kind must be a non-empty string"),
+        ({'kind': 'ConfigMap', 'metadata': {'name': 'x'}}, "apiVersion must be a non-empty string"),
+        ({'apiVersion': 'v1', 'kind': 'Secret', 'metadata': {'name': 'x'}}, "v1 Secret 'x' is not in owns="),
+        ([], "takes an object as a dict, not list"),
+        (config_map(key={1}), "only values that JSON can express"),
+        (config_map(key={'a': 'b'}), "configmaps.v1 default/child cannot be applied"),
+    ],
+    ids=['name', 'kind', 'version', 'kind-not-owned', 'list', 'set', 'invalid'],
+)
+async def test_wrong_objects_are_told_once(world, family, obj, message):
+    family.wanted = [obj]
+    family.declare()
+    async with world.operator():
+        await world.create()
+        await world.until_logged("failed permanently")
+        await rest()
+    [text] = [text for text in world.log.texts if "failed permanently" in text]
+    assert message in text and len(world.calls) == 1
+
+
+async def test_two_handlers_that_apply_the_same_child_differently_are_told_of_each_other(world, family):
+    family.declare('one', wanted=[config_map(key='one')])
+    family.declare('two', wanted=[config_map(key='two')])
+    async with world.operator():
+        await world.create()
+        await world.until_logged("is applied by Reconciler 'one', too, with different content")
+        await rest()
+    assert len(family.writes()) == 1
+
+
+async def test_two_objects_that_apply_the_same_child_are_told_of_each_other(world, family):
+    family.declare()
+    async with world.operator():
+        await world.create('a')
+        await world.until_called('fn succeeded')
+        await world.create('b')
+        await world.until_logged("is applied by default/a, too")
+        await rest()
+    assert len(family.writes()) == 1
+
+
+async def test_a_child_applied_twice_in_one_run_is_sent_once_or_refused(world, family):
+    family.wanted = [config_map(key='x'), config_map(key='x')]
+    family.declare()
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn succeeded')
+        family.wanted = [config_map(key='x'), config_map(key='y')]
+        await world.edit(field='x')
+        await world.until_logged("is applied twice in one run")
+    assert len(family.writes()) == 1
+
+
+async def test_a_missing_permission_is_told_with_the_rule_to_grant(world, family):
+    world.sandbox.faults.error(403, method='PATCH', resource='configmaps', message='no', times=None)
+    family.declare()
+    async with world.operator():
+        await world.create()
+        await world.until_logged(
+            "Grant it by a Role in the namespace 'default': apiGroups: [''], resources: ['configmaps']"
+        )
+
+
+# Immutable fields.
+
+IMMUTABLE = {'immutable': True}
+
+
+@pytest.mark.parametrize('replace', [True, False], ids=['replaced', 'told'])
+async def test_a_change_of_an_immutable_field_is_told_or_the_child_is_replaced(world, family, replace):
+    family.wanted = [{**config_map(key='x'), **IMMUTABLE}]
+    family.declare(apply={'replace': replace})
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn succeeded')
+        first = await family.get()
+        family.wanted = [{**config_map(key='y'), **IMMUTABLE}]
+        await world.edit(field='x')
+        if replace:
+            await world.until_called('fn succeeded', times=2)
+        else:
+            await world.until_logged("use replace=True to delete and create it anew")
+        await rest()
+        child = await family.get()
+    assert (child['metadata']['uid'] != first['metadata']['uid']) is replace
+    assert child['data'] == {'key': 'y' if replace else 'x'}
+
+
+async def test_a_child_is_not_deleted_for_one_that_would_be_invalid(world, family):
+    family.wanted = [{**config_map(key='x'), **IMMUTABLE}]
+    family.declare(apply={'replace': True})
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn succeeded')
+        first = await family.get()
+        family.wanted = [{**config_map(**{'wrong key': 'y'}), **IMMUTABLE}]
+        await world.edit(field='x')
+        await world.until_logged("failed permanently")
+        child = await family.get()
+    assert child['metadata']['uid'] == first['metadata']['uid']
+
+
+async def test_a_child_that_stays_for_its_finalizers_is_replaced_when_it_is_gone(world, family):
+    family.wanted = [{**config_map(key='x', metadata={'finalizers': ['example.com/x']}), **IMMUTABLE}]
+    family.declare(apply={'replace': True})
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn succeeded')
+        family.wanted = [{**config_map(key='y'), **IMMUTABLE}]
+        await world.edit(field='x')
+        await world.until_logged("is being deleted, to be created anew")
+        await family.change({'metadata': {'finalizers': None}})
+        await world.until_called('fn succeeded', times=2)
+        child = await family.get()
+    assert child['data'] == {'key': 'y'}
+
+
+# Contests.
+
+
+async def test_a_field_that_another_manager_takes_again_and_again_is_left_to_it(world, family):
+    family.wanted = [config_map(key='ours', other='x')]
+    family.declare(conditions=True)
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn succeeded')
+        for number in range(3):
+            assert (await family.get())['data'] == {'key': 'ours', 'other': 'x'}
+            await family.change({'data': {'key': f'theirs-{number}'}})
+            await family.until_written(*[('PATCH', 'child')] * (number + 2))
+        await world.until_logged("data.key of configmaps.v1 default/child is contested by")
+        await rest()
+        child = await family.get()
+        owner = await world.aio.wait_for(
+            'kopfexamples',
+            'obj',
+            lambda body: any(each['type'] == 'Contested' for each in body.get('status', {}).get('conditions', [])),
+        )
+        await family.change({'data': {'other': 'theirs', 'key': 'again'}})
+        await family.until_written(*[('PATCH', 'child')] * 5)
+        assert (await family.get())['data'] == {'key': 'again', 'other': 'x'}
+    assert child['data'] == {'key': 'theirs-2', 'other': 'x'}
+    [condition] = [each for each in owner['status']['conditions'] if each['type'] == 'Contested']
+    assert condition['status'] == 'True' and 'kopf-operator' in condition['message']
+
+
+# Kinds that the code does not name any more, and remote children.
+
+
+async def test_the_kinds_are_remembered_on_the_owner_before_the_first_child(world, family):
+    family.declare(owns=['configmaps', 'secrets'])
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn succeeded')
+        await world.edit(field='x')
+        await world.until_called('fn succeeded', times=2)
+        await rest()
+        owner = await world.get()
+    requests = [
+        request.name
+        for request in world.sandbox.requests
+        if request.method == 'PATCH' and request.name in ('obj', 'child')
+    ]
+    assert requests == ['obj', 'child'] and len(world.called('fn')) == 2
+    assert owner['metadata']['annotations'] == {'children.kopf.zalando.org/operator': 'v1/configmaps,v1/secrets'}
+    assert 'finalizers' not in owner['metadata']
+
+
+async def test_children_of_a_dropped_kind_are_pruned(world, family):
+    secret = {'apiVersion': 'v1', 'kind': 'Secret', 'metadata': {'name': 'secret'}}
+    family.declare(owns=['configmaps', 'secrets'], wanted=[config_map(), secret])
+    await world.create()
+    async with world.operator():
+        await world.until_called('fn succeeded')
+    world.registry = kopf.OperatorRegistry()
+    kopf.on.login(registry=world.registry)(kopf.login_with_kubeconfig)
+    family.declare(owns=['configmaps'], wanted=[config_map()])
+    async with world.operator():
+        await world.aio.wait_gone('secrets', 'secret', namespace='default')
+        owner = await world.aio.wait_for(
+            'kopfexamples', 'obj', lambda body: 'secrets' not in str(body['metadata']['annotations'])
+        )
+        await rest()
+        assert await family.names() == ['child']
+    assert owner['metadata']['annotations'] == {'children.kopf.zalando.org/operator': 'v1/configmaps'}
+
+
+async def make_namespace(world, name='other'):
+    await world.aio.create({'apiVersion': 'v1', 'kind': 'Namespace', 'metadata': {'name': name}})
+
+
+async def test_remote_children_are_deleted_before_their_owner(world, family):
+    await make_namespace(world)
+    remote = config_map('remote', metadata={'namespace': 'other'})
+    role = {
+        'apiVersion': 'rbac.authorization.k8s.io/v1',
+        'kind': 'ClusterRole',
+        'metadata': {'name': 'role'},
+        'rules': [],
+    }
+    family.declare(owns=['configmaps', 'clusterroles'], wanted=[remote, role, config_map('near')])
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn succeeded')
+        child = await family.get('remote', namespace='other')
+        owner = await world.get()
+        assert owner['metadata']['finalizers'] == ['kopf.dev/children-operator']
+        assert 'ownerReferences' not in child['metadata']
+        await world.aio.patch('configmaps', 'remote', {'data': {'x': 'y'}}, namespace='other')
+        await world.until_called('fn', times=2)  # its owner is found
+        await world.delete()
+        await world.gone()
+        await world.aio.wait_gone('configmaps', 'remote', namespace='other')
+        await world.aio.wait_gone('clusterroles', 'role')
+
+
+async def test_remote_children_are_pruned(world, family):
+    await make_namespace(world)
+    family.wanted = [config_map('remote', metadata={'namespace': 'other'})]
+    family.declare()
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn succeeded')
+        family.wanted = []
+        await world.edit(field='x')
+        await world.aio.wait_gone('configmaps', 'remote', namespace='other')
+
+
+async def test_owners_that_were_deleted_while_no_operator_ran_are_released(world, family):
+    await make_namespace(world)
+    family.declare(wanted=[config_map('remote', metadata={'namespace': 'other'})])
+    await world.create()
+    async with world.operator():
+        await world.until_called('fn succeeded')
+    await world.delete()
+    world.sandbox.faults.error(500, method='DELETE', resource='configmaps')
+    async with world.operator():
+        await world.until_logged("can't be deleted; trying again in")
+        await world.gone()
+        await world.aio.wait_gone('configmaps', 'remote', namespace='other')

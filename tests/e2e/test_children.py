@@ -1,0 +1,198 @@
+"""Children of objects, applied by an operator in its own process: at rest, edited and deleted by others, pruned."""
+
+import time
+
+import pytest
+from kubeapi import wait
+
+KEX = "kopf.dev/v1", "KopfExample"
+
+OPERATOR = """
+import kopf
+
+@kopf.on.startup()
+def configure(settings, **_):
+    settings.posting.enabled = False
+    settings.applying.operator = 'e2e'
+"""
+
+HOSTILE = (
+    OPERATOR
+    + """
+LABELS = {'app': 'x', 'empty': ''}
+
+def deployment(name):
+    main = {
+        'name': 'main',
+        'image': 'example',
+        'command': [],
+        'args': ['b', 'a'],
+        'env': [{'name': 'EMPTY', 'value': ''}, {'name': 'B', 'value': '1'}, {'name': 'A', 'value': '0'}],
+        'ports': [{'containerPort': 80}, {'containerPort': 53, 'protocol': 'UDP'}],
+        'resources': {'requests': {'cpu': '1000m', 'memory': '1024Mi'}, 'limits': {'cpu': 2, 'memory': '2048Mi'}},
+        'securityContext': {'privileged': False, 'runAsUser': 0},
+        'terminationMessagePath': '',
+    }
+    spec = {'containers': [main], 'restartPolicy': 'Always', 'hostNetwork': False, 'nodeSelector': {}}
+    return {
+        'apiVersion': 'apps/v1',
+        'kind': 'Deployment',
+        'metadata': {'name': name, 'creationTimestamp': None, 'annotations': {'zero': '0', 'empty': ''}},
+        'spec': {
+            'replicas': 0,
+            'minReadySeconds': 0,
+            'paused': False,
+            'selector': {'matchLabels': LABELS},
+            'template': {'metadata': {'creationTimestamp': None, 'labels': LABELS}, 'spec': spec},
+        },
+    }
+
+def service(name):
+    ports = [{'name': 'b', 'port': 81}, {'name': 'a', 'port': 80, 'targetPort': 8080}]
+    return {
+        'apiVersion': 'v1',
+        'kind': 'Service',
+        'metadata': {'name': name, 'labels': {'empty': ''}},
+        'spec': {'ports': ports, 'selector': LABELS, 'sessionAffinity': None},
+    }
+
+def settings(name):
+    data = {'empty': '', 'zero': '0', 'null': 'null', 'lines': 'a\\n\\n b '}
+    return {'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': name}, 'data': data, 'immutable': None}
+
+def secret(name):
+    data = {'data': {'b': 'eA=='}, 'stringData': {'a': '0'}}
+    return {'apiVersion': 'v1', 'kind': 'Secret', 'metadata': {'name': name}, **data}
+
+MAKERS = [deployment, service, settings, secret]
+
+@kopf.on.reconcile('kopfexamples', owns=['deployments', 'services', 'configmaps', 'secrets'], backoff=(0.1, 1))
+async def reconcile(name, spec, children, **_):
+    for make in MAKERS:
+        await children.apply(make(name))
+    print(f"{name} is reconciled for {spec['value']}.", flush=True)
+"""
+)
+CHILDREN = [("apps/v1", "Deployment"), ("v1", "Service"), ("v1", "ConfigMap"), ("v1", "Secret")]
+
+WANTED = (
+    OPERATOR
+    + """
+@kopf.on.reconcile('kopfexamples', owns=['configmaps'], backoff=(0.1, 1))
+def reconcile(name, spec, children, **_):
+    for number in range(spec['count']):
+        obj = {'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': f'{name}-{number}'}}
+        children.apply({**obj, 'data': {'value': spec['value']}})
+    print(f"{name} is reconciled for {spec['value']}.", flush=True)
+"""
+)
+
+
+@pytest.fixture
+def run(run_operator, tmp_path):
+    """Run an operator with this code; its log tells each request for a child."""
+
+    def run(code):
+        path = tmp_path / "handlers.py"
+        path.write_text(code)
+        return run_operator("--standalone", "--debug", path)
+
+    return run
+
+
+def example(name="obj", **spec):
+    return {"apiVersion": "kopf.dev/v1", "kind": "KopfExample", "metadata": {"name": name}, "spec": spec}
+
+
+def count_applied(operator):
+    return operator.output.count(" is applied.")
+
+
+def test_values_that_servers_change_cause_no_writes_at_rest(kubeapi, namespace, run):
+    def get_versions():
+        return [kubeapi.get(*kind, namespace, "obj")["metadata"]["resourceVersion"] for kind in CHILDREN[1:]]
+
+    operator = run(HOSTILE)
+    kubeapi.apply(example(value=0), namespace)
+    operator.wait_output("obj is reconciled for 0")
+    versions = get_versions()
+    for value in range(1, 10):
+        kubeapi.patch(*KEX, namespace, "obj", {"spec": {"value": value}})
+        operator.wait_output(f"obj is reconciled for {value}")
+    time.sleep(1)  # nothing is to happen
+    assert count_applied(operator) == len(CHILDREN) and get_versions() == versions
+    # After a restart, each is applied once, and the server changes nothing.
+    assert operator.stop()[0] == 0
+    operator = run(HOSTILE)
+    operator.wait_output("obj is reconciled for 9")
+    time.sleep(1)
+    assert count_applied(operator) == len(CHILDREN) and get_versions() == versions
+    assert operator.stop()[0] == 0
+
+
+def edit_and_delete(kubeapi, operator, child, edit):
+    """Edit the child, and then delete it; each time, wait until it is as before, with one write."""
+    before, applied, [field] = kubeapi.get(*child), count_applied(operator), edit
+    kubeapi.patch(*child, edit)
+    wait(lambda: count_applied(operator) > applied, "the write")
+    wait(lambda: kubeapi.get(*child)[field] == before[field], "the former state")
+    kubeapi.delete(*child)
+    wait(lambda: count_applied(operator) > applied + 1, "the write")
+    wait(lambda: kubeapi.get(*child)["metadata"]["uid"] != before["metadata"]["uid"], "the new child")
+    time.sleep(0.5)  # nothing else is to happen
+    assert count_applied(operator) == applied + 2
+
+
+def test_each_child_that_another_client_edits_or_deletes_is_back_with_one_write(kubeapi, namespace, run):
+    edits = {
+        "Deployment": {"spec": {"replicas": 5}},
+        "Service": {"spec": {"selector": {"app": "y"}}},
+        "ConfigMap": {"data": {"zero": "1"}},
+        "Secret": {"data": {"b": "eQ=="}},
+    }
+    operator = run(HOSTILE)
+    kubeapi.apply(example(value=0), namespace)
+    operator.wait_output("obj is reconciled for 0")
+    for version, kind in CHILDREN:
+        edit_and_delete(kubeapi, operator, (version, kind, namespace, "obj"), edits[kind])
+    assert operator.stop()[0] == 0
+
+
+def test_the_second_pass_writes_nothing(kubeapi, namespace, run, request):
+    parents, children = (200, 5) if request.config.getoption("--thorough") else (20, 5)
+    operator = run(WANTED)
+    for number in range(parents):
+        kubeapi.apply(example(f"obj-{number}", count=children, value="a"), namespace)
+    for number in range(parents):
+        operator.wait_output(f"obj-{number} is reconciled for a")
+    assert count_applied(operator) == parents * children
+    for number in range(parents):
+        kubeapi.patch(*KEX, namespace, f"obj-{number}", {"spec": {"field": "other"}})
+    for number in range(parents):
+        wait(lambda number=number: operator.output.count(f"obj-{number} is reconciled for a") > 1, "the second pass")
+    time.sleep(1)
+    assert count_applied(operator) == parents * children
+    assert operator.stop()[0] == 0
+
+
+def test_killed_operators_leave_nothing_over_and_delete_nothing_wanted(kubeapi, namespace, run):
+    def get_names():
+        found = kubeapi.items("v1", "ConfigMap", namespace)
+        return sorted(each["metadata"]["name"] for each in found if each["metadata"]["name"].startswith("obj"))
+
+    kubeapi.apply(example(count=8, value="a"), namespace)
+    operator = run(WANTED)
+    operator.wait_output("obj is reconciled for a")
+    uids = {each["metadata"]["uid"] for each in kubeapi.items("v1", "ConfigMap", namespace)}
+    for count in (6, 4, 2):
+        kubeapi.patch(*KEX, namespace, "obj", {"spec": {"count": count}})
+        operator.wait_output("is deleted, as it is not applied any more")  # in the middle of the deletions
+        operator.process.kill()
+        operator.process.wait()
+        operator = run(WANTED)
+        operator.wait_output("obj is reconciled for a")
+        wait(lambda count=count: get_names() == [f"obj-{number}" for number in range(count)], "the children")
+    assert {each["metadata"]["uid"] for each in kubeapi.items("v1", "ConfigMap", namespace)} <= uids
+    kubeapi.delete(*KEX, namespace, "obj")
+    wait(lambda: get_names() == [], "the garbage collection")
+    assert operator.stop()[0] == 0
