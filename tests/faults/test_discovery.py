@@ -8,7 +8,7 @@ import pytest
 from operatorworld import in_virtual_time
 
 import kopf
-from kopf._core.reactor import observation, orchestration, watches
+from kopf._core.reactor import orchestration, resource_selection, watches
 
 
 @pytest.fixture(autouse=True)
@@ -214,7 +214,7 @@ async def test_a_kind_whose_crd_is_established_is_served_though_it_is_not_discov
 
 @in_virtual_time
 async def test_a_kind_without_a_crd_is_gone_when_it_is_missing_for_long(world, missing, daemon, monkeypatch):
-    monkeypatch.setattr(observation, 'CONFIRMATION_TIME', 60)
+    monkeypatch.setattr(resource_selection, 'CONFIRMATION_TIME', 60)
     daemon('configmaps')
     async with world.operator():
         await world.aio.create({'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': 'map'}})
@@ -226,7 +226,7 @@ async def test_a_kind_without_a_crd_is_gone_when_it_is_missing_for_long(world, m
         missing.plurals = set()
         await discovered(missing, 1)
         assert 'stopped' not in world.ids
-        monkeypatch.setattr(observation, 'CONFIRMATION_TIME', 0.2)
+        monkeypatch.setattr(resource_selection, 'CONFIRMATION_TIME', 0.2)
         missing.plurals = {'configmaps'}
         await world.aio.create(define('gadgets', 'third.dev'))
         await world.until_called('stopped', 1, 'map')

@@ -117,10 +117,10 @@ class LoopMonitor(Generic[T]):
                 continue
             else:
                 idle_looks = 0
-            if not self._ask():
+            if not self._check_loop():
                 return
 
-    def _ask(self) -> bool:
+    def _check_loop(self) -> bool:
         """Ask the loop and wait for its answer; return false if the monitoring is to end."""
         if self._closed.is_set():
             return False

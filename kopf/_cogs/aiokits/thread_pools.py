@@ -36,7 +36,7 @@ class DaemonicThreadPool(ThreadPoolExecutor):
         super().__init__(max_workers)
         self._on_full = on_full
         self._jobs: _Jobs = queue.SimpleQueue()
-        self._places = _Places()
+        self._free_threads = _FreeThreads()
         self._workers: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._closed = False
@@ -55,7 +55,7 @@ class DaemonicThreadPool(ThreadPoolExecutor):
             if self._closed:
                 raise RuntimeError("Cannot run anything in a pool of threads that is shut down.")
             on_full = None
-            if self._places.change(-1) < 0:
+            if self._free_threads.change(-1) < 0:
                 if len(self._workers) >= self._max_workers or not self._start_worker():
                     on_full, self._on_full = self._on_full, None
             self._jobs.put((future, lambda: fn(*args, **kwargs)))
@@ -67,17 +67,17 @@ class DaemonicThreadPool(ThreadPoolExecutor):
     def _start_worker(self) -> bool:
         """Start one more thread, if the system permits it; return whether it is started."""
         thread = threading.Thread(
-            target=_work, args=(self._jobs, self._places), name=f'kopf-handlers-{next(_numbers)}', daemon=True
+            target=_work, args=(self._jobs, self._free_threads), name=f'kopf-handlers-{next(_numbers)}', daemon=True
         )
         try:
             thread.start()
         except RuntimeError:  # the system permits no more threads now; the function waits for a running one
             if not self._workers:
-                self._places.change(+1)  # the function will not run
+                self._free_threads.change(+1)  # the function will not run
                 raise
             return False
         self._workers.append(thread)
-        self._places.change(+1)
+        self._free_threads.change(+1)
         return True
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -93,7 +93,7 @@ class DaemonicThreadPool(ThreadPoolExecutor):
             thread.join()
 
 
-class _Places:
+class _FreeThreads:
     """The number of free threads; negative if functions are queued."""
 
     __slots__ = ('_free', '_lock')
@@ -108,24 +108,25 @@ class _Places:
             return self._free
 
 
-def _work(jobs: _Jobs, places: _Places) -> None:
+def _work(jobs: _Jobs, free_threads: _FreeThreads) -> None:
     while (job := jobs.get()) is not None:
-        _do(*job, places)
+        _do(*job, free_threads)
         # Otherwise, an idle thread would keep the arguments of its last function in memory.
         del job
     jobs.put(None)  # for the other threads
 
 
-def _do(future: Future[Any], fn: Callable[[], Any], places: _Places) -> None:
+def _do(future: Future[Any], fn: Callable[[], Any], free_threads: _FreeThreads) -> None:
     if not future.set_running_or_notify_cancel():
-        places.change(+1)
+        free_threads.change(+1)
         return
     try:
         result = fn()
     except BaseException as error:
-        places.change(+1)  # before the result is set: a caller that submits again at once must find the thread free
+        # Before the result is set: a caller that submits again at once must find the thread free.
+        free_threads.change(+1)
         future.set_exception(error)
         del future  # the error's traceback refers to this frame: otherwise, it is a cycle for the garbage collector
     else:
-        places.change(+1)
+        free_threads.change(+1)
         future.set_result(result)

@@ -80,7 +80,7 @@ async def discover(client: api.ApiClient, groups: Collection[str] | None = None)
 
 
 @contextlib.contextmanager
-def explaining() -> Iterator[None]:
+def explaining_discovery_errors() -> Iterator[None]:
     """
     Convert failures of the discovery to an error for users, where the operator cannot work without it.
 
@@ -111,7 +111,7 @@ async def _discover_core(client: api.ApiClient, groups: Collection[str] | None) 
     if groups is not None and '' not in groups:
         return []
     try:
-        data = await _ask(client, '/api', 'versions')
+        data = await _request_document(client, '/api', 'versions')
     except (errors.APIServerError, errors.APIConnectionError):
         # The other groups are served meanwhile. A refusal (4xx) is raised: this client can't use the API at all.
         return [_Version('', 'v1', None)]
@@ -123,7 +123,7 @@ async def _discover_core(client: api.ApiClient, groups: Collection[str] | None) 
 
 
 async def _discover_named(client: api.ApiClient, groups: Collection[str] | None) -> list[_Version]:
-    data = await _ask(client, '/apis', 'groups')
+    data = await _request_document(client, '/apis', 'groups')
     if data.get('kind') == 'APIGroupDiscoveryList':
         return list(_parse_aggregated(data))
     return await _gather(
@@ -139,7 +139,7 @@ async def _discover_named(client: api.ApiClient, groups: Collection[str] | None)
 async def _discover_version(client: api.ApiClient, group: str, version: str, path: str) -> _Version:
     # Why no retries? If the server of the group is down, the whole operator would wait for it.
     try:
-        data = await _ask(client, path, 'resources', backoffs=())
+        data = await _request_document(client, path, 'resources', backoffs=())
         return _Version(group, version, list(_parse_legacy(data, group, version)))
     except errors.APINotFoundError:
         return _Version(group, version, [])  # removed since it was listed
@@ -147,7 +147,7 @@ async def _discover_version(client: api.ApiClient, group: str, version: str, pat
         return _Version(group, version, None)
 
 
-async def _ask(
+async def _request_document(
     client: api.ApiClient,
     path: str,
     field: str,

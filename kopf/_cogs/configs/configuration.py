@@ -259,7 +259,7 @@ class AdmissionSettings(_Group):
     """The name of the webhook configurations that the operator keeps up to date. `None`: it does not touch them."""
 
 
-def _notice_waiting(threads: int) -> None:
+def _log_waiting(threads: int) -> None:
     logger.info(
         "All the %d threads of sync handlers are in use; further handlers wait until some of them end. "
         "If it takes too long, raise settings.execution.max_workers, or make the handlers async.",
@@ -283,7 +283,7 @@ class _Executor:
         if executor is None:
             from kopf._cogs.aiokits.thread_pools import DaemonicThreadPool
 
-            executor = DaemonicThreadPool(max_workers=instance.max_workers, on_full=_notice_waiting)
+            executor = DaemonicThreadPool(max_workers=instance.max_workers, on_full=_log_waiting)
             instance.__dict__['_executor'] = executor
         return executor
 

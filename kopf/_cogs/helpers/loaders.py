@@ -148,7 +148,7 @@ def _explain_failure(what: str, exc: Exception) -> str:
     lines = [f"Cannot load {what}: {type(exc).__name__}: {text}"]
     if line and line not in text:
         lines[0] += f" ({line})"
-    if not _is_complaint(exc):
+    if not _is_declaration_error(exc):
         lines.append(_format_user_part(report))
     if isinstance(exc, ModuleNotFoundError) and exc.name:
         lines.append(f"Check the spelling of {exc.name!r}, or install the package that has it for {sys.executable}.")
@@ -160,7 +160,7 @@ def _explain_failure(what: str, exc: Exception) -> str:
     return '\n'.join(lines)
 
 
-def _is_complaint(exc: Exception) -> bool:
+def _is_declaration_error(exc: Exception) -> bool:
     """Check whether the framework itself rejects a declaration; then the text and the line are sufficient."""
     trace = exc.__traceback__
     while trace is not None and trace.tb_next is not None:

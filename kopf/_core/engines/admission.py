@@ -279,7 +279,7 @@ class AdmissionReviewer(Responder):
         failure: BaseException | None
         try:
             async with timeout:
-                outcome = await self.ask(handler, cause)
+                outcome = await self.run_once(handler, cause)
             failure = outcome.exception
             self._warn_of_mistakes(handler, cause, outcome.result, was_patched=was_patched)
             del outcome  # see `Outcome.without_exception`
@@ -294,7 +294,7 @@ class AdmissionReviewer(Responder):
             cause.body._replace_with(guard.original)
         verdict.mutating = verdict.mutating or handler.type is WebhookType.MUTATING
         if failure is not None:
-            verdict.blame(handler, failure, cause)
+            verdict.add_failure(handler, failure, cause)
             del failure  # see `Outcome.without_exception`
             if before is not None:  # the changes of a handler whose failure is ignored must not be applied in part
                 cause.patch.clear()
@@ -339,7 +339,7 @@ def _matches(handler: WebhookHandler, cause: WebhookCause, verdict: '_Verdict') 
         # Denied, not admitted: the handler, which cannot be called now, could have denied it.
         text = error.explain(handler)
         cause.logger.error("%s", text)
-        verdict.blame(handler, Exception(text), cause)
+        verdict.add_failure(handler, Exception(text), cause)
         return False
 
 
@@ -372,7 +372,7 @@ class _Verdict:
         self.strict = False
         """Whether any of the called handlers is declared without ``ignore_failures``."""
 
-    def blame(self, handler: WebhookHandler, error: BaseException, cause: WebhookCause) -> None:
+    def add_failure(self, handler: WebhookHandler, error: BaseException, cause: WebhookCause) -> None:
         """Deny the request because of a failed handler, or add a warning if its failures are ignored."""
         if handler.ignore_failures:
             # The client would not see the failure otherwise: `kubectl` prints warnings.

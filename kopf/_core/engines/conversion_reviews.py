@@ -193,7 +193,7 @@ class Converter(Responder):
         obj: Mapping[str, Any],
         api_version: str,
     ) -> Mapping[str, Any]:
-        outcome = await self.ask(handler, cause)
+        outcome = await self.run_once(handler, cause)
         failure = None if outcome.exception is None else describe(outcome.exception)
         outcome = outcome.without_exception()
         if failure is not None:

@@ -231,7 +231,7 @@ class PeeringMember:
         """True if the lifetime of our own record has ended unnoticed, because the operator was suspended."""
         return self.known and not self.paused and self.expiry is not None and self.expiry <= read_time()
 
-    def notice_overdue(self) -> None:
+    def pause_if_overdue(self) -> None:
         """Pause if the lifetime of our own record has ended, and write the record again."""
         if self.is_overdue:
             self._reconsider()

@@ -78,7 +78,7 @@ class Responder:
             'patch': Patch(body=body),
         }
 
-    async def ask(self, handler: ResourceHandler, cause: ResourceCause) -> Outcome:
+    async def run_once(self, handler: ResourceHandler, cause: ResourceCause) -> Outcome:
         """Run the handler once; arbitrary errors are permanent."""
         state = HandlerState(started=utcnow())
         rules = self._context.make_rules()._replace(default_errors=ErrorsMode.PERMANENT)

@@ -56,7 +56,7 @@ class Schedules:
         else:
             self._permitted.clear()
 
-    def guard(self, is_overdue: Callable[[], bool]) -> None:
+    def set_overdue_check(self, is_overdue: Callable[[], bool]) -> None:
         """Set the check that precedes each run: whether the operator must pause, but has not done so yet."""
         self._is_overdue = is_overdue
 

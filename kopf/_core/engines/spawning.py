@@ -101,7 +101,7 @@ class OperatorDaemons:
     def __len__(self) -> int:
         return len(self._active)
 
-    def guard(self, is_overdue: Callable[[], bool]) -> None:
+    def set_overdue_check(self, is_overdue: Callable[[], bool]) -> None:
         """Set the check that precedes each run: whether the operator must pause, but has not done so yet."""
         self._is_overdue = is_overdue
 
@@ -289,7 +289,7 @@ class ObjectDaemons:
         if not version or (is_older_version(version, self.version) and (asked_at is None or asked_at <= self.seen_at)):
             return False  # a state without a version is not a full body, but the identity of a deleted object
         # Called before the body is replaced, as the effect of the patch is predicted from the former body.
-        changed = self.spawner.idling and self._notice_edit(raw, patch)
+        changed = self.spawner.idling and self._detect_edit(raw, patch)
         self.packed[0], self.version, self.seen_at = raw, version, time.monotonic()
         if changed:
             self.changed_at = asyncio.get_running_loop().time()
@@ -298,7 +298,7 @@ class ObjectDaemons:
                 daemon.resume()
         return True
 
-    def _notice_edit(self, raw: RawBody, patch: Patch | None) -> bool:
+    def _detect_edit(self, raw: RawBody, patch: Patch | None) -> bool:
         try:
             expected = self.essence if patch is None else self.spawner.predict(self.body, patch)
             essence = self.spawner.essence_of(Body(raw))

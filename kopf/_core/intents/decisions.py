@@ -480,7 +480,7 @@ class Decider:
         if stored:
             self._cycles.predict(decision.cycle, decision.cause.body, decision.essence, stored)
 
-    def notice_patched(self, decision: Decision, patch: Patch, body: Body) -> None:
+    def compare_with_response(self, decision: Decision, patch: Patch, body: Body) -> None:
         """
         Compare the object after the operator's own patch with the expectation.
 

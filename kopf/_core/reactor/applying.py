@@ -91,7 +91,7 @@ class Applier:
         if result.body is not None:
             self._accept(record, result.body, patch, asked_at)
             if decision is not None and record.cycle is not None:
-                self._decider.notice_patched(decision, stored, Body(result.body))
+                self._decider.compare_with_response(decision, stored, Body(result.body))
             # The next step begins with the response. If it waited for the echo instead, each step of a cycle would take
             # as long as the stream lags behind; and a patch that changes nothing has no echo.
             if self._decider.table.managing and not result.remaining_fns:

@@ -19,7 +19,7 @@ from kopf._core.reactor.watches import ResourceWatch
 Affected = Collection[Namespace] | None
 """The namespaces for which a decision can have changed; ``None`` for all of them."""
 
-Guard = Callable[[], bool]
+OverdueCheck = Callable[[], bool]
 """A function that checks whether the operator must pause, even if `Coordinator.paused` is not set yet."""
 
 
@@ -35,7 +35,7 @@ class Coordinator(Protocol):
         """Return whether the operator must pause, because other operators handle the objects or can do so."""
 
     @property
-    def guard(self) -> Guard | None:
+    def overdue_check(self) -> OverdueCheck | None:
         """The function to call before any work begins; ``None`` if there is none."""
 
     @property
@@ -81,8 +81,8 @@ class Unanimity:
 
     def __init__(self, coordinators: Collection[Coordinator]) -> None:
         self._coordinators = tuple(coordinators)
-        guards = [each.guard for each in self._coordinators]
-        self._guards = [guard for guard in guards if guard is not None]
+        checks = [each.overdue_check for each in self._coordinators]
+        self._checks = [check for check in checks if check is not None]
 
     @property
     def groups(self) -> Collection[str]:
@@ -93,13 +93,13 @@ class Unanimity:
         return any(each.paused for each in self._coordinators)
 
     @property
-    def guard(self) -> Guard | None:
-        # It is called for each event. So, a single guard is returned as it is, without a call in between.
-        return self._check_guards if len(self._guards) > 1 else self._guards[0] if self._guards else None
+    def overdue_check(self) -> OverdueCheck | None:
+        # It is called for each event. So, a single check is returned as it is, without a call in between.
+        return self._check_all if len(self._checks) > 1 else self._checks[0] if self._checks else None
 
-    def _check_guards(self) -> bool:
-        # Why not `any()` of a generator? Each guard must be called, as it can begin a pause of its coordinator.
-        answers = [guard() for guard in self._guards]
+    def _check_all(self) -> bool:
+        # Why not `any()` of a generator? Each check must be called, as it can begin a pause of its coordinator.
+        answers = [check() for check in self._checks]
         return any(answers)
 
     @property

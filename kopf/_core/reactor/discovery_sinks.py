@@ -15,7 +15,7 @@ from kopf._cogs.structs.references import (
 from kopf._core.reactor.indexing_gate import IndexingGate
 from kopf._core.reactor.informer import MAX_FAILURES
 from kopf._core.reactor.object_records import ObjectRecord, is_deleted
-from kopf._core.reactor.observation import Definitions
+from kopf._core.reactor.resource_selection import Definitions
 from kopf._core.reactor.sinks import EventSink
 from kopf._core.reactor.watches import ResourceWatch
 
@@ -105,7 +105,7 @@ class NamespaceSink(EventSink):
     def failed(self, watch: ResourceWatch, error: Exception) -> None:
         self._failures += 1
         if self._failures == MAX_FAILURES:
-            self._indexing_gate.excuse(self)
+            self._indexing_gate.stop_delaying_all(self)
 
     def _stop_waiting(self) -> None:
         self._indexing_gate.dismiss(self)

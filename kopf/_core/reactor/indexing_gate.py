@@ -99,7 +99,7 @@ class IndexingGate:
             awaited.listing = False
             self._check(key, awaited)
 
-    def excuse(self, key: Hashable) -> bool:
+    def stop_delaying_all(self, key: Hashable) -> bool:
         """Let the list delay only handlers that can use its indices; return whether it delayed all handlers before."""
         awaited = self._awaited.get(key)
         if awaited is None or not awaited.initial:

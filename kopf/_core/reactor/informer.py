@@ -153,7 +153,7 @@ class Informer(ObjectSink):
 
     def failed(self, watch: ResourceWatch, error: Exception) -> None:
         self._failures += 1
-        if self._failures == MAX_FAILURES and self._indexing_gate.excuse(self):
+        if self._failures == MAX_FAILURES and self._indexing_gate.stop_delaying_all(self):
             logger.error(
                 "Only the handlers that can use the indices %s wait for %s from now on, as it cannot be listed: %s",
                 join_names(self._names),

@@ -36,7 +36,7 @@ from kopf._core.reactor.applying import CONFLICT_DELAYS, Applier, complete
 from kopf._core.reactor.object_records import ObjectRecord
 from kopf._core.reactor.processing import Processor
 from kopf._core.reactor.sinks import ObjectSink
-from kopf._core.reactor.throttling import explain_refusal, is_fault_of, is_refusal
+from kopf._core.reactor.throttling import can_be_users_fault, explain_refusal, is_refusal
 from kopf._core.reactor.watches import ResourceWatch
 from kopf._core.reactor.workers import WorkerPool
 
@@ -255,7 +255,7 @@ class LevelProcessor(Processor):
         newest state. And as long as a kept patch is refused, no trigger would have an effect.
         """
         if is_refusal(error):
-            is_users_fault = is_fault_of(run.patch, error)
+            is_users_fault = can_be_users_fault(run.patch, error)
             run.logger.error("%s", explain_refusal(error, is_users_fault=is_users_fault))
         return self._leveler.fail(run, error)
 

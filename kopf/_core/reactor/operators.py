@@ -16,7 +16,7 @@ from kopf._cogs.aiokits.loop_monitors import LoopMonitor
 from kopf._cogs.aiokits.loops import end
 from kopf._cogs.clients import logins
 from kopf._cogs.clients.api import ApiClient, client_var
-from kopf._cogs.clients.discovery import discover, explaining
+from kopf._cogs.clients.discovery import discover, explaining_discovery_errors
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.helpers.versions import version
 from kopf._cogs.structs.credentials import Vault
@@ -234,7 +234,7 @@ class Operator:
             workers = WorkerPool(self.settings, indexing_gate, self.instruments)
             schedules = Schedules(self.registry, self._context)
             if (command := self._options.get('_command')) is not None:
-                with explaining():
+                with explaining_discovery_errors():
                     found = await discover(client, PEERING_GROUPS)
                 await command(client, self.settings, found.resources, self._namespaces)
                 return

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kopf._cogs.aiokits.loops import end, make_threadsafe
 from kopf._cogs.clients import errors
 from kopf._cogs.clients.api import ApiClient
-from kopf._cogs.clients.discovery import discover, explaining
+from kopf._cogs.clients.discovery import discover, explaining_discovery_errors
 from kopf._cogs.structs.credentials import Vault
 from kopf._cogs.structs.references import (
     CRDS,
@@ -34,8 +34,8 @@ from kopf._core.reactor.discovery_sinks import DefinitionsSink, NamespaceSink, j
 from kopf._core.reactor.indexing_gate import IndexingGate
 from kopf._core.reactor.informer import Informer
 from kopf._core.reactor.object_records import ObjectRecord
-from kopf._core.reactor.observation import Absences, Complaints, Definitions, get_groups, resolve_tables
 from kopf._core.reactor.processing import Processor
+from kopf._core.reactor.resource_selection import Absences, Definitions, ResourceProblems, get_groups, resolve_tables
 from kopf._core.reactor.sinks import EventSink, ObjectSink
 from kopf._core.reactor.watches import ResourceWatch, WatchState
 from kopf._core.reactor.workers import WorkerPool
@@ -100,9 +100,9 @@ class Orchestrator:
             tools.client, tools.context.settings, identity=identity, tasks=tasks, changed=self._adjust
         )
         # Why not a guard that always permits, if there are no peers? It would be called for each event.
-        if (guard := self.coordinator.guard) is not None:
-            tools.workers.guard(guard)
-            tools.schedules.guard(guard)
+        if (overdue_check := self.coordinator.overdue_check) is not None:
+            tools.workers.set_overdue_check(overdue_check)
+            tools.schedules.set_overdue_check(overdue_check)
         registry = tools.context.registry
         self._levels: Levels | None = None
         self.webhooks = self._make_webhook_runtime() if registry.webhooks or registry.conversions else None
@@ -117,7 +117,7 @@ class Orchestrator:
         self._saving: asyncio.Task[None] | None = None
         self._resuming: asyncio.Task[None] | None = None
         self._observers: list[ResourceWatch] = []
-        self._complaints = Complaints()
+        self._problems = ResourceProblems()
         self._resources: Collection[Resource] | None = None
         self._served: dict[Scope, HandlerTable] = {}
         self._leaving: dict[Scope, Leaving] = {}
@@ -163,7 +163,7 @@ class Orchestrator:
         specific = select_specific_namespaces(self._patterns)
         self._namespaces = {None} if not self._patterns else set(specific)
         self._listing_namespaces = bool(self._patterns) and not self._tools.context.settings.scanning.disabled
-        with explaining():
+        with explaining_discovery_errors():
             # Only the first discovery ends the operator if it fails:
             # later ones are retried, as there is something to serve then.
             settled = await self._discover()
@@ -216,15 +216,15 @@ class Orchestrator:
         self._tools.indexers.ensure(registry.indexing)
         # If the server of a group is down, its resources still exist.
         self._resources = self._absences.fill(discovery.resources | hidden, self._resources or ())
-        self._tables, complaints = resolve_tables(registry, self._resources)
-        complaints = complaints.about_groups(discovery.failed_groups, hidden)
-        complaints.log(self._complaints)
-        self._complaints = complaints
+        self._tables, problems = resolve_tables(registry, self._resources)
+        problems = problems.with_failed_groups(discovery.failed_groups, hidden)
+        problems.log(self._problems)
+        self._problems = problems
         if self._schemas is not None:
             self._schemas.report(self._tables)
         # Before `_adjust`: no watch may begin before it is known whether there are peers to ask.
         self.coordinator.rediscover(self._resources)
-        unresolved = complaints.unresolved
+        unresolved = problems.unresolved
         if self.webhooks is not None:
             unresolved |= self.webhooks.rediscover(self._resources)
         self._adjust()
@@ -323,9 +323,9 @@ class Orchestrator:
     def end_listing_namespaces(self) -> None:
         """Called when all namespaces are listed, or when they cannot be listed."""
         self._listing_namespaces = False
-        self._notice_start()
+        self._check_started()
 
-    def _notice_start(self) -> None:
+    def _check_started(self) -> None:
         """
         End the start of the operator when everything that existed before is being served.
 
@@ -384,7 +384,7 @@ class Orchestrator:
                 for scope, leaving in self._leaving.items()
                 if leaving[3] is None or not leaving[3].done()
             }
-        self._notice_start()
+        self._check_started()
 
     def _find_wanted(self, namespaces: Collection[Namespace]) -> dict[Scope, HandlerTable]:
         """Return the scopes to be served in these namespaces, and those of cluster-scoped resources."""

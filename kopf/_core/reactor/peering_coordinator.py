@@ -85,7 +85,7 @@ class PeeringCoordinator:
         return bool(self._pausing)
 
     @property
-    def guard(self) -> Callable[[], bool]:
+    def overdue_check(self) -> Callable[[], bool]:
         return self._check_overdue
 
     def _check_overdue(self) -> bool:
@@ -109,7 +109,7 @@ class PeeringCoordinator:
         overdue = [each for each in members if each.is_overdue]
         for member in overdue:
             # Why not at once? The pause changes objects that the caller is using, such as the queue of workers.
-            asyncio.get_running_loop().call_soon(member.notice_overdue)
+            asyncio.get_running_loop().call_soon(member.pause_if_overdue)
         return bool(overdue)
 
     @property

@@ -129,7 +129,7 @@ class Processor(ObjectSink):
         if not record.throttled:
             self._workers.start(self, record, urgent=listed_since is None)
         else:
-            delay = self._throttling.hasten(record, event, sift=lambda: self._sift(record, event))
+            delay = self._throttling.hasten(record, event, check_stale=lambda: self._check_stale(record, event))
             if delay is not None:
                 self._wake_later(record, delay, reason='failed')
 
@@ -216,11 +216,11 @@ class Processor(ObjectSink):
         if self._observing or record.body is not None or record.cycle is not None or event['type'] == 'DELETED':
             return True
         # A stale event must not reach `is_settled`: it looks as if another client had undone the operator's last patch.
-        if not self._managing or self._sift(record, event):
+        if not self._managing or self._check_stale(record, event):
             return False
         return not self._reconciler.is_settled(record, event['object'])
 
-    def _sift(self, record: ObjectRecord, event: RawEvent) -> bool:
+    def _check_stale(self, record: ObjectRecord, event: RawEvent) -> bool:
         """
         Return whether the event is stale: from before the operator's last patch, or the echo of it.
 
@@ -340,7 +340,7 @@ class Processor(ObjectSink):
             return None
         if record.unverified:
             record.verify(untouched=self._is_untouched(record, body))
-        stale = self._sift(record, event)
+        stale = self._check_stale(record, event)
         if not stale:
             doubtful = record.outdated and record.body is None  # the API has said that there is no such object
             record.accept(event['object'])

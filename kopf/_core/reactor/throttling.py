@@ -103,7 +103,7 @@ class Throttling:
             record.end_throttling()
             self._make_logger(record).info("Throttling is over. Switching back to normal operations.")
 
-    def hasten(self, record: ObjectRecord, event: RawEvent, *, sift: Callable[[], bool]) -> float | None:
+    def hasten(self, record: ObjectRecord, event: RawEvent, *, check_stale: Callable[[], bool]) -> float | None:
         """
         Return the delay of an earlier attempt, if the event brings a change that can end the failures.
 
@@ -112,13 +112,13 @@ class Throttling:
         Args:
             record: the record of the object.
             event: the new event.
-            sift: returns whether the event is stale; see `echoes`. Called only if needed, as it has side effects.
+            check_stale: checks whether the event is stale; see `echoes`. Called only if needed, as it has side effects.
 
         Returns:
             The delay until the next attempt (in seconds); ``None`` to keep the planned one.
         """
         throttle = record.throttle
-        if throttle is None or throttle.hastened or not self._find_change(record, throttle, event, sift):
+        if throttle is None or throttle.hastened or not self._find_change(record, throttle, event, check_stale):
             return None
         throttle.hastened = True
         if throttle.is_users_fault and record.pending_patch is not None:
@@ -134,7 +134,7 @@ class Throttling:
         record: ObjectRecord,
         throttle: Throttle,
         event: RawEvent,
-        sift: Callable[[], bool],
+        check_stale: Callable[[], bool],
     ) -> bool:
         """Return whether the event is a reason for another attempt. A stale event is not."""
         # A deletion is always a reason, but only once: otherwise, each event that follows it would start an attempt.
@@ -142,7 +142,7 @@ class Throttling:
             known = record.body is not None and is_deleted({'type': None, 'object': record.body})
             return event['type'] == 'DELETED' or not known
         # Without a refusal, a change cannot help: an API server that is down would get a request for each edit.
-        if throttle.refused is None or throttle.essence is None or sift():
+        if throttle.refused is None or throttle.essence is None or check_stale():
             return False
         try:
             essence = self._decider.essences.of(Body(event['object']))
@@ -152,7 +152,7 @@ class Throttling:
 
     def _note_refusal(self, record: ObjectRecord, throttle: Throttle, error: Exception) -> None:
         wanted = record.pending_patch if record.pending_patch is not None else Patch()
-        throttle.refused, throttle.is_users_fault = wanted, is_fault_of(wanted, error)
+        throttle.refused, throttle.is_users_fault = wanted, can_be_users_fault(wanted, error)
         if record.body is not None:
             with contextlib.suppress(StorageError):
                 throttle.essence = self._decider.essences.of(Body(record.body))
@@ -166,7 +166,7 @@ def is_refusal(error: Exception) -> bool:
     return isinstance(error, APIClientError) and not isinstance(error, _PASSING)
 
 
-def is_fault_of(wanted: Patch, error: Exception) -> bool:
+def can_be_users_fault(wanted: Patch, error: Exception) -> bool:
     """Check whether the error can be about the changes requested by handlers, not only about the framework's data."""
     assert isinstance(error, APIClientError)
     if not wanted:

@@ -24,7 +24,7 @@ from kopf._core.engines.responders import Memos
 from kopf._core.engines.webhook_configurations import WebhookConfigurations
 from kopf._core.engines.webhook_registration import CLEANUP_TIMEOUT, WebhookRegistration
 from kopf._core.intents.contexts import OperatorContext
-from kopf._core.reactor.observation import Complaints, resolve_webhooks
+from kopf._core.reactor.resource_selection import ResourceProblems, resolve_webhooks
 
 logger = logging.getLogger(__name__)
 
@@ -80,16 +80,16 @@ class WebhookRuntime:
         self._strategies = ConversionStrategies(client) if managed and len(registry.conversions) else None
         kept = (self._configurations, self._strategies)
         self._kept: tuple[WebhookRegistration, ...] = tuple(upkeep for upkeep in kept if upkeep is not None)
-        self._complaints = Complaints()
+        self._problems = ResourceProblems()
         self._discovered = asyncio.Event()
         self.listening = False
         """Whether the server has yielded its client configuration."""
 
     def rediscover(self, resources: Collection[Resource]) -> frozenset[Selector]:
         """Select the resources of the handlers; return the selectors that match none."""
-        served, converted, complaints = resolve_webhooks(self._registry, resources)
-        complaints.log(self._complaints)
-        self._complaints = complaints
+        served, converted, problems = resolve_webhooks(self._registry, resources)
+        problems.log(self._problems)
+        self._problems = problems
         self._reviewer.serve(served)
         self._converter.serve(converted)
         if self._configurations is not None:
@@ -97,7 +97,7 @@ class WebhookRuntime:
         if self._strategies is not None:
             self._strategies.serve(converted)
         self._discovered.set()
-        return complaints.unresolved
+        return problems.unresolved
 
     def recheck(self) -> None:
         """Called when CRDs can have changed since the discovery, with their conversion strategies."""

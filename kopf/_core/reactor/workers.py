@@ -102,10 +102,10 @@ class WorkerPool:
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails with the error of a worker that must end the operator."""
 
-    def guard(self, is_overdue: Callable[[], bool]) -> None:
+    def set_overdue_check(self, is_overdue: Callable[[], bool]) -> None:
         """Set the function that checks whether the operator must pause, even if its timers have not fired yet."""
         self._is_overdue = is_overdue
-        self.background.guard(is_overdue)
+        self.background.set_overdue_check(is_overdue)
 
     @property
     def halted(self) -> bool:

@@ -234,7 +234,7 @@ async def test_failed_discovery_names_the_missing_permissions(client, broken, pa
     with pytest.raises(errors.APIForbiddenError):
         await discovery.discover(client)
     with pytest.raises(discovery.DiscoveryError, match="cannot be discovered.* Bind the cluster role"):
-        with discovery.explaining():
+        with discovery.explaining_discovery_errors():
             await discovery.discover(client)
 
 
@@ -250,7 +250,7 @@ async def test_the_core_group_is_down(client, broken, answer, sleeps):
 async def test_no_discovery_is_not_taken_for_an_empty_one(client, broken, answer, sleeps):
     broken('/apis', answer)
     with pytest.raises(discovery.DiscoveryError, match="Check that the server is up"):
-        with discovery.explaining():
+        with discovery.explaining_discovery_errors():
             await discovery.discover(client)
 
 

@@ -520,7 +520,7 @@ async def test_after_a_suspension_the_operator_is_overdue_until_its_record_is_re
         monkeypatch.setattr(peering_member, 'get_suspended_time', lambda: 100.0)  # the loop's clock does not know of it
         assert member.is_overdue and not member.paused
         peering_api.error = errors.APIServerError('oops', status=500)
-        member.notice_overdue()
+        member.pause_if_overdue()
         assert member.paused and not member.is_overdue
         await passed(RETRY_DELAY)
         assert member.paused
@@ -534,7 +534,7 @@ async def test_an_operator_that_took_over_during_a_suspension_is_waited_for(peer
     async with join() as member:
         await passed(TAKEOVER_TIMEOUT)
         monkeypatch.setattr(peering_member, 'get_suspended_time', lambda: 100.0)
-        member.notice_overdue()
+        member.pause_if_overdue()
         await passed(0)
         assert peering_api.status['me']['waiting'] is True
         assert not member.known

@@ -49,7 +49,7 @@ def respond(registry, responder):
             new=BODY,
             diff=(),
         )
-        return await responder.ask(handler, cause)
+        return await responder.run_once(handler, cause)
 
     return respond
 

@@ -183,7 +183,7 @@ class Simulation:
         if adjusted:
             self.edit(**adjusted)
         if patch and not done:
-            self.decider.notice_patched(decision, patch, Body(self.raw))
+            self.decider.compare_with_response(decision, patch, Body(self.raw))
         if done:
             self.cycle, self.initial = decision.followup, False
             if decision.reason is Reason.DELETE or decision.remove_finalizer:

@@ -18,7 +18,7 @@ from kopf._core.intents.causes import ResourceCause
 from kopf._core.intents.handlers import KINDS, ResourceHandler
 from kopf._core.intents.options import RetriedOptions
 from kopf._core.intents.registries import HandlerTable
-from kopf._core.reactor.observation import resolve_tables
+from kopf._core.reactor.resource_selection import resolve_tables
 
 KEX = Resource('kopf.dev', 'v1', 'kopfexamples', kind='KopfExample', verbs=frozenset({'list', 'watch'}))
 

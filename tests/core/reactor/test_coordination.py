@@ -29,7 +29,7 @@ class Switch:
         self.error = None
 
     @property
-    def guard(self):
+    def overdue_check(self):
         return self._check
 
     def _check(self):
@@ -83,16 +83,16 @@ def test_work_may_begin_where_all_permit_it(pair):
 
 def test_all_guards_are_asked_although_one_is_enough(pair):
     both = Unanimity(pair)
-    assert not both.guard()
+    assert not both.overdue_check()
     pair[0].overdue = True
-    assert both.guard()
+    assert both.overdue_check()
     assert [each.asked for each in pair] == [2, 2]
 
 
-def test_a_single_guard_is_asked_directly(pair):
-    unguarded, guarded = pair
-    unguarded.__class__ = type('Unguarded', (Switch,), {'guard': None})
-    assert Unanimity([unguarded, guarded]).guard == guarded.guard
+def test_a_single_overdue_check_is_called_directly(pair):
+    unchecked, checked = pair
+    unchecked.__class__ = type('Unchecked', (Switch,), {'overdue_check': None})
+    assert Unanimity([unchecked, checked]).overdue_check == checked.overdue_check
 
 
 def test_everything_is_passed_on_to_all(pair):
@@ -123,7 +123,7 @@ async def test_all_leave_although_one_fails(pair):
 
 async def test_without_any_the_operator_always_works():
     none = Unanimity([])
-    assert not none.paused and none.is_open(None) and none.is_open('ns1') and none.guard is None
+    assert not none.paused and none.is_open(None) and none.is_open('ns1') and none.overdue_check is None
     assert not none.groups and not none.watches
     assert none.adjust({'ns1'}, ['ns1']) == ['ns1']
     await none.leave()

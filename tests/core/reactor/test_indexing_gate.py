@@ -64,9 +64,9 @@ async def test_an_index_of_several_lists_is_complete_with_the_last_one(gate, ope
 
 async def test_an_excused_list_delays_only_handlers_that_can_use_its_indices(gate, openings):
     gate.expect('pods', 'pods', ['idx'])
-    assert gate.excuse('pods')
+    assert gate.stop_delaying_all('pods')
     assert is_open(gate) == [True, False, False] and openings() == 1
-    assert not gate.excuse('pods') and not gate.excuse('unknown')
+    assert not gate.stop_delaying_all('pods') and not gate.stop_delaying_all('unknown')
 
 
 async def test_objects_of_a_list_delay_handlers_until_they_are_indexed(gate):
@@ -120,7 +120,7 @@ async def test_handlers_that_wait_are_reported_until_the_gate_opens(gate, caplog
     gate.expect('pods', 'list of pods', ['idx'])
     await asyncio.sleep(indexing_gate.REMINDER_INTERVAL + 1)
     assert "No handlers are run until all indices are complete" in caplog.text and "list of pods" in caplog.text
-    gate.excuse('pods')
+    gate.stop_delaying_all('pods')
     await asyncio.sleep(indexing_gate.REMINDER_INTERVAL)
     assert "The handlers that can use the indices 'idx' are not run until these are complete" in caplog.text
     gate.dismiss('pods')

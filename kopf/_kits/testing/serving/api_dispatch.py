@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from kopf._kits.testing.access import permissions, subresources, users
+from kopf._kits.testing.access import permissions, token_requests, users
 from kopf._kits.testing.access.access_reviews import Reviews
 from kopf._kits.testing.access.roles import Guard
 from kopf._kits.testing.access.users import Tokens, User
@@ -315,10 +315,10 @@ class Api:
                 scale = await self._scales.patch(kind, namespace, name, _scale_patch(seen, kind, options), options)
                 return 200, form.raw(scales.kind_of(kind), orjson.dumps(scale))
             case 'token', _:
-                asked = _decode_object(seen, subresources.TOKEN, options)
-                subresources.check_request(asked, name)
+                asked = _decode_object(seen, token_requests.TOKEN, options)
+                token_requests.check_request(asked, name)
                 account = kind.body(self.objects.get(kind, namespace, name))
-                answer = subresources.token_request(namespace, account, asked, self._tokens)
+                answer = token_requests.token_request(namespace, account, asked, self._tokens)
                 return 201, orjson.dumps(answer)
             case 'eviction', _:
                 pod_subresources.check_eviction(

@@ -193,7 +193,7 @@ class Connection(asyncio.Protocol):
     async def _answer_next(self) -> bool:
         """Answer the next request; return whether other requests can follow it."""
         request, keeps = self._reader.queue.popleft()
-        response = request if isinstance(request, Response) else await self._ask(request)
+        response = request if isinstance(request, Response) else await self._handle(request)
         keeps = keeps and not (self._finishing and not self._reader.queue)
         if self._streaming is not None:
             keeps = self._end_stream() and keeps
@@ -201,7 +201,7 @@ class Connection(asyncio.Protocol):
             await self._send(response, request if isinstance(request, Request) else None, keeps=keeps)
         return keeps
 
-    async def _ask(self, request: Request) -> Response | None:
+    async def _handle(self, request: Request) -> Response | None:
         try:
             return await self._service.handle(request)
         except (Dropped, ConnectionError):

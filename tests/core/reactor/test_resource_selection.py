@@ -7,8 +7,8 @@ import pytest
 import kopf
 from kopf._cogs.structs.references import Resource
 from kopf._core.intents.registries import OperatorRegistry
-from kopf._core.reactor import observation
-from kopf._core.reactor.observation import Absences, Complaints, Definitions, get_groups, resolve_tables
+from kopf._core.reactor import resource_selection
+from kopf._core.reactor.resource_selection import Absences, Definitions, ResourceProblems, get_groups, resolve_tables
 
 VERBS = frozenset({'list', 'watch', 'patch'})
 KEX = Resource('kopf.dev', 'v1', 'kopfexamples', kind='KopfExample', singular='kopfexample', verbs=VERBS)
@@ -37,15 +37,15 @@ def make_crd(*versions, established=True, **served):
 
 def test_selected_resources_get_tables_with_their_handlers(registry):
     declare(registry, kopf.on.create, 'kopfexamples')
-    tables, complaints = resolve_tables(registry, [KEX])
+    tables, problems = resolve_tables(registry, [KEX])
     assert [handler.fn.__name__ for handler in tables[KEX].changing] == ['fn']
-    assert complaints == Complaints()
+    assert problems == ResourceProblems()
 
 
 def test_unresolved_selectors_are_reported_with_the_closest_names(registry, caplog):
     declare(registry, kopf.on.create, 'kopfexampels')
-    tables, complaints = resolve_tables(registry, [KEX])
-    complaints.log(Complaints())
+    tables, problems = resolve_tables(registry, [KEX])
+    problems.log(ResourceProblems())
     assert not tables
     assert "Unresolved resources cannot be served" in caplog.text
     assert "Did you mean 'kopfexamples'?" in caplog.text
@@ -53,8 +53,8 @@ def test_unresolved_selectors_are_reported_with_the_closest_names(registry, capl
 
 def test_specific_selectors_that_match_several_groups_are_not_served(registry, caplog):
     declare(registry, kopf.on.create, 'kopfexamples')
-    tables, complaints = resolve_tables(registry, [KEX, OTHER])
-    complaints.log(Complaints())
+    tables, problems = resolve_tables(registry, [KEX, OTHER])
+    problems.log(ResourceProblems())
     assert not tables and "Ambiguous resources will not be served" in caplog.text
 
 
@@ -70,23 +70,23 @@ def test_specific_selectors_that_match_several_groups_are_not_served(registry, c
 def test_resources_are_served_only_with_the_verbs_that_their_handlers_need(registry, caplog, decorator, verb, text):
     resource = dataclasses.replace(KEX, verbs=VERBS - {verb})
     declare(registry, decorator, 'kopfexamples')
-    tables, complaints = resolve_tables(registry, [resource])
-    complaints.log(Complaints())
+    tables, problems = resolve_tables(registry, [resource])
+    problems.log(ResourceProblems())
     assert bool(tables) is (text is None) and (text or '') in caplog.text
 
 
 def test_the_same_complaints_are_logged_once(registry, caplog):
     declare(registry, kopf.on.create, 'missing')
-    _, complaints = resolve_tables(registry, [KEX])
-    complaints.log(complaints)
+    _, problems = resolve_tables(registry, [KEX])
+    problems.log(problems)
     assert not caplog.text
 
 
 def test_failed_groups_are_reported_only_if_resources_can_be_missing_because_of_them(registry):
     declare(registry, kopf.on.create, 'kopf.dev', 'v1', 'missing')
-    _, complaints = resolve_tables(registry, [KEX])
-    complaints = complaints.about_groups({'kopf.dev', 'other.dev', 'unrelated.dev'}, hidden={OTHER})
-    assert complaints.failed_groups == {'kopf.dev', 'other.dev'}
+    _, problems = resolve_tables(registry, [KEX])
+    problems = problems.with_failed_groups({'kopf.dev', 'other.dev', 'unrelated.dev'}, hidden={OTHER})
+    assert problems.failed_groups == {'kopf.dev', 'other.dev'}
 
 
 def test_groups_are_known_if_all_handlers_name_them(registry):
@@ -138,5 +138,5 @@ def test_a_missing_resource_is_served_as_long_as_its_definition_serves_it(caplog
 def test_a_missing_resource_without_a_definition_is_served_for_a_short_time(monkeypatch):
     absences = Absences(Definitions())
     assert absences.fill([], known=[KEX]) == {KEX}
-    monkeypatch.setattr(observation, 'CONFIRMATION_TIME', 0)
+    monkeypatch.setattr(resource_selection, 'CONFIRMATION_TIME', 0)
     assert absences.fill([], known=[KEX]) == set()

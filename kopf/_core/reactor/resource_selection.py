@@ -27,7 +27,7 @@ Versions = dict[str, frozenset[str]]
 """The served versions of a resource, with their subresources."""
 
 
-class Complaints(NamedTuple):
+class ResourceProblems(NamedTuple):
     """The selectors and resources that cannot be served. They are logged once, and again when they change."""
 
     unresolved: frozenset[Selector] = frozenset()
@@ -40,14 +40,14 @@ class Complaints(NamedTuple):
     similar: Mapping[Selector, str] = MappingProxyType({})
     """The closest existing names, suggested for unresolved selectors."""
 
-    def about_groups(self, failed: Collection[str], hidden: Collection[Resource]) -> 'Complaints':
-        """Return these complaints with the undiscovered groups that can be the reason why resources are missing."""
+    def with_failed_groups(self, failed: Collection[str], hidden: Collection[Resource]) -> 'ResourceProblems':
+        """Return these problems with the undiscovered groups that can be the reason why resources are missing."""
         missing = {selector.group for selector in self.unresolved}
         wanted = {group for group in failed if missing & {group, None}} | {resource.group for resource in hidden}
         return self._replace(failed_groups=frozenset(wanted))
 
-    def log(self, previous: 'Complaints') -> None:
-        """Log what has changed since the previous complaints."""
+    def log(self, previous: 'ResourceProblems') -> None:
+        """Log what has changed since the previous problems."""
         if self.unresolved and self.unresolved != previous.unresolved:
             logger.warning(
                 "Unresolved resources cannot be served (try creating their CRDs): %s%s",
@@ -82,9 +82,9 @@ class Complaints(NamedTuple):
 def resolve_tables(
     registry: OperatorRegistry,
     resources: Collection[Resource],
-) -> tuple[dict[Resource, HandlerTable], Complaints]:
-    """Return the handler tables of the resources to be served, and the complaints about the others."""
-    chosen, complaints = _resolve_selectors(registry.iter_selectors(), resources)
+) -> tuple[dict[Resource, HandlerTable], ResourceProblems]:
+    """Return the handler tables of the resources to be served, and the problems of the others."""
+    chosen, problems = _resolve_selectors(registry.iter_selectors(), resources)
     served: dict[Resource, set[Selector]] = {}
     for selector, found in chosen.items():
         for resource in sorted(found, key=lambda resource: (resource.group, resource.version, resource.plural)):
@@ -100,7 +100,7 @@ def resolve_tables(
         for resource, selectors in served.items()
         if resource not in unwatchable | unpatchable
     }
-    return tables, complaints._replace(
+    return tables, problems._replace(
         unwatchable=frozenset(unwatchable),
         unpatchable=frozenset(unpatchable),
         unselected=frozenset(resource for resource, table in tables.items() if table.has_different_selectors),
@@ -110,9 +110,9 @@ def resolve_tables(
 def resolve_webhooks(
     registry: OperatorRegistry,
     resources: Collection[Resource],
-) -> tuple[dict[WebhookHandler, frozenset[Resource]], dict[ConversionHandler, frozenset[Resource]], Complaints]:
-    """Return the resources of admission handlers and of conversion handlers, and the complaints about the others."""
-    chosen, complaints = _resolve_selectors(registry.iter_selectors(watched=False), resources)
+) -> tuple[dict[WebhookHandler, frozenset[Resource]], dict[ConversionHandler, frozenset[Resource]], ResourceProblems]:
+    """Return the resources of admission handlers and of conversion handlers, and the problems of the others."""
+    chosen, problems = _resolve_selectors(registry.iter_selectors(watched=False), resources)
     webhooks = {
         handler: chosen.get(handler.selector, frozenset())
         for handler in registry.webhooks
@@ -123,13 +123,13 @@ def resolve_webhooks(
         for handler in registry.conversions
         if handler.selector is not None
     }
-    return webhooks, conversions, complaints
+    return webhooks, conversions, problems
 
 
 def _resolve_selectors(
     selectors: Iterable[Selector],
     resources: Collection[Resource],
-) -> tuple[dict[Selector, frozenset[Resource]], Complaints]:
+) -> tuple[dict[Selector, frozenset[Resource]], ResourceProblems]:
     found = {selector: selector.select(resources) for selector in dict.fromkeys(selectors)}
     ambiguous = {
         selector: chosen
@@ -141,7 +141,7 @@ def _resolve_selectors(
     served = {selector: chosen for selector, chosen in found.items() if chosen and selector not in ambiguous}
     unresolved = frozenset(selector for selector, chosen in found.items() if not chosen)
     similar = {selector: name for selector in unresolved if (name := _find_similar(selector, resources)) is not None}
-    return served, Complaints(unresolved=unresolved, ambiguous=ambiguous, similar=similar)
+    return served, ResourceProblems(unresolved=unresolved, ambiguous=ambiguous, similar=similar)
 
 
 def _find_similar(selector: Selector, resources: Collection[Resource]) -> str | None:
