@@ -269,7 +269,7 @@ _LAZY = {
     'kopf._kits.tunnels': ('WebhookAutoServer', 'WebhookAutoTunnel', 'WebhookNgrokTunnel'),
     'kopf._kits.webhooks': ('WebhookDockerDesktopServer', 'WebhookK3dServer', 'WebhookMinikubeServer', 'WebhookServer'),
 }
-"""What handlers' files rarely need while they are imported, and what takes long to be imported."""
+"""Public names that are imported on first use: few files need them at once, or they are slow to import."""
 
 
 if not TYPE_CHECKING:  # otherwise, type checkers would accept any attribute

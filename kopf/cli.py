@@ -293,7 +293,7 @@ def _launched(*, sandbox: bool, **options: Any) -> 'Iterator[launching.Launched 
 
 
 def _get_options(controls: CLIControls, registry: registries.OperatorRegistry) -> 'operators.OperatorOptions':
-    """Return those options of an operator that no command line has."""
+    """Return the options of an operator that cannot be given on a command line."""
     return {
         'registry': registry,
         'settings': controls.settings,
@@ -415,7 +415,7 @@ def run(
         options['clusterwide'] = True
     # Programs that call `main` have their handlers in the default registry, where those of the files are added.
     registry = registries.get_default_registry() if controls.registry is None else controls.registry
-    # Before the files are loaded, as their decorators use the default registry.
+    # Set before the files are loaded, as their decorators use the default registry.
     registries.set_default_registry(registry)
     with _launched(sandbox=sandbox, crds=crds, loads=loads, pods=pods) as launched:
         loaders.preload(paths=paths, modules=modules)
@@ -530,9 +530,9 @@ def freeze(
     """
     Pause operators for a while.
 
-    It puts a record into the peering object, as if there were an operator of this priority. All the operators that
-    meet there and have lower priorities pause, until they are resumed or the time is over. Then they take up what they
-    have missed.
+    It puts a record into the peering object, as if there were an operator of this priority. All operators with lower
+    priorities that use this object pause, until they are resumed or the time is over. Then they handle what they have
+    missed.
 
     \b
     Example:
@@ -563,8 +563,8 @@ def resume(controls: CLIControls, /, *, identity: str | None, **options: Any) ->
     """
     Resume paused operators.
 
-    What 'kopf freeze' has begun, ends before its time: the record is removed from the peering object, that of
-    the same person on the same machine, or of the same --id.
+    This ends the pause of 'kopf freeze' before its time: it removes the record of the same user on the same machine, or
+    of the same --id, from the peering object.
 
     \b
     Example:
@@ -588,7 +588,7 @@ def _run_command(
     _check_scope(namespaces, clusterwide=clusterwide)
     from kopf._core.reactor import running
 
-    # An empty one: the command must run no handlers, not even those of a program that calls it.
+    # An empty registry: the command must run no handlers, not even those of a program that calls it.
     registry = registries.SmartOperatorRegistry() if controls.registry is None else controls.registry
     options = _get_options(controls, registry)
     options['namespaces'], options['clusterwide'] = namespaces, clusterwide
@@ -599,9 +599,9 @@ def _run_command(
 
 def launch() -> None:
     """Run the command line as a program; always raises `SystemExit`."""
-    # Objects of events are freed without the collector, as they have no cycles. With the default thresholds, a third
-    # of the time of large lists goes into looking for some. But handlers and their libraries do make cycles: so not
-    # too rarely either, or they pile up to megabytes, which are never given back to the system.
+    # Objects of events have no cycles, so they are freed without the collector. With the default thresholds, it takes a
+    # third of the time of large lists. But handlers and their libraries create cycles. If it ran too rarely, these
+    # would grow to megabytes that are never returned to the system.
     gc.set_threshold(10_000, 10, 10)
     malloc.release_large_blocks()
     main(prog_name='kopf')

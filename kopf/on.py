@@ -84,8 +84,8 @@ def schedule(
     """
     Run the function periodically while the operator runs, independently of objects.
 
-    The first run is when the operator begins to serve. There is never more than one run at once; there is none while
-    the operator is paused because of its peers. When a run has failed for good, the next one is as usual.
+    The first run is when the operator begins to serve. Runs never overlap, and none begins while the operator is paused
+    because of its peers. A permanent failure ends only its run, not the schedule.
 
     Args:
         interval: the time from the end of one run to the beginning of the next one (in seconds).
@@ -131,7 +131,7 @@ def update(
     /,
     **options: Unpack[UpdateOptions],
 ) -> Callable[[FnT], FnT]:
-    """Run the function when an object differs from what was handled last; with ``field``, if the field differs."""
+    """Run the function when an object differs from its last handled state; with ``field``, if the field differs."""
     return _declarations.declare(
         ChangingHandler,
         'update',
@@ -222,16 +222,17 @@ def reconcile(
     **options: Unpack[ReconcileOptions],
 ) -> Callable[[FnT], FnT]:
     """
-    Run the function when an object, or anything that it depends on, can have changed: it brings them into line.
+    Run the function when an object, or anything that it depends on, can have changed.
 
-    It is also run when the operator starts, and never twice at once for an object. Whatever changes before a run is
-    seen by that run; whatever changes during a run causes one more. Nothing is stored on the object. The function
-    can return `kopf.Again` to be run once more after some time. See "Level-triggered handlers" in the documentation.
+    The function makes the actual state match the desired one. It is also run when the operator starts, and never twice
+    at the same time for one object. A run sees all changes made before it; changes made during a run cause one more.
+    Nothing is stored on the object. The function can return `kopf.Again` to be run once more after some time. See
+    "Level-triggered handlers" in the documentation.
 
     Args:
-        owns: the resources whose objects are owned by those of the handler, by their owner references.
-        watches: the other resources that the handler looks at, each with a function that returns which objects of the
-            handler use an object of it: a list of pairs of a namespace and a name.
+        owns: the resources whose objects have owner references to objects of the handler.
+        watches: the other resources that the handler reads, each with a function that returns which objects of the
+            handler depend on an object of that resource: a list of pairs of a namespace and a name.
         interval: how often to run the function if nothing happens (in seconds, varied by a tenth).
         timeout: how long one run may take (in seconds). After it, a coroutine is cancelled; a thread is left.
         concurrency: for how many objects the function may run at once; by default, there is no limit but that of the

@@ -2,8 +2,8 @@
 Certificates with their own authority, renewed without interruption of trust.
 
 A new authority is only announced at first: the clients learn to trust it besides the old one. After a while, it signs
-the new certificates of the server. The old one is trusted until it expires. All of this is a pure function of the
-known keyring and the time, so that all replicas come to the same result.
+the new certificates of the server. The old one is trusted until it expires. The result depends only on the known
+keyring and the time, so all replicas get the same result.
 """
 
 import dataclasses
@@ -120,7 +120,7 @@ def _renew(parts: _Parts | None, names: Collection[str], schedule: Schedule, now
     if parts is not None:
         valid = tuple(authority for authority in parts.authorities if authority.not_valid_after_utc > now)
         if len(valid) != len(parts.authorities):
-            # The private key belongs to the newest authority. If that has expired, all begins anew.
+            # The private key belongs to the newest authority. If that has expired, a new keyring is created.
             parts = dataclasses.replace(parts, authorities=valid) if valid[:1] == parts.authorities[:1] else None
     if parts is None or _is_aging(parts.authorities[0], schedule, now):
         key, authority = _make_authority(schedule, now)

@@ -2,9 +2,9 @@
 The HTTP side of webhook servers: it listens, receives requests for reviews, and returns the responses.
 
 The server is aiohttp's low-level one, ``web.Server``, without routes and middlewares: requests are many, and the API
-server waits for each of them. What is added here are the limits that aiohttp does not have: the time for a request to
-come in, for a client to read its answer, and the size of bodies by path. A malformed request is refused with a 4xx and
-a reason, in the form in which the API server shows it to its users.
+server waits for each of them. This module adds limits that aiohttp does not have: the time for a request to come in,
+for a client to read its answer, and the size of bodies by path. A malformed request is refused with a 4xx and a reason,
+in the form in which the API server shows it to its users.
 """
 
 import asyncio
@@ -37,13 +37,13 @@ MAX_CONVERTED_BODY = 256 * 1024 * 1024
 MAX_HEAD_LINE = 64 * 1024
 """The largest URL, and the largest header (in bytes)."""
 KEEPALIVE_TIMEOUT = 120.0
-"""It must be longer than that of the API server (90 s), which would otherwise use connections that are being closed."""
+"""It is longer than the one of the API server (90 s), which would otherwise use connections that are being closed."""
 REQUEST_TIMEOUT = 60.0
-"""How long a request may take to come in, and its client for reading the answer (in seconds)."""
+"""How long a client may take to send a request, and to read the response (in seconds)."""
 SHUTDOWN_TIMEOUT = 5.0
-"""How long to wait for the answers under way when the server ends (in seconds)."""
+"""How long to wait for pending responses when the server ends (in seconds)."""
 LINGERING_TIME = 1.0
-"""How long to read on from a client that is refused in the middle of its request, so that it sees why (in seconds)."""
+"""How long to read on when a request is refused in its middle, so that the client gets the reason (in seconds)."""
 HANDSHAKE_TIMEOUT = 10.0
 """How long a client may take to agree on TLS (in seconds)."""
 FAREWELL_TIMEOUT = 1.0
@@ -144,7 +144,7 @@ class Endpoint:
 
     async def close(self) -> None:
         """Stop listening, and wait for the pending responses, at most for `SHUTDOWN_TIMEOUT`."""
-        # First no new connections, then the end of those under way; otherwise, there could always be one more.
+        # New connections are refused first: otherwise, there could always be one more to wait for.
         for server in self._servers:
             server.close()
         self._servers = []
@@ -203,14 +203,14 @@ class Endpoint:
         except ConnectionError:  # the client has gone in the middle of its request
             raise
         except Exception as error:
-            # With a response nevertheless: without one, the API server would report only a lost connection to its user.
+            # Why a response? Without one, the API server would report only a lost connection to its user.
             logger.exception("The webhook request %s has failed: %s", request.path, error)
             return _make_refusal(500, "The webhook server has failed.")
         finally:
             connection.expect_reading()
 
     async def _review(self, request: web.BaseRequest, connection: '_Connection') -> bytes:
-        # Before the body is read: a request to a wrong path must not cost the memory of its body.
+        # Checked before the body is read: a request to a wrong path must not take memory for its body.
         webhook = self._get_webhook(request.path)
         if request.method != 'POST':
             raise ReviewError("Reviews are accepted only by the method POST.", status=405)

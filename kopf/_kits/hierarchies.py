@@ -87,7 +87,8 @@ def append_owner_reference(
     reference = build_owner_reference(owner, controller=controller, block_owner_deletion=block_owner_deletion)
     for meta in _iter_metadata(objs):
         references = meta.get('ownerReferences') or ()
-        # By the uid, as a name can be that of a deleted owner; and only one reference may be that of a controller.
+        # Compared by the uid, as a deleted owner can have had the same name. Only one reference may be that of a
+        # controller.
         if not any(_get_uid(item) == reference.get('uid') for item in references):
             added = meta.make_item('ownerReferences', cast(dict[str, Any], reference.copy()))
             meta.set('ownerReferences', [*references, added])
@@ -179,7 +180,7 @@ def harmonize_naming(
         raise LookupError("There is no name to give: no object with a name is being handled. Give one explicitly.")
     for meta in _iter_metadata(objs):
         if forced or (meta.get('name') is None and meta.get('generateName') is None):
-            # Not both: the API server ignores the prefix if there is a name.
+            # Only one of them: the API server ignores the prefix if there is a name.
             meta.remove('generateName' if strict else 'name')
             meta.set(*(('name', name) if strict else ('generateName', f'{name}-')))
 

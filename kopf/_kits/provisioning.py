@@ -73,7 +73,7 @@ async def _ensure(client: ApiClient, sources: Collection[Source], timeout: float
     limit = asyncio.timeout(timeout)
     try:
         async with limit:
-            # All are applied before the first is waited for, so that the API server establishes them at the same time.
+            # All CRDs are applied before any is awaited, so that the API server establishes them at the same time.
             for crd in crds:
                 await _Provision(client, crd, waiting).apply()
             for crd in crds:
@@ -123,8 +123,8 @@ class _Provision:
             self._waiting[self._name] = "its predecessor is being deleted, together with all the objects"
             return False
         elif changes := _find_changes(self._crd, live):
-            # With the version that was compared: lists, such as the versions, are replaced as a whole, with the edits
-            # of others.
+            # Only for the compared version: lists, such as the versions, are replaced as a whole, together with edits
+            # of other clients.
             changes.setdefault('metadata', {})['resourceVersion'] = live['metadata']['resourceVersion']
             try:
                 await self._client.patch(f'{PATH}/{self._name}', changes, MERGE_PATCH)

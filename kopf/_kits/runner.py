@@ -190,8 +190,8 @@ class KopfRunner:
             key: value for key, value in [('registry', self.registry), ('settings', self.settings)] if value is not None
         }
 
-        # In a command, although there is no command line: so the output, the exit code and the errors are
-        # collected alike.
+        # Run as a command, although there is no command line: so the output, the exit code and the errors are collected
+        # in the same way.
         @click.command
         def embedded() -> None:
             loggers.configure()

@@ -244,7 +244,7 @@ class _Store:
 
     async def leave(self) -> bool:
         """Unregister this replica; return true if there are no others."""
-        # First: a sync that is under way must not sign this replica on again.
+        # Set first: a sync in progress must not register this replica again.
         self._leaving = True
         secret = await self._patch({'metadata': {'annotations': {self._presence: None}}})
         now = datetime.datetime.now(datetime.UTC)

@@ -1,5 +1,5 @@
 """
-Webhook servers: where the API sends the admission reviews, over HTTPS.
+Webhook servers, to which the API server sends admission and conversion reviews over HTTPS.
 
 A server is any callable that accepts a function for reviews, and yields client configs, i.e. its addresses for the API.
 The servers here listen on this machine, and differ in the host name by which a cluster resolves the machine. For
@@ -61,7 +61,7 @@ class CertificateError(ExplainedError, OSError, ValueError):
 
 class WebhookServer(WebhookContextManager):
     """
-    Listens on this machine, by HTTPS unless told otherwise.
+    Listens on this machine, by HTTPS unless ``insecure`` is set.
 
     Without a certificate, a self-signed one is created for the host, the address, and the extra names; this needs
     the extra ``dev`` of the package. The files are checked for changes periodically. New certificates are used
@@ -176,7 +176,7 @@ class WebhookServer(WebhookContextManager):
     async def _serve_securely(self, endpoint: Endpoint, hostnames: list[str]) -> AsyncGenerator[bytes, None]:
         """Listen with the certificates of the files; yield the CA bundle each time when it changes."""
         generated = self._generate(hostnames) if self.certfile is None else None
-        # Before the files are loaded: a change between the two is then noticed as a change, and not missed.
+        # Read before the files are loaded, so that a change in between is noticed.
         state = _FilesState.of(self._files())
         context, bundle = self._load(generated)
         shown: bytes | None = None
@@ -188,8 +188,8 @@ class WebhookServer(WebhookContextManager):
                 yield bundle
             while True:
                 await state.wait_change(self.file_check_interval)
-                # Again before the load. It replaces the known state only if the load succeeds, so that failures
-                # are retried.
+                # Read before the load, as above. It replaces the known state only if the load succeeds, so that
+                # failures are retried.
                 fresh = _FilesState.of(self._files())
                 try:
                     context, bundle = self._load(generated)

@@ -186,7 +186,7 @@ class StatusProgressStorage(ProgressStorage):
     The field must be preserved by the schema of the resource (``x-kubernetes-preserve-unknown-fields``).
 
     Args:
-        name: the name of the operator, for those cases when several operators handle the same objects.
+        name: the name of the operator, if several operators handle the same objects.
         field: the field with the records; if it is a string, ``{name}`` in it is replaced.
         touch_field: the field for dummy changes; if it is a string, ``{name}`` in it is replaced.
     """

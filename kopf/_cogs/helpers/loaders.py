@@ -77,12 +77,12 @@ def _load_file(path: str | os.PathLike[str], file: pathlib.Path, name: str) -> N
             f"kubectl apply -f, and into the sandbox by --crd and --load."
         )
     _expose(file.parent)
-    # With an explicit loader, as files without the suffix of Python have none by default.
+    # Why an explicit loader? Files without the suffix of Python have none by default.
     loader = importlib.machinery.SourceFileLoader(name, str(file))
     spec = importlib.util.spec_from_loader(name, loader)
     assert spec is not None  # it is never None if a loader is given
     module = importlib.util.module_from_spec(spec)
-    # Dataclasses, pickling and typing find the modules of classes there.
+    # Registered, because dataclasses, pickling and typing look up the modules of classes there.
     sys.modules[name] = module
     token = _loading_var.set(os.fspath(path))
     try:
@@ -95,7 +95,8 @@ def _load_file(path: str | os.PathLike[str], file: pathlib.Path, name: str) -> N
 
 
 def _load_module(name: str) -> None:
-    # As `python -m` does; the console script alone would not find the modules of the current directory.
+    # Modules of the current directory can be imported, as with `python -m`. The console script alone would not find
+    # them.
     _expose(pathlib.Path.cwd())
     try:
         importlib.import_module(name)
@@ -187,8 +188,8 @@ def _locate(frames: list[traceback.FrameSummary]) -> str | None:
 
 
 def _format_user_part(report: traceback.TracebackException) -> str:
-    """Format the traceback, the causes included, without the frames of the framework and of the import system."""
-    # Causes and contexts, too: they are printed as well, each with its own frames.
+    """Format the traceback with its causes, without the frames of the framework and of the import system."""
+    # Causes and contexts are printed, too, each with its own frames.
     nodes: list[traceback.TracebackException | None] = [report]
     while nodes:
         if (node := nodes.pop()) is not None:

@@ -1,9 +1,9 @@
 """
 Dependencies of handlers on indices: which arguments the functions of users can access.
 
-They are found in the signatures and the bytecode of the functions when the resource is discovered. A function accesses
-the arguments that it names, or any argument if it uses its ``**kwargs``. Most functions never use their ``**_``. If
-``**_`` counted as access to all indices, all these handlers would wait for indices that they do not need.
+When a resource is discovered, the arguments are found in the signatures and the bytecode of the functions. A function
+accesses the arguments that it names, or any argument if it uses its ``**kwargs``. Most functions never use their
+``**_``. If ``**_`` counted as access to all indices, all these handlers would wait for indices that they do not need.
 """
 
 import dis

@@ -319,10 +319,12 @@ def test_only_changes_that_can_help_hasten_the_next_attempt(known, event, refuse
     throttled.fail(record, APIUnprocessableError('no', status=422) if refused else APIServerError('no', status=500))
     type, fields = event
     asked = []
-    found = throttled.hasten(record, {'type': type, 'object': make(**fields)}, sift=lambda: asked.append(1) or stale)
+    found = throttled.hasten(
+        record, {'type': type, 'object': make(**fields)}, check_stale=lambda: asked.append(1) or stale
+    )
     assert (found is not None) is hastened
     # The question changes what is expected of the stream, so it is asked only if the answer decides.
     assert bool(asked) is (refused is not None)
     if hastened:
-        again = throttled.hasten(record, {'type': type, 'object': make(**fields)}, sift=lambda: False)
+        again = throttled.hasten(record, {'type': type, 'object': make(**fields)}, check_stale=lambda: False)
         assert again is None

@@ -15,7 +15,7 @@ _TRANSIENT = ('Suspended',)
 
 
 class Outcome(NamedTuple):
-    """The next step for a job: its status, the pods to create and to delete, and when to look again."""
+    """The next step for a job: its status, the pods to create and to delete, and when to check it again."""
 
     status: dict[str, Any]
     missing: int

@@ -35,7 +35,7 @@ _MORE: Mapping[str, Mapping[str, Any]] = {
 
 @functools.lru_cache(maxsize=100)
 def of(kind: Kind) -> Mapping[str, Any]:
-    """Return all that a real server writes of an empty object, except its metadata."""
+    """Return the fields that a real server writes for an empty object, except its metadata."""
     if kind.custom:
         return {}
     body = {key: value for key, value in kind.shape.new().items() if key != 'metadata'}

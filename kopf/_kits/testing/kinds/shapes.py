@@ -145,7 +145,7 @@ class _Untyped(Shape):
 
     @functools.cached_property
     def others(self) -> Shape:
-        """The shape of all fields: the same as that of the whole."""
+        """The shape of all fields, which is the same as the shape of the whole."""
         return self
 
 

@@ -115,7 +115,7 @@ class Table:
         return dict(self._records)
 
     def records(self, namespace: str = '', *, start: str = '') -> Iterator[Record]:
-        """Yield the current objects, or those of one namespace, in the order of lists, from the key ``start`` on."""
+        """Yield the current objects, or those of one namespace, in the order of lists, beginning with ``start``."""
         yield from _pick(self._records, self._sorted(), namespace, start)
 
     def records_at(self, version: int, namespace: str = '', *, start: str = '') -> Iterator[Record]:

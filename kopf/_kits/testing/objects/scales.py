@@ -1,7 +1,7 @@
 """
-The ``scale`` subresource: the current and the wanted number of replicas of an object, and their selector.
+The ``scale`` subresource: the current and the desired number of replicas of an object, and their selector.
 
-A write to it is translated to a write to the object: of one number, and its manager.
+A write to the scale becomes a write to the object: to the number of replicas, and to its manager.
 """
 
 import dataclasses
@@ -113,7 +113,7 @@ class Scales:
         change: Callable[[Body], Any],
         options: Options,
     ) -> Body:
-        """Change the scale by a function of it."""
+        """Store the result of a function of the scale."""
         scale = _view(kind, kind.body(self._objects.get(kind, namespace, name)))
         changed = change(scale)
         if not isinstance(changed, dict):

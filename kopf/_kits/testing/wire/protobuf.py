@@ -2,8 +2,8 @@
 Decoding of bodies in protobuf, as kubectl and other clients in Go send them.
 
 Such a body begins with a magic number and an envelope with the API version and the kind. Why not a library? The wire
-format is small: two encodings of numbers, and a length before everything else. The names and types of the fields are
-recorded from Kubernetes' sources (``scripts/record_protobuf.py``) and loaded with the first such body.
+format is small: there are two encodings of numbers, and any other value follows its length. The names and types of the
+fields are recorded from Kubernetes' sources (``scripts/record_protobuf.py``) and loaded with the first such body.
 """
 
 import base64
