@@ -32,20 +32,37 @@ from kopf._core.intents.registries import ChangingRegistry
 
 
 class Step:
-    """One step of a handling cycle: one attempt of some of the handlers that are due."""
+    """
+    One step of a handling cycle: one attempt of some of the handlers that are due.
 
-    def __init__(self, cause: ChangingCause, state: State, rules: Execution, lifecycle: LifeCycleFn) -> None:
+    Args:
+        cause: the cause of the change.
+        state: the progress of all handlers of the cycle.
+        rules: how handlers are run.
+        lifecycle: the function that picks the handlers.
+        is_halted: checks whether the operator has to begin nothing new, as it pauses.
+    """
+
+    def __init__(
+        self,
+        cause: ChangingCause,
+        state: State,
+        rules: Execution,
+        lifecycle: LifeCycleFn,
+        is_halted: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.cause = cause
         self.state = state
         self.rules = rules
         self.lifecycle = lifecycle
+        self._is_halted = is_halted
         self.outcomes: dict[HandlerId, Outcome] = {}
 
     def narrowed(self, parent: ChangingHandler) -> 'Step':
         """Return the step for the sub-handlers: if the parent is declared for a field, so are they."""
         if not parent.field:
             return self
-        step = Step(self.cause.narrowed(parent.field), self.state, self.rules, self.lifecycle)
+        step = Step(self.cause.narrowed(parent.field), self.state, self.rules, self.lifecycle, self._is_halted)
         # Shared, not copied: the outcomes of sub-handlers belong to the whole step, and are delivered together.
         step.outcomes = self.outcomes
         return step
@@ -53,7 +70,11 @@ class Step:
     async def run(self, due: Sequence[ChangingHandler], lifecycle: LifeCycleFn | None = None) -> None:
         """Run the handlers that the lifecycle picks, one after another, and store their outcomes in the state."""
         pick = lifecycle if lifecycle is not None else self.lifecycle
-        for handler in pick(due, **self._get_kwargs_of(pick)):
+        for number, handler in enumerate(pick(due, **self._get_kwargs_of(pick))):
+            # The operator can have paused since the step began. Another one waits for the running handler only, and
+            # takes over the rest.
+            if number and self._is_halted():
+                break
             outcome = await self._run_one(handler)
             # Concluded after each handler: if the step is cancelled, the successes so far are kept.
             self.state.conclude(handler.id, outcome, utcnow())

@@ -347,7 +347,7 @@ class Reconciler:
         """Run the handlers that are due, and undo what they have modified in the body in place."""
         if not decision.due:
             return {}
-        step = Step(decision.cause, decision.cycle.state, self._rules, self._lifecycle)
+        step = Step(decision.cause, decision.cycle.state, self._rules, self._lifecycle, self._is_halted)
         # One guard for the step, not one for each handler: the
         # object is serialized only once, and the warning names all.
         guard = BodyGuard(cast(RawBody, record.body))
@@ -360,6 +360,9 @@ class Reconciler:
             self._host.restore(record, guard, step.outcomes)
             self._decider.revert(decision, guard.original)
         return step.outcomes
+
+    def _is_halted(self) -> bool:
+        return self._workers.halted
 
     def _keep_outcomes(self, record: ObjectRecord, step: Step, patch: Patch) -> None:
         """Keep the results of the handlers that ended before the step was cancelled: `save` stores them."""

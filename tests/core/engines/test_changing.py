@@ -30,6 +30,7 @@ class Steps:
 
     def __init__(self, executor):
         self.rules = Execution(executor=executor)
+        self.halted = False
         self.calls = []
         self.handlers = []
         self.state = State('create')
@@ -67,7 +68,7 @@ class Steps:
             patch=kopf.Patch(),
             **{'reason': Reason.CREATE, **change},
         )
-        step = Step(cause, self.state, self.rules, lifecycle)
+        step = Step(cause, self.state, self.rules, lifecycle, lambda: self.halted)
         await step.run(self.state.due(self.handlers, now))
         return step.outcomes
 
@@ -117,6 +118,29 @@ async def test_all_handlers_that_are_due_are_run_and_their_results_are_kept(step
     assert outcomes['a'].result == 'result' and not outcomes['b'].final
     await steps.step()
     assert steps.calls == ['b'] and steps.done
+
+
+async def test_no_more_handlers_are_begun_when_the_operator_has_paused(steps):
+    steps.declare('a', lambda **_: setattr(steps, 'halted', True))
+    steps.declare('b')
+    await steps.step()
+    assert (steps.calls, steps.finished, steps.done) == (['a'], ['a'], False)
+    steps.halted = False
+    await steps.step()
+    assert (steps.calls, steps.done) == (['b'], True)
+
+
+async def test_no_more_subhandlers_are_begun_when_the_operator_has_paused(steps):
+    def parent(**_):
+        steps.sub('x', lambda **_: setattr(steps, 'halted', True))
+        steps.sub('y')
+
+    steps.declare('a', parent, field=('spec', 'field'))
+    await steps.step()
+    assert (steps.calls, steps.finished) == (['a', 'x'], ['a/x'])
+    steps.halted = False
+    await steps.step()
+    assert (steps.calls, steps.done) == (['a', 'y'], True)
 
 
 async def test_only_the_handlers_that_the_lifecycle_picks_are_run(steps):

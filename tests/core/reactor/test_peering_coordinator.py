@@ -98,7 +98,16 @@ class World:
 
     @contextlib.asynccontextmanager
     async def operator(
-        self, identity, *, worker_limit=None, retrying=False, ticking=False, observing=False, lingering=False, **options
+        self,
+        identity,
+        *,
+        worker_limit=None,
+        retrying=False,
+        ticking=False,
+        observing=False,
+        lingering=False,
+        following=False,
+        **options,
     ):
         registry, settings = kopf.OperatorRegistry(), kopf.OperatorSettings()
         settings.queueing.worker_limit = worker_limit
@@ -112,6 +121,12 @@ class World:
         async def create(name, **_):
             self.note(identity, 'create', name)
             await self.gate.wait()
+
+        if following:
+
+            @kopf.on.create('kopfexamples', registry=registry)
+            async def follow(name, **_):
+                self.note(identity, 'follow', name)
 
         @kopf.on.update('kopfexamples', registry=registry)
         async def update(name, diff, **_):
@@ -506,6 +521,23 @@ async def test_takeover_waits_for_handlers_however_long_they_run(world, monkeypa
                 ),
             )
     assert [call for call in world.calls if call[1] in ('create', 'update')] == [('low', 'create', 'a')]
+
+
+@in_virtual_time
+async def test_a_paused_operator_begins_no_more_handlers_of_the_running_step(world):
+    await world.join()
+    async with world.operator('low', following=True, lifecycle=kopf.lifecycles.all_at_once):
+        await world.begin_to_create('a', 'low')
+        await world.put('boss')
+        await world.paused()
+        world.gate.set()
+        await world.aio.wait_for(
+            'kopfexamples', 'a', lambda body: '"success":true' in str(body['metadata'].get('annotations'))
+        )
+        assert ('low', 'follow', 'a') not in world.calls
+        await world.remove('boss')
+        await world.until(lambda: ('low', 'follow', 'a') in world.calls)
+    assert world.calls.count(('low', 'create', 'a')) == 1
 
 
 @in_virtual_time

@@ -188,6 +188,11 @@ class Ledger:
         states += [PARTS[part](seen) for at, seen in self.history[run.uid] if at >= since]
         return len(set(states)) <= 1
 
+    def excuse(self):
+        """Called when an operator has announced that it loses successes: handlers are going to be called again."""
+        self.excused = True
+        self._unstored.clear()
+
     def note_stored(self, process, uid):
         for run in self._unstored:
             if run.uid == uid and run.process is process:

@@ -316,7 +316,7 @@ class _Log(logging.Handler):
 
     def _judge(self, record, text, name, error):
         if "can't be stored" in text or 'its handlers are run again' in text:
-            self._ledger.excused = True
+            self._ledger.excuse()
         if 'Leaving it orphaned' in text:
             self._ledger.orphaned.add(name)
         expected = error is not None and any(each in repr(error) for each in ('Storage', 'API', 'flaky'))
