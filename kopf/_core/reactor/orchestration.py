@@ -115,6 +115,7 @@ class Orchestrator:
         self._watches: dict[Scope, Watching] = {}
         self._halting: asyncio.Task[None] | None = None
         self._saving: asyncio.Task[None] | None = None
+        self._handed_over = False  # in a pause, after the running handlers have ended: peers can work since then
         self._resuming: asyncio.Task[None] | None = None
         self._observers: list[ResourceWatch] = []
         self._problems = ResourceProblems()
@@ -430,6 +431,7 @@ class Orchestrator:
         await asyncio.wait({self._start_saving()})
         await self._tools.schedules.drain()
         # Last, as peers that take over wait for exactly this.
+        self._handed_over = True
         self.coordinator.halt(True)
 
     def _start_saving(self) -> asyncio.Task[None]:
@@ -439,6 +441,9 @@ class Orchestrator:
 
     async def save(self) -> None:
         """Store on the objects what is only in memory, before the operator exits or pauses."""
+        # Peers can have handled the objects meanwhile, and would take the old progress for that of their own handlers.
+        if self._handed_over:
+            return
         workers, timeout = self._tools.workers, self._tools.context.settings.queueing.exit_timeout
         pairs = [(watch, sink) for watch, sink, _ in self._watches.values()]
         pairs += [(watch, sink) for watch, sink, _, _ in self._leaving.values()]
@@ -478,6 +483,7 @@ class Orchestrator:
         self._go_on()
 
     def _go_on(self) -> None:
+        self._handed_over = False
         self.coordinator.halt(False)
         # Why not continue the streams? Events of the pause were not handled. And a peer can have died in the middle of
         # handling an object that did not change: only a list brings that object.

@@ -619,6 +619,17 @@ async def test_a_success_from_before_a_pause_is_forgotten_if_others_have_handled
 
 
 @in_virtual_time
+async def test_a_success_from_before_a_pause_is_not_stored_when_the_operator_ends_in_the_pause(world):
+    await world.join()
+    async with world.operator('me'):
+        await world.begin_to_create('a', 'me')
+        await world.pause_before_the_success_is_stored()
+        await asyncio.sleep(1)  # of the virtual time: the pause has begun in full
+        count = len(world.sandbox.requests)
+    assert not [seen for seen in world.sandbox.requests[count:] if seen.name == 'a' and seen.method == 'PATCH']
+
+
+@in_virtual_time
 async def test_a_peering_is_joined_when_the_right_to_see_it_is_granted(world, monkeypatch):
     monkeypatch.setattr(watches, 'FORBIDDEN_BACKOFF', 0.2)
     await world.join()
