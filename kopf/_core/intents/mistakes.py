@@ -159,6 +159,9 @@ def _is_argument(name: str) -> bool:
     return any(name in list_arguments(kind) for kind in KINDS)
 
 
+_LATE_ARGUMENTS = frozenset({'children', 'conditions'})
+"""The arguments that many operators had indices for before they were added; these operators need no warning."""
+
 _ONLY_OF_HANDLERS = frozenset({*causes.ATTEMPT_GETTERS, *EXTRAS, 'stopped'})
 
 
@@ -230,7 +233,7 @@ def find_doubts(handler: ResourceHandler) -> Iterator[str]:
         )
     if handler.field and (doubt := _doubt_field(handler.field)):
         yield f"{place} has field={'.'.join(handler.field)!r}, which no object has. {doubt}"
-    if isinstance(handler, IndexingHandler) and _is_argument(handler.id):
+    if isinstance(handler, IndexingHandler) and _is_argument(handler.id) and handler.id not in _LATE_ARGUMENTS:
         yield (
             f"{place} has the name of an argument, so handlers get the index instead of {handler.id!r}. "
             f"Rename the function, or give it another id=."

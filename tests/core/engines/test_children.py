@@ -251,6 +251,7 @@ async def test_an_index_of_this_name_wins(world):
         await world.aio.create(config_map('indexed'))
         await world.create()
         await world.until(lambda: any('indexed' in call['children'] for call in world.called('fn')))
+    assert not [text for text in world.log.texts if 'has the name of an argument' in text]
 
 
 # Readiness.
@@ -635,3 +636,28 @@ async def test_owners_that_were_deleted_while_no_operator_ran_are_released(world
         await world.until_logged("can't be deleted; trying again in")
         await world.gone()
         await world.aio.wait_gone('configmaps', 'remote', namespace='other')
+
+
+@pytest.mark.parametrize('how', ['drop', 'lose'])
+@pytest.mark.parametrize('name', [f'child-{number}' for number in range(6)])
+async def test_a_crash_at_any_request_while_pruning_leaves_nothing_over(world, family, name, how):
+    family.wanted = [config_map(f'child-{number}', key='x') for number in range(6)]
+    family.declare(backoff=(600, 600))
+    await world.create()
+    async with world.operator():
+        await world.until_called('fn succeeded')
+    before = {body['metadata']['uid'] for body in await world.aio.list('configmaps')}
+    family.wanted = family.wanted[:2]
+    # The request is lost before or after it is executed. With this backoff, the operator does nothing more.
+    getattr(world.sandbox.faults, how)(
+        name=name, resource='configmaps', method='PATCH' if name < 'child-2' else 'DELETE'
+    )
+    async with world.operator():
+        await world.until_logged("The connection is lost before the response")
+    async with world.operator():
+        async with asyncio.timeout(10):
+            while await family.names() != ['child-0', 'child-1']:
+                await asyncio.sleep(0.01)
+        await rest()
+        assert await family.names() == ['child-0', 'child-1']
+    assert {body['metadata']['uid'] for body in await world.aio.list('configmaps')} <= before
