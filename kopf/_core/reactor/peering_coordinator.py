@@ -70,6 +70,7 @@ class PeeringCoordinator:
         self._oriented = False  # whether all members had a verdict at the same time, at least once
         self._safe_until = 0.0  # until when no record can expire, so that the members need not be asked
         # The verdicts are cached here: with hundreds of namespaces, asking all members at each change takes too long.
+        self._halted = False  # in a pause, when all running handlers have ended
         self._unknown: set[Namespace] = set()  # the namespaces of members without a verdict
         self._pausing: set[Namespace] = set()  # the namespaces of members that require a pause
         self._ending: set[Namespace] = set()  # the namespaces that are being deleted
@@ -133,6 +134,7 @@ class PeeringCoordinator:
                 self._joined[namespace].member.note_ending(ending)
 
     def halt(self, halted: bool) -> None:
+        self._halted = halted
         for joined in self._joined.values():
             joined.member.halt(halted)
 
@@ -194,6 +196,8 @@ class PeeringCoordinator:
             instruments=self._client.instruments,
         )
         member.note_ending(namespace in self._ending)
+        # Peers would wait for ever for a member that knows nothing of the end of the running handlers.
+        member.halt(self._halted)
         self._unknown.add(namespace)
         self._joined[namespace] = JoinedPeering(
             member,

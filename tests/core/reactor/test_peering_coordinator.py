@@ -541,6 +541,25 @@ async def test_a_paused_operator_begins_no_more_handlers_of_the_running_step(wor
 
 
 @in_virtual_time
+async def test_takeover_does_not_wait_for_paused_operators_in_namespaces_that_come_later(world):
+    await world.join()
+    options = {'namespaces': ['default', 'ns-*']}
+    async with world.operator('low', **options):
+        await world.put('boss')
+        await world.paused()
+        await asyncio.sleep(1)  # of the virtual time: the pause has begun in full
+        await world.aio.create({'apiVersion': 'v1', 'kind': 'Namespace', 'metadata': {'name': 'ns-1'}})
+        peering = {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfPeering', 'metadata': {'name': 'default'}}
+        await world.aio.create({**peering, 'metadata': {'name': 'default', 'namespace': 'ns-1'}})
+        await world.aio.wait_for(
+            'kopfpeerings', 'default', lambda body: 'low' in (body.get('status') or {}), namespace='ns-1'
+        )
+        async with world.operator('high', priority=200, **options):
+            await world.create('a', field='1')
+            await world.until(lambda: ('high', 'create', 'a') in world.calls)
+
+
+@in_virtual_time
 async def test_takeover_does_not_wait_for_operators_that_serve_nothing(world, caplog):
     await world.join()
     async with world.operator('low', priority=1):

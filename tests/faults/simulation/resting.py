@@ -163,9 +163,8 @@ class Rest:
             return
         runs = [run for (at, _), runs in self._ledger.runs.items() if at == uid for run in runs]
         mine = [run for run in runs if run.process is self._boss]
-        continued = any(run.reason in ('create', 'update') for run in mine) and any(
-            run.reason in ('create', 'update') and run.process is not self._boss for run in self._ledger.runs[uid, 'r']
-        )
+        # If the former operator has called it in the middle of a change, its success is on record for that change.
+        continued = any(run.reason in ('create', 'update') for run in self._ledger.runs[uid, 'r'])
         if not continued and not any(run in mine for run in self._ledger.runs[uid, 'r']):
             self._tell(f'it was not resumed by {self._boss}')
 
