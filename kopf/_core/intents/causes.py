@@ -10,6 +10,7 @@ fields. Specified in the documentation's "Arguments".
 import dataclasses
 import enum
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -300,6 +301,7 @@ class DaemonCause(ResourceCause):
     deletion: DeletionFlagFactory | None = None
 
     EXTRA_GETTERS = {
+        'children': lambda cause, handler: make_children(cause, handler),
         'conditions': lambda cause, handler: make_conditions(cause),
         'deleting': lambda cause, handler: make_deletion_waiter(cause.deletion, handler),
     }
@@ -336,6 +338,7 @@ class ChangingCause(ResourceCause):
     deletion: DeletionFlagFactory | None = None
 
     EXTRA_GETTERS = {
+        'children': lambda cause, handler: make_children(cause, handler),
         'conditions': lambda cause, handler: make_conditions(cause),
         'deleting': lambda cause, handler: make_deletion_waiter(cause.deletion, handler),
     }
@@ -404,6 +407,16 @@ class ReconcilingCause(ResourceCause):
         'conditions': lambda cause, handler: make_conditions(cause),
     }
     ARGUMENTS = {**ResourceCause.ARGUMENTS, 'reasons': 'reasons'}
+
+
+children_var: ContextVar[Callable[[ResourceCause, 'Handler'], Any]] = ContextVar('children_var')
+"""Creates the argument ``children`` of handlers that are not level-triggered; the operator sets it."""
+
+
+def make_children(cause: ResourceCause, handler: 'Handler') -> Any:
+    """Return the argument for applying children; ``None`` without an operator."""
+    make = children_var.get(None)
+    return None if make is None else make(cause, handler)
 
 
 def make_conditions(cause: ResourceCause) -> 'Conditions':

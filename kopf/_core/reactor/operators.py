@@ -24,7 +24,7 @@ from kopf._cogs.structs.ephemera import Memo
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.instruments import Instrument, Instruments
 from kopf._cogs.structs.references import PEERING_GROUPS, NamespacePattern, Resource
-from kopf._core.actions.execution import ErrorsMode
+from kopf._core.actions.execution import ErrorsMode, Handler
 from kopf._core.actions.invocation import context
 from kopf._core.actions.lifecycles import LifeCycleFn, get_default_lifecycle
 from kopf._core.engines import activities
@@ -33,7 +33,7 @@ from kopf._core.engines.indexing import OperatorIndexers
 from kopf._core.engines.posting import Poster
 from kopf._core.engines.schedules import Schedules
 from kopf._core.intents import mistakes
-from kopf._core.intents.causes import Activity
+from kopf._core.intents.causes import Activity, ResourceCause, children_var
 from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.handlers import ActivityHandler
 from kopf._core.intents.registries import OperatorRegistry, get_default_registry
@@ -121,6 +121,12 @@ class Operator:
             # Documented: an explicitly named peering is waited for, while the default one can be absent.
             settings.name, settings.mandatory = name, True
 
+    def _make_children(self, cause: ResourceCause, handler: Handler) -> Any:
+        """Create the argument ``children`` of a handler that is not level-triggered."""
+        from kopf._core.engines.applied_objects import make_applying  # few handlers of changes name the argument
+
+        return make_applying(cause, handler, self.settings.applying.operator)
+
     def stop(self) -> None:
         """Request the operator to clean up and exit."""
         self._stopping.set()
@@ -133,7 +139,7 @@ class Operator:
         if self.vault.authenticate is None:
             self.vault.authenticate = self._log_in
         try:
-            with context([(client_var, client)]):
+            with context([(client_var, client), (children_var, self._make_children)]):
                 if await self._unless_stopped(self._start_up(), flag, patience=STARTUP_PATIENCE):
                     await self._tell_readiness(serving=False)
                     try:

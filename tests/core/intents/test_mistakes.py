@@ -62,7 +62,7 @@ WEBHOOK = {
     ],
 )
 def test_the_listed_arguments_are_those_provided(cls, cause):
-    handler = handlers.ResourceHandler(id='x', fn=lambda conditions=None, deleting=None, **_: None)
+    handler = handlers.ResourceHandler(id='x', fn=lambda children=None, conditions=None, deleting=None, **_: None)
     provided = mistakes.list_arguments(cls)
     assert set(cause.kwargs_for(handler, HandlerState(started=utcnow()))) == provided
 

@@ -1,0 +1,120 @@
+"""
+Objects that handlers apply as children without memory: the argument ``children`` of all handlers but level-triggered.
+
+Handlers of changes are called once for a change, so each call of `apply` is one request. Nothing is watched, compared
+or pruned. The kinds need not be declared: the API server is asked for each of them once.
+"""
+
+import asyncio
+import weakref
+from typing import Any
+
+from kopf._cogs.clients.api import ApiClient, client_var
+from kopf._cogs.clients.errors import APIForbiddenError, APINotFoundError
+from kopf._cogs.clients.serverside import ApplyInvalidError, apply_object
+from kopf._cogs.structs.bodies import Body
+from kopf._cogs.structs.references import Resource
+from kopf._core.actions.execution import Handler, TemporaryError
+from kopf._core.engines.adoption import Adopter, ChildError, adopt, check_object, find_key
+from kopf._core.engines.children import REFUSAL_DELAY, ReadyFn, check_ready, explain_forbidden, make_manager
+from kopf._core.intents.causes import ResourceCause
+
+_resources: 'weakref.WeakKeyDictionary[ApiClient, dict[tuple[str, str], Resource]]' = weakref.WeakKeyDictionary()
+"""The resources by their API versions and kinds, for each client: they differ between clusters."""
+
+
+async def find_resource(client: ApiClient, api_version: str, kind: str) -> Resource:
+    """
+    Return the resource of the kind; ask the API server if it is not known yet.
+
+    Raises:
+        ChildError: if the cluster does not have the kind.
+    """
+    known = _resources.setdefault(client, {})
+    if (api_version, kind) not in known:
+        group, _, version = api_version.rpartition('/')
+        try:
+            listed = await client.get_json(f'/apis/{api_version}' if group else f'/api/{api_version}')
+        except APINotFoundError:
+            listed = {}
+        for each in listed.get('resources') or ():
+            if '/' not in each['name']:  # subresources have kinds, too
+                found = Resource(group, version, each['name'], kind=each['kind'], namespaced=each['namespaced'])
+                known[api_version, each['kind']] = found
+    if (api_version, kind) not in known:
+        raise ChildError(f"children.apply(): the cluster has no kind {kind} in {api_version}: is its CRD created?")
+    return known[api_version, kind]
+
+
+class _Applying:
+    """What one call of a handler does to the children of its object."""
+
+    __slots__ = ('_cause', '_operator')
+
+    def __init__(self, cause: ResourceCause, operator: str) -> None:
+        self._cause = cause
+        self._operator = operator
+
+    async def apply(self, obj: Any, *, ready: bool | ReadyFn, replace: bool) -> Body:
+        desired, client = check_object(obj), client_var.get()
+        if replace:
+            raise ChildError("children.apply(replace=True) is only for level-triggered handlers: @kopf.on.reconcile.")
+        resource = await find_resource(client, desired['apiVersion'], desired['kind'])
+        key = find_key(desired, resource, self._cause.body)
+        adopter = Adopter(self._cause.body, self._cause.resource, self._operator, None)
+        if not adopter.is_near(key):
+            raise ChildError(
+                f"children.apply(): {key} is not in the namespace of its owner, so it would not be deleted with it. "
+                f"Only level-triggered handlers can apply such children: @kopf.on.reconcile."
+            )
+        try:
+            raw = await apply_object(
+                client,
+                resource=resource,
+                namespace=key.namespace,
+                name=key.name,
+                body=adopt(desired, key, adopter),
+                field_manager=make_manager(self._operator),
+                force=True,
+            )
+        except ApplyInvalidError as error:
+            raise ChildError(str(error)) from error
+        except APIForbiddenError as error:
+            raise TemporaryError(explain_forbidden(key, error), delay=REFUSAL_DELAY) from error
+        body = Body(raw)
+        if ready is not False:
+            # A function of the user is expected not to block, as the filters of handlers.
+            check_ready(key, body, ready)
+        return body
+
+
+class AsyncApplying(_Applying):
+    """The children, for coroutines."""
+
+    __slots__ = ()
+
+    async def apply(self, obj: Any, *, ready: bool | ReadyFn = False, replace: bool = False) -> Body:
+        """Make the object a child, apply it server-side, and return its newest state."""
+        return await super().apply(obj, ready=ready, replace=replace)
+
+
+class SyncApplying:
+    """The children, for functions that run in threads."""
+
+    __slots__ = ('_applying', '_loop')
+
+    def __init__(self, cause: ResourceCause, operator: str, loop: asyncio.AbstractEventLoop) -> None:
+        self._applying = _Applying(cause, operator)
+        self._loop = loop
+
+    def apply(self, obj: Any, *, ready: bool | ReadyFn = False, replace: bool = False) -> Body:
+        """Do the same as `AsyncApplying.apply`, and wait for it."""
+        applying = self._applying.apply(obj, ready=ready, replace=replace)
+        return asyncio.run_coroutine_threadsafe(applying, self._loop).result()
+
+
+def make_applying(cause: ResourceCause, handler: Handler, operator: str) -> AsyncApplying | SyncApplying:
+    """Return the argument of the handler; called in the event loop."""
+    if handler.asynchronous:
+        return AsyncApplying(cause, operator)
+    return SyncApplying(cause, operator, asyncio.get_running_loop())
