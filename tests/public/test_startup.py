@@ -55,6 +55,7 @@ EXTRAS = {  # of those operators only that have something for them to do
     'kopf._core.reactor.condition_schemas',
     'kopf._core.reactor.condition_writer',
     'kopf._cogs.structs.conditions',
+    'kopf._core.reactor.seen_states',
     'kopf._core.engines.probing',
     'kopf._cogs.clients.execplugins',
     'kopf._kits',

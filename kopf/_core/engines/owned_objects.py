@@ -113,6 +113,11 @@ class OwnedObjects:
         found = self._by_owner.get(owner)
         return [] if found is None else list(found.values())
 
+    def get_owners(self, uid: str) -> frozenset[str]:
+        """Return the uids of the owners of the object."""
+        known = self._objects.get(uid)
+        return _NO_OWNERS if known is None else known.owners
+
     def find(self, namespace: str | None, name: str) -> OwnedObject | None:
         """Return the object, if it has any owner."""
         return self._by_place.get((namespace, name))

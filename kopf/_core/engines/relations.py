@@ -80,6 +80,13 @@ class Relations:
         """Check whether other objects depend on the last known state of the object."""
         return uid in self._known if self.objects is None else uid in self.objects
 
+    def get_keys(self, uid: str) -> Collection[Key]:
+        """Return the keys of the objects that depend on the last known state of the object."""
+        if self.objects is not None:
+            return self.objects.get_owners(uid)
+        known = self._known.get(uid)
+        return NO_KEYS if known is None else known.keys
+
     def note(
         self,
         uid: str,

@@ -45,13 +45,15 @@ ListedEvent = tuple[RawEvent, float | None]
 class IndexingState:
     """The state of one object while it is being indexed, or is excluded from some indices."""
 
-    __slots__ = ('delays', 'events', 'excluded', 'retried', 'running', 'timer')
+    __slots__ = ('delays', 'ended', 'events', 'excluded', 'retried', 'running', 'timer')
 
     def __init__(self) -> None:
         self.events: list[ListedEvent] = []
         """The newest event that is not indexed yet; and before it the deletion, if the object is back since then."""
         self.running = False
         """Whether a task is indexing the object."""
+        self.ended: asyncio.Future[None] | None = None
+        """Done when that task has ended; ``None`` if nothing waits for it."""
         self.excluded: dict[HandlerId, HandlerState] = {}
         """The states of the index functions that have excluded the object by their errors."""
         self.retried: RawEvent | None = None
@@ -80,6 +82,20 @@ class IndexingState:
     def keep_deletion(self) -> None:
         """Drop the other events, as the next watch lists these states again. No list brings a deletion again."""
         self.events = [each for each in self.events if is_deletion(each[0])]
+
+    def end(self) -> None:
+        """Called when the task has ended."""
+        self.running = False
+        if self.ended is not None and not self.ended.done():
+            self.ended.set_result(None)
+        self.ended = None
+
+    async def wait(self) -> None:
+        """Wait until no task is indexing the object."""
+        while self.running:
+            if self.ended is None:
+                self.ended = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self.ended)
 
     def cancel_timer(self) -> None:
         """Cancel the next attempt."""
@@ -133,6 +149,9 @@ class Informer(ObjectSink):
             self._pass_deletion_on(record, state)
         else:
             self._start(record, state, counted=self._counting)
+
+    def outdated(self, record: ObjectRecord) -> None:
+        self._sink.outdated(record)
 
     def listed(self, watch: ResourceWatch) -> None:
         self._stop_waiting()
@@ -241,7 +260,7 @@ class Informer(ObjectSink):
                 if not self._pass_on(record, state, event, listed_since=listed_since):
                     break
         finally:
-            state.running = False
+            state.end()
             # Why again? A function that ended after `_remove` has stored its values in between.
             if self._dropped:
                 self._discard(record)

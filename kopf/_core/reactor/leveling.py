@@ -405,6 +405,11 @@ class RelationSink(ObjectSink):
                 controller.trigger_all(keys, Trigger.START if is_initial else self._get_reason(source), cause)
         self._sink.receive(record, event, listed_since=listed_since)
 
+    def outdated(self, record: ObjectRecord) -> None:
+        for (_, source), (controller, relations) in zip(self._table.dependents, self._dependents, strict=True):
+            controller.trigger_all(relations.get_keys(record.uid), self._get_reason(source), None)
+        self._sink.outdated(record)
+
     @staticmethod
     def _get_reason(source: Source) -> Trigger:
         return Trigger.OWNED if source.fn is None else Trigger.WATCHED

@@ -35,6 +35,13 @@ class EventSink:
         """
         raise NotImplementedError
 
+    def outdated(self, record: ObjectRecord) -> None:
+        """
+        Called instead of `receive` when the stream brings a state that is older than one seen by a write.
+
+        As a state, it is no news. But it was made by another client, and other objects can depend on that.
+        """
+
     def listed(self, watch: 'ResourceWatch') -> None:
         """Called when the first list is complete, and all its objects have been received."""
 

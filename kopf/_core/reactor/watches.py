@@ -20,20 +20,23 @@ import random
 import time
 import weakref
 from collections.abc import Collection, Mapping
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from kopf._cogs.aiokits.inactivity_timeouts import InactivityTimeout
 from kopf._cogs.aiokits.loop_monitors import rouse
 from kopf._cogs.clients import errors
 from kopf._cogs.clients.api import ApiClient, decode
 from kopf._cogs.configs.configuration import OperatorSettings
-from kopf._cogs.structs.bodies import RawBody, RawEvent, is_older_version
+from kopf._cogs.structs.bodies import RawBody, RawEvent, RawEventType, is_older_version
 from kopf._cogs.structs.credentials import LoginError
 from kopf._cogs.structs.instruments import NO_INSTRUMENTS, Instruments, WatchChange
 from kopf._cogs.structs.labelselectors import LabelSelector
 from kopf._cogs.structs.references import Namespace, Resource
 from kopf._core.reactor.object_records import ObjectRecord, get_api_version, identify
 from kopf._core.reactor.sinks import EventSink
+
+if TYPE_CHECKING:
+    from kopf._core.reactor.seen_states import SeenStates
 
 logger = logging.getLogger(__name__)
 
@@ -147,6 +150,7 @@ class ResourceWatch:
         """The same by namespace and name; built when a list brings the first new object."""
         self._flawed = False  # whether a part of the list was malformed
         self._complete = False  # whether a list was completed at least once
+        self._seen: SeenStates | None = None  # what writers have told ahead of the stream; None if they never have
         self._streamed_list = f'streamed lists of {resource}'  # the key of what the server lacks
         self._endless_lists = 0  # the number of streamed lists in a row without an end
         self._backoff = MIN_BACKOFF
@@ -226,6 +230,8 @@ class ResourceWatch:
         self.failure = self.failing_since = None
         self._since, self._complete = None, False
         self._conclude_list()
+        if self._seen is not None:
+            self._seen.clear()
 
     def inherit(self, predecessor: 'ResourceWatch') -> None:
         """Take over the records of a stopped watch of the same objects, e.g. in another version of the resource."""
@@ -367,6 +373,9 @@ class ResourceWatch:
         if not self._complete:
             self._complete = True
             self._sink.listed(self)
+        if self._seen is not None:
+            for parked in self._seen.end_list():
+                self.see(parked.raw, is_deleted=parked.is_deleted)
 
     def _begin_list(self) -> None:
         self._listed, self._unlisted, self._predecessors = 0, dict(self.records), None
@@ -433,8 +442,9 @@ class ResourceWatch:
             raise errors.build_status_error(status if isinstance(status.get('code'), int) else {**status, 'code': 500})
         elif type_ in ('ADDED', 'MODIFIED', 'DELETED'):
             listing = self._since is None
-            # Handlers must not see how the server lists: the type of listed objects is documented as `None`.
-            self._take({'type': None if listing and type_ == 'ADDED' else type_, 'object': raw})
+            if self._seen is None or listing or not self._is_seen(type_, raw):
+                # Handlers must not see how the server lists: the type of listed objects is documented as `None`.
+                self._take({'type': None if listing and type_ == 'ADDED' else type_, 'object': raw})
             # In the initial part of a stream, objects come in any order: the stream cannot be continued from their
             # versions.
             if not listing:
@@ -456,6 +466,8 @@ class ResourceWatch:
             if is_older_version(version, self._since):
                 self._go_back()
             self._since = version
+            if self._seen is not None and self._seen.has_missed(version):
+                raise errors.APIGoneError("the stream has not brought a state that was seen", status=410)
 
     async def _check_version(self) -> None:
         """List all objects again if the server's resource version is lower, so that the stream would stay silent."""
@@ -487,6 +499,8 @@ class ResourceWatch:
                 )
             self.records.pop(uid, None)
             self._unlisted.pop(uid, None)
+            if self._seen is not None:
+                self._seen.forget_name(uid, (record.namespace, record.name))
         else:
             if self._unlisted and self._unlisted.pop(uid, None) is None and record is None:
                 # Reported before the new object: otherwise, sinks that know objects by their names would consider the
@@ -500,6 +514,8 @@ class ResourceWatch:
             if record is None:
                 record = ObjectRecord(uid, meta.get('namespace'), meta['name'], initial=event['type'] is None)
             self.records[uid] = record
+            if self._seen is not None:
+                self._seen.note_name(uid, (record.namespace, record.name))
         rouse()  # the sink calls filters of users, which can block the event loop
         try:
             self._sink.receive(record, event, listed_since=self._listing_since)
@@ -509,6 +525,76 @@ class ResourceWatch:
         # After the sink, which starts the worker for this event.
         if event['type'] == 'DELETED' and record.in_use:
             self._departed[uid] = record
+
+    # States that are seen ahead of the stream.
+
+    def see(self, raw: RawBody, *, is_deleted: bool = False) -> ObjectRecord | None:
+        """
+        Receive a state of an object from the response to a write, ahead of the stream; pass it on as an event.
+
+        States that are known, or are older than the known ones, are ignored. So are the states that the stream would
+        not bring, as far as that is known: without a resource version, or not matching the selectors. While the objects
+        are listed, the state is kept aside until the list is complete, as the list can be older or newer.
+
+        Args:
+            raw: the object. It must not be changed afterwards.
+            is_deleted: whether the API server has said that the object is deleted, and not only marked for deletion.
+
+        Returns:
+            The record of the object if the state is passed on.
+        """
+        if not self._complete or not get_meta(raw).get('name') or not get_meta(raw).get('uid'):
+            return None  # the first list brings it, or the stream after it
+        if self._seen is None:
+            # Imported here, as the watches of most operators never need it.
+            from kopf._core.reactor.seen_states import SeenStates
+
+            self._seen = SeenStates(self.records.values())
+        uid = identify(raw)
+        if self._since is None:
+            self._seen.park(uid, raw, is_deleted=is_deleted)
+            return None
+        known, is_selected = self.records.get(uid), self._is_selected(raw)
+        if known is None and (is_deleted or not is_selected):
+            return None
+        place, version = (
+            (raw['metadata'].get('namespace'), raw['metadata']['name']),
+            get_meta(raw).get('resourceVersion'),
+        )
+        predecessor = self.records.get(self._seen.find(place) or '') if known is None else None
+        if is_deleted:
+            self._seen.admit_deletion(uid, place)
+        elif not self._seen.admit(uid, place, version, self._since, is_absent=is_selected is False):
+            return None
+        if predecessor is not None:
+            self._seen.admit_deletion(predecessor.uid, place)
+            self._take(self._make_deletion(predecessor))
+        type_: RawEventType = 'ADDED' if known is None else 'MODIFIED'
+        self._take({'type': 'DELETED' if is_deleted or is_selected is False else type_, 'object': raw})
+        return known if known is not None else self.records.get(uid)
+
+    def _is_seen(self, type_: str, raw: object) -> bool:
+        """Check whether the event of the stream is no news, as a newer state of the object was seen, or this one."""
+        meta = get_meta(raw)
+        if not self._seen or not meta.get('uid'):
+            return False
+        place = meta.get('namespace'), str(meta.get('name'))
+        verdict = self._seen.judge(meta['uid'], place, type_, meta.get('resourceVersion'))
+        if verdict.is_outdated and (record := self.records.get(meta['uid'])) is not None:
+            self._sink.outdated(record)
+        return not verdict.is_news
+
+    def _is_selected(self, raw: RawBody) -> bool | None:
+        """Check whether the stream brings the object; ``None`` if only the API server can tell."""
+        if self.namespace is not None and raw['metadata'].get('namespace') != self.namespace:
+            return False
+        selectors = self._selectors()
+        text = selectors.pop('labelSelector', None)
+        try:
+            is_labelled = text is None or LabelSelector.parse(text).matches(raw['metadata'].get('labels') or {})
+        except ValueError:
+            return None
+        return None if is_labelled and selectors else is_labelled
 
     def _bury_predecessor(self, namespace: str | None, name: str) -> None:
         """Report the former object of this name as deleted, as the list has brought a new one."""
