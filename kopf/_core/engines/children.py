@@ -47,7 +47,7 @@ CONFLICT_DELAY: Final = 30
 
 
 class ChildConflictError(TemporaryError):
-    """Another handler, or another object, applies the same child with different content."""
+    """Another handler, or another object, applies the same child."""
 
 
 class Applied(NamedTuple):
@@ -357,8 +357,8 @@ class ChildrenRun:
         rival = self._host.find_rival(key, mark, known)
         if rival is not None:
             raise ChildConflictError(
-                f"children.apply(): {key} is applied by {rival}, too, with different content: "
-                f"let only one of them apply it, or give the children different names.",
+                f"children.apply(): {key} is applied by {rival}, too: let only one of them apply it, "
+                f"or give the children different names.",
                 delay=CONFLICT_DELAY,
             )
 

@@ -416,12 +416,12 @@ async def test_wrong_objects_are_told_once(world, family, obj, message):
     assert message in text and len(world.calls) == 1
 
 
-async def test_two_handlers_that_apply_the_same_child_differently_are_told_of_each_other(world, family):
+async def test_two_handlers_that_apply_the_same_child_are_told_of_each_other(world, family):
     family.declare('one', wanted=[config_map(key='one')])
     family.declare('two', wanted=[config_map(key='two')])
     async with world.operator():
         await world.create()
-        await world.until_logged("is applied by Reconciler 'one', too, with different content")
+        await world.until_logged("is applied by Reconciler 'one', too: let only one of them apply it")
         await rest()
     assert len(family.writes()) == 1
 
