@@ -478,3 +478,109 @@ print(hashlib.sha256((log + output).encode()).hexdigest())
         assert done.returncode == 0, done.stderr
         digests.add(done.stdout)
     assert len(digests) == 1
+
+
+# Kills.
+
+CAREFUL = """
+@kopf.on.create('kopfexamples')
+def create_fn(name, patch, **_):
+    patch.status['created'] = patch.status.get('created', 0) + 1
+
+@kopf.on.update('kopfexamples', field='spec')
+async def update_fn(spec, patch, **_):
+    patch.status['seen'] = spec['field']
+
+@kopf.daemon('kopfexamples')
+def daemon(stopped, name, **_):
+    stopped.wait()
+    print('never said by the dead')
+
+@kopf.on.delete('kopfexamples')
+def delete_fn(**_):
+    pass
+"""
+
+
+def run_with_kill(path, number=0, late=False):
+    """Run a plan in which the operator is killed at its n-th change of the object; return the states in between."""
+    states = []
+    with Sandbox(virtual_time=True, crds=CRD) as sandbox:
+        operators = [Operator(sandbox, path)]
+
+        def rest():
+            sandbox.rest()
+            if operators[-1].returncode is not None:
+                operators.append(Operator(sandbox, path))
+                operators[-1].start()
+                sandbox.rest()
+            states.append([(body["spec"], body.get("status")) for body in sandbox.list("kex")])
+
+        def count():
+            counted.append(1)
+            if len(counted) == number:
+                operators[0].kill()
+
+        counted = []
+        operators[0].start()
+        sandbox.faults.call(count, times=None, late=late, verb="patch")
+        sandbox.create("kex", "x", spec={"field": 1})
+        rest()
+        sandbox.patch("kex", "x", {"spec": {"field": 2}})
+        rest()
+        sandbox.delete("kex", "x")
+        rest()
+        operators[-1].stop()
+    return states, len(counted), [operator.output for operator in operators]
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
+def test_an_operator_that_is_killed_at_any_request_comes_to_the_same_end(write, late):
+    path = write(CAREFUL)
+    reference, count, _ = run_with_kill(path)
+    assert reference == [
+        [({"field": 1}, {"created": 1})],
+        [({"field": 2}, {"created": 1, "seen": 2})],
+        [],
+    ]
+    assert count > 3
+    for number in range(1, count + 1):
+        states, _, (killed, _) = run_with_kill(path, number, late)
+        assert states == reference
+        assert "stopping" not in killed
+
+
+@virtual
+def test_nothing_of_a_killed_operator_goes_on(kopf_sandbox, kopf_operator, write):
+    handlers = """
+        import time
+
+        @kopf.timer('kopfexamples', interval=10)
+        async def tick(**_):
+            print('ticks')
+
+        @kopf.daemon('kopfexamples')
+        def daemon(**_):
+            while True:
+                time.sleep(10)
+                print('sleeps')
+    """
+    with kopf_operator(write(handlers)) as operator:
+        kopf_sandbox.create("kex", "x")
+        kopf_sandbox.advance(25)
+        operator.kill()
+        before, made = operator.output, len(kopf_sandbox.requests)
+        assert "ticks" in before and "sleeps" in before
+        kopf_sandbox.advance(1000)
+    assert operator.output == before
+    assert operator.returncode == -9
+    assert len(kopf_sandbox.requests) == made
+
+
+def test_processes_are_killed(kopf_sandbox, kopf_operator, write):
+    kopf_sandbox.apply(CRD)
+    with kopf_operator(write(TIMER)) as operator:
+        kopf_sandbox.faults.call(operator.kill, verb="patch")
+        kopf_sandbox.create("kex", "x")
+        kopf_sandbox.wait_for("kex", "x", lambda _: operator.returncode is not None)
+    assert operator.returncode == -9

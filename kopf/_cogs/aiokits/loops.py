@@ -103,10 +103,11 @@ async def outwait(tasks: Tasks, *, patience: float | None, timeout: float) -> No
 def find_tasks(var: contextvars.ContextVar[Any], value: object) -> set[asyncio.Task[Any]]:
     """Return the tasks whose context has this value of the variable, inherited at any depth; except the current one."""
     tasks = asyncio.all_tasks() - {asyncio.current_task(), *_abandoned}
-    return {task for task in tasks if _get_context(task).get(var) is value}
+    return {task for task in tasks if get_context(task).get(var) is value}
 
 
-def _get_context(task: asyncio.Task[Any]) -> contextvars.Context:
+def get_context(task: asyncio.Task[Any]) -> contextvars.Context:
+    """Return the context of the task."""
     if sys.version_info >= (3, 12):
         return task.get_context()
     # Tasks of Python 3.11 do not reveal their context, but the garbage collector knows what they refer to.

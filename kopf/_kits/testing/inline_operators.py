@@ -91,7 +91,7 @@ class InlineOperator:
     def stop(self, timeout: float) -> int | None:
         """Stop the operator gracefully, by cancellation after the time (in virtual seconds); return the exit code."""
         try:
-            if self._task is not None and not self._task.done():
+            if self._task is not None and self.returncode is None:
                 self._world.run(self._end(self._task, timeout))
         except VirtualTimeError:
             if not self._world.is_broken:
@@ -99,6 +99,13 @@ class InlineOperator:
         finally:
             self._stack.close()
         return self.returncode
+
+    def kill(self) -> None:
+        """Let nothing of the operator go on, as if its process was killed."""
+        if self.returncode is None:
+            self._world.kill(self._text)
+            self.returncode = -9
+            self._stack.close()
 
     def _load(self, arguments: Sequence[str]) -> Mapping[str, Any] | None:
         """Run the command line up to the start of the operator; return the options to start it with."""

@@ -80,6 +80,12 @@ class OperatorProcess:
             env={**os.environ, 'PYTHONUNBUFFERED': '1', 'KUBECONFIG': str(self._kubeconfig), **env},
         )
 
+    def kill(self) -> None:
+        """Kill the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
     def stop(self, timeout: float) -> int | None:
         """Stop the process gracefully, by force after the time (in seconds); return the exit code."""
         if self._process is None or self._output.closed:
@@ -194,6 +200,10 @@ class Operator:
     def stop(self, *, timeout: float = 30.0) -> int | None:
         """Stop the operator gracefully, by force after ``timeout`` seconds; return the exit code."""
         return self._control.stop(timeout)
+
+    def kill(self) -> None:
+        """Kill the operator: it stores nothing, and makes no last requests; another one can go on then."""
+        self._control.kill()
 
     def _serves(self, started: float) -> bool:
         requests = [request for request in self._sandbox.requests if request.time >= started and _is_ours(request)]

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 T = TypeVar('T')
 
-Action = Literal['error', 'delay', 'drop', 'lose', 'freeze', 'cut', 'gone', 'fail', 'end', 'say']
+Action = Literal['error', 'delay', 'drop', 'lose', 'freeze', 'cut', 'gone', 'fail', 'end', 'say', 'call']
 WATCH_ACTIONS: frozenset[str] = frozenset({'freeze', 'cut', 'gone', 'fail', 'end', 'say'})
 REASONS = {
     400: 'BadRequest',
@@ -59,7 +59,8 @@ class Fault:
     One rule: what to do, with which requests, and how often (``times``; None for always).
 
     Empty conditions match everything; ``path`` and ``query`` are regular expressions that are searched for. ``seconds``
-    is the length of a delay, or of a freeze (None: until `Faults.clear`); ``line`` is the line to insert.
+    is the length of a delay, or of a freeze (None: until `Faults.clear`); ``line`` is the line to insert; ``function``
+    is what to call, before the request is executed or (``late``) before it is answered.
     """
 
     action: Action
@@ -78,6 +79,8 @@ class Fault:
     retry_after: int | None = None
     seconds: float | None = None
     line: str = ''
+    function: Callable[[], object] | None = None
+    late: bool = False
 
     def matches(self, request: SeenRequest) -> bool:
         """Check whether the request meets the conditions, even if the rule is used up."""
@@ -117,6 +120,8 @@ class Faults:
         if action not in get_args(Action):
             raise ValueError(f'unknown fault {action!r}: it must be one of {", ".join(get_args(Action))}')
         rule = Fault(action, **fields)
+        if (action == 'call') is not callable(rule.function):
+            raise ValueError('function= is for the fault "call", which calls it: it is not for other clients')
 
         def append() -> None:
             self._rules.append(rule)
@@ -140,6 +145,17 @@ class Faults:
     def lose(self, *, times: int | None = 1, **fields: Any) -> Fault:
         """Execute the request, but break off the connection: the client does not learn the outcome."""
         return self.add('lose', times=times, **fields)
+
+    def call(
+        self,
+        function: Callable[[], object],
+        *,
+        times: int | None = 1,
+        late: bool = False,
+        **fields: Any,
+    ) -> Fault:
+        """Call the function before the request is executed, or (``late``) when it is executed but not answered yet."""
+        return self.add('call', function=function, times=times, late=late, **fields)
 
     def freeze_watches(self, seconds: float | None = None, *, times: int | None = None, **fields: Any) -> Fault:
         """Keep watches open but send nothing more, for so many seconds or until `clear`."""

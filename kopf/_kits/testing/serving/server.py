@@ -252,6 +252,10 @@ class Server(Controls):
         self.requests.append(seen)
         if (rule := self.faults.take(seen)) is None:
             return await self._act(request, seen, place, options)
+        if rule.action == 'call' and rule.late:
+            response = await self._act(request, seen, place, options)
+            await _suffer(rule)
+            return response
         if rule.action != 'lose':
             await _suffer(rule)
             return await self._act(request, seen, place, options)
@@ -385,6 +389,10 @@ async def _suffer(rule: Fault) -> None:
     match rule.action:
         case 'delay':
             await asyncio.sleep(rule.seconds or 0)
+        case 'call':
+            assert rule.function is not None
+            rule.function()
+            await asyncio.sleep(0)  # if its client was killed, the request ends here
         case 'drop':
             raise Dropped
         case 'error':
@@ -412,7 +420,7 @@ def _seconds(body: bytes) -> float:
 
 
 def _fields(item: Any) -> dict[str, Any]:
-    fields = {name: getattr(item, name) for name in item.__slots__}
+    fields = {name: getattr(item, name) for name in item.__slots__ if name != 'function'}
     return {
         name: value.decode(errors='replace')
         if isinstance(value, bytes)

@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Self
 
+from kopf._kits.testing.virtual.outputs import output_var
+
 Address = tuple[str, int]
 MakeProtocol = Callable[[], asyncio.BaseProtocol]
 
@@ -46,6 +48,8 @@ class Network:
         self.loop = loop
         self._rng = rng
         self._servers: dict[int, MemoryServer] = {}
+        self.transports: dict[MemoryTransport, None] = {}
+        """All connections that are not lost."""
         self._last_port = FIRST_PORT - 1
 
     def pick_delay(self) -> float:
@@ -75,6 +79,15 @@ class Network:
         if self._servers.get(server.port) is server:
             del self._servers[server.port]
 
+    def kill(self, owner: object) -> None:
+        """Break off all connections of a killed operator, and close its ports."""
+        for server in list(self._servers.values()):
+            if server.owner is owner:
+                self.forget(server)
+        for transport in list(self.transports):
+            if transport.owner is owner:
+                transport.vanish()
+
     async def connect(self, make: MakeProtocol, host: str, port: int) -> tuple['MemoryTransport', Any]:
         """
         Connect to a server.
@@ -87,8 +100,8 @@ class Network:
         if server is None:
             raise ConnectionRefusedError(111, f"Connect call failed ('{host}', {port})")
         client, accepted = make(), server.make()
-        near = MemoryTransport(self.loop, self.pick_delay, client, (host, 0), (host, port))
-        far = MemoryTransport(self.loop, self.pick_delay, accepted, (host, port), (host, 0))
+        near = MemoryTransport(self, client, output_var.get(), (host, 0), (host, port))
+        far = MemoryTransport(self, accepted, server.owner, (host, port), (host, 0))
         near.join(far)
         accepted.connection_made(far)
         client.connection_made(near)
@@ -101,6 +114,8 @@ class MemoryServer(asyncio.AbstractServer):
     def __init__(self, network: Network, make: MakeProtocol, sock: Any) -> None:
         self._network = network
         self.make = make
+        self.owner = output_var.get()
+        """The output of the operator that has opened it; ``None`` for the sandbox."""
         self.sockets: tuple[Any, ...] = (sock,)
         self.port: int = sock.getsockname()[1]
 
@@ -141,15 +156,17 @@ class MemoryTransport(asyncio.Transport):
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
-        pick_delay: Callable[[], float],
+        network: Network,
         protocol: asyncio.BaseProtocol,
+        owner: object,
         sockname: Address,
         peername: Address,
     ) -> None:
         super().__init__({'sockname': sockname, 'peername': peername})
-        self._loop = loop
-        self._pick_delay = pick_delay
+        self._network = network
+        self._loop = network.loop
+        self._pick_delay = network.pick_delay
+        self.owner = owner
         self._protocol: Any = protocol
         self._peer: MemoryTransport = self
         self._inbox: deque[tuple[float, bytes]] = deque()  # with the times of arrival
@@ -160,6 +177,7 @@ class MemoryTransport(asyncio.Transport):
         self._is_closing = False
         self._is_lost = False
         self._has_sent_eof = False
+        network.transports[self] = None
 
     def join(self, peer: 'MemoryTransport') -> None:
         """Connect the two ends."""
@@ -285,10 +303,20 @@ class MemoryTransport(asyncio.Transport):
             self._is_closing = True
             self._loop.call_later(self._pick_delay(), self._lose, ConnectionResetError(104, "Connection reset by peer"))
 
+    def vanish(self) -> None:
+        """Called when the operator of this end is killed: the other end loses the connection."""
+        self._forget()
+        self._peer._is_closing = True
+        self._peer._lose(ConnectionResetError(104, "Connection reset by peer"))
+
+    def _forget(self) -> None:
+        self._is_lost = self._is_closing = True
+        self._network.transports.pop(self, None)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._inbox.clear()
+
     def _lose(self, error: Exception | None) -> None:
         if not self._is_lost:
-            self._is_lost = True
-            if self._timer is not None:
-                self._timer.cancel()
-            self._inbox.clear()
+            self._forget()
             self._protocol.connection_lost(error)

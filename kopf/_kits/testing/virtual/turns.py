@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
+from kopf._kits.testing.virtual.outputs import output_var
+
 PATIENCE = 10.0
 """How long a turn may take (in seconds of real time)."""
 
@@ -33,6 +35,8 @@ class Strand:
 
     def __init__(self, thread: threading.Thread) -> None:
         self.thread = thread
+        self.owner = output_var.get()
+        """The output of the operator that has started it."""
         self.is_over = False
         self.is_ending = False
         self.on_end: list[Waiter] = []
@@ -148,11 +152,12 @@ class TurnTaking:
                 wait(waiter)
                 return
 
-    def end_all(self) -> None:
-        """End all threads, wherever they wait."""
+    def end_all(self, owner: object = None) -> None:
+        """End all threads, or those that an operator has started, wherever they wait."""
         for strand in list(self._strands):
-            strand.is_ending = True
-            self._give_turn(strand)
+            if owner is None or strand.owner is owner:
+                strand.is_ending = True
+                self._give_turn(strand)
 
     def _give_turn(self, strand: Strand) -> None:
         if not strand.is_over and not strand.take_turn():

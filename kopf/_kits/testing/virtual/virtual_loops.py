@@ -16,10 +16,14 @@ import random
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, NoReturn, TypeVar
 
+from kopf._cogs.aiokits import loops
+from kopf._cogs.aiokits.loops import get_context
 from kopf._kits.testing.virtual.memory_networks import MakeProtocol, MemoryServer, MemoryTransport, Network
+from kopf._kits.testing.virtual.outputs import output_var
 from kopf._kits.testing.virtual.virtual_clocks import ORIGIN, VirtualClock
 
 T = TypeVar('T')
+HandleT = TypeVar('HandleT', bound=asyncio.Handle)
 
 STEP = 1e-6
 """
@@ -78,6 +82,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._iterations = 0
         self._uncollected = 0
         self._destinations: dict[Any, tuple[str, int]] = {}
+        self._dead: list[object] = []  # the outputs of operators that are killed
         self.network = Network(self, rng)
         self.set_task_factory(self._make_task)
 
@@ -136,6 +141,39 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def create_future(self) -> asyncio.Future[Any]:
         """Create a numbered future."""
         return _NumberedFuture(next(self._numbers), loop=self)
+
+    # Killing.
+
+    def kill(self, owner: object) -> None:
+        """
+        Let nothing of an operator go on, as if its process was killed: no `finally`, no last requests.
+
+        Args:
+            owner: the output of the operator, by which its contexts are recognised.
+        """
+        self._dead.append(owner)
+        for handle in (*self._get_ready(), *self._scheduled):
+            self._cancel_dead(handle)
+        # Nothing will wake them up, but their coroutines must not be closed by the garbage collector either.
+        loops.abandon({task for task in asyncio.all_tasks(self) if get_context(task).get(output_var) is owner})
+        self.network.kill(owner)
+
+    def _cancel_dead(self, handle: HandleT) -> HandleT:
+        if self._dead and any(handle._context.get(output_var) is owner for owner in self._dead):  # type: ignore[attr-defined]
+            handle.cancel()
+        return handle
+
+    def call_soon(self, *args: Any, **options: Any) -> asyncio.Handle:  # type: ignore[override]
+        """Call the function in the next iteration, unless it is of a killed operator."""
+        return self._cancel_dead(super().call_soon(*args, **options))
+
+    def call_soon_threadsafe(self, *args: Any, **options: Any) -> asyncio.Handle:  # type: ignore[override]
+        """Call the function in the next iteration, unless it is of a killed operator."""
+        return self._cancel_dead(super().call_soon_threadsafe(*args, **options))
+
+    def call_at(self, *args: Any, **options: Any) -> asyncio.TimerHandle:  # type: ignore[override]
+        """Call the function at a time, unless it is of a killed operator."""
+        return self._cancel_dead(super().call_at(*args, **options))
 
     def _make_task(
         self,

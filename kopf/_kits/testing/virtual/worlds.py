@@ -131,6 +131,11 @@ class World:
         if seconds > 0:
             self.run(asyncio.sleep(seconds))
 
+    def kill(self, owner: object) -> None:
+        """Let nothing of the operator with this output go on."""
+        self.loop.kill(owner)
+        self.turns.end_all(owner)
+
     def reseed(self) -> None:
         """
         Begin new sequences of random numbers.
