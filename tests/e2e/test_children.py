@@ -196,3 +196,40 @@ def test_killed_operators_leave_nothing_over_and_delete_nothing_wanted(kubeapi, 
     kubeapi.delete(*KEX, namespace, "obj")
     wait(lambda: get_names() == [], "the garbage collection")
     assert operator.stop()[0] == 0
+
+
+SPECIAL = (
+    OPERATOR
+    + """
+@kopf.on.reconcile('kopfexamples', owns=['deployments', 'clusterroles'], backoff=(0.1, 1))
+async def reconcile(name, namespace, spec, children, **_):
+    role = {'apiVersion': 'rbac.authorization.k8s.io/v1', 'kind': 'ClusterRole', 'metadata': {'name': namespace}}
+    await children.apply({**role, 'rules': []})
+    labels = {'app': spec['value']}
+    template = {'metadata': {'labels': labels}, 'spec': {'containers': [{'name': 'main', 'image': 'example'}]}}
+    deployment = {'apiVersion': 'apps/v1', 'kind': 'Deployment', 'metadata': {'name': name}}
+    selected = {'replicas': 0, 'selector': {'matchLabels': labels}, 'template': template}
+    await children.apply({**deployment, 'spec': selected}, replace=True)
+    print(f"{name} is reconciled for {spec['value']}.", flush=True)
+"""
+)
+
+
+def test_cluster_scoped_children_go_with_their_owner_and_immutable_fields_are_replaced(kubeapi, namespace, run):
+    role, deployment = (
+        ("rbac.authorization.k8s.io/v1", "ClusterRole", None, namespace),
+        (*CHILDREN[0], namespace, "obj"),
+    )
+    operator = run(SPECIAL)
+    kubeapi.apply(example(value="a"), namespace)
+    operator.wait_output("obj is reconciled for a")
+    former = kubeapi.get(*deployment)
+    kubeapi.patch(*KEX, namespace, "obj", {"spec": {"value": "b"}})
+    operator.wait_output("obj is reconciled for b")
+    assert kubeapi.get(*deployment)["spec"]["selector"] == {"matchLabels": {"app": "b"}}
+    assert kubeapi.get(*deployment)["metadata"]["uid"] != former["metadata"]["uid"]
+    assert kubeapi.get(*role)
+    kubeapi.delete(*KEX, namespace, "obj")
+    wait(lambda: kubeapi.get(*KEX, namespace, "obj") is None, "the deletion of the owner")
+    assert kubeapi.get(*role) is None
+    assert operator.stop()[0] == 0
