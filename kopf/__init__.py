@@ -94,6 +94,7 @@ if TYPE_CHECKING:
         login_with_kubeconfig,
         login_with_service_account,
     )
+    from kopf._cogs.clients.serverside import ApplyConflictError, ApplyInvalidError, ApplyUnsupportedError
     from kopf._cogs.structs.conditions import Condition, Conditions
     from kopf._core.engines.admission import AdmissionError
     from kopf._core.engines.children import AsyncChildren, SyncChildren
@@ -116,6 +117,7 @@ if TYPE_CHECKING:
         WebhookMinikubeServer,
         WebhookServer,
     )
+    from kopf._kits.writes import apply, seen
 
 __all__ = [
     'ABSENT',
@@ -127,6 +129,9 @@ __all__ = [
     'Annotations',
     'AnnotationsDiffBaseStorage',
     'AnnotationsProgressStorage',
+    'ApplyConflictError',
+    'ApplyInvalidError',
+    'ApplyUnsupportedError',
     'AsyncChildren',
     'AsyncDaemonStopperChecker',
     'AsyncDeletionFlag',
@@ -206,6 +211,7 @@ __all__ = [
     'adopt',
     'all_',
     'any_',
+    'apply',
     'append_owner_reference',
     'build_object_reference',
     'build_owner_reference',
@@ -235,6 +241,7 @@ __all__ = [
     'remove_owner_reference',
     'run',
     'run_tasks',
+    'seen',
     'set_default_lifecycle',
     'set_default_registry',
     'spawn_tasks',
@@ -252,6 +259,7 @@ _LAZY = {
         'login_with_service_account',
     ),
     'kopf._cogs.structs.conditions': ('Condition', 'Conditions'),
+    'kopf._cogs.clients.serverside': ('ApplyConflictError', 'ApplyInvalidError', 'ApplyUnsupportedError'),
     'kopf._core.engines.admission': ('AdmissionError',),
     'kopf._core.engines.children': ('AsyncChildren', 'SyncChildren'),
     'kopf._core.engines.planning': ('Again',),
@@ -267,6 +275,7 @@ _LAZY = {
     'kopf._kits.provisioning': ('ensure_crds',),
     'kopf._kits.services': ('WebhookService',),
     'kopf._kits.tunnels': ('WebhookAutoServer', 'WebhookAutoTunnel', 'WebhookNgrokTunnel'),
+    'kopf._kits.writes': ('apply', 'seen'),
     'kopf._kits.webhooks': ('WebhookDockerDesktopServer', 'WebhookK3dServer', 'WebhookMinikubeServer', 'WebhookServer'),
 }
 """Public names that are imported on first use: few files need them at once, or they are slow to import."""

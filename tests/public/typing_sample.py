@@ -33,6 +33,15 @@ def startup(
 
 @kopf.on.startup()
 async def define() -> None:
+    try:
+        applied: kopf.RawBody = await kopf.apply({'apiVersion': 'v1'}, namespace='ns', field_manager='me', force=True)
+        await kopf.seen(applied, deleted=True)
+    except kopf.ApplyConflictError as error:
+        print([field for fields in error.conflicts.values() for field in fields])
+    except kopf.ApplyInvalidError as error:
+        print(error.fields, error.immutable_fields)
+    except kopf.ApplyUnsupportedError:
+        pass
     await kopf.ensure_crds('crd.yaml', pathlib.Path('crds'), {'kind': 'List'}, [['a.yaml'], {}], timeout=9.5)
 
 

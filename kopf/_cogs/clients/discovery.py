@@ -79,6 +79,21 @@ async def discover(client: api.ApiClient, groups: Collection[str] | None = None)
     )
 
 
+async def discover_kind(client: api.ApiClient, api_version: str, kind: str) -> references.Resource | None:
+    """
+    Return the resource of a kind, such as ``Deployment`` of ``apps/v1``; `None` if the cluster does not have it.
+
+    Raises:
+        errors.APIError: if the server of the group does not respond.
+    """
+    group, _, version = api_version.rpartition('/')
+    try:
+        data = await _request_document(client, f'/apis/{api_version}' if group else f'/api/{version}', 'resources')
+    except errors.APINotFoundError:
+        return None
+    return next((found for found in _parse_legacy(data, group, version) if found.kind == kind), None)
+
+
 @contextlib.contextmanager
 def explaining_discovery_errors() -> Iterator[None]:
     """

@@ -10,7 +10,7 @@ import functools
 import re
 import sys
 import typing
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any, Protocol
 
 
@@ -68,6 +68,11 @@ class MappingFields:
 
     def __init__(self, obj: MutableMapping[str, Any]) -> None:
         self._obj = obj
+
+    @property
+    def wrapped(self) -> MutableMapping[str, Any]:
+        """The mapping itself."""
+        return self._obj
 
     def get(self, name: str) -> Any:
         return self._obj.get(name)
@@ -158,6 +163,31 @@ class LightkubeFields(AttributeFields):
         while typing.get_origin(annotation) not in (None, dict):
             annotation = next(arg for arg in typing.get_args(annotation) if arg is not type(None))
         return annotation if isinstance(annotation, type) else dict
+
+
+def convert(obj: Any) -> Any:
+    """Return the object as it is in the API, with values as in the library; ``None`` if its type is not supported."""
+    if isinstance(obj, Mapping):
+        return obj
+    library = _find_library(type(obj).__mro__)
+    if library in _MODELS and hasattr(obj, 'openapi_types'):
+        return _convert_model(obj)
+    if library == 'lightkube' and hasattr(obj, 'to_dict'):
+        return obj.to_dict()
+    fields = _access_library(obj, library)
+    return fields.wrapped if isinstance(fields, MappingFields) else None
+
+
+def _convert_model(value: Any) -> Any:
+    # Why not by the client of the library? It opens a session, and needs a configuration.
+    if isinstance(value, list):
+        return [_convert_model(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _convert_model(item) for key, item in value.items()}
+    if not hasattr(value, 'openapi_types'):
+        return value
+    fields = {spelled: getattr(value, attribute) for attribute, spelled in value.attribute_map.items()}
+    return {spelled: _convert_model(item) for spelled, item in fields.items() if item is not None}
 
 
 _MODELS = ('kubernetes', 'kubernetes_asyncio')

@@ -38,7 +38,7 @@ from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.handlers import ActivityHandler
 from kopf._core.intents.registries import OperatorRegistry, get_default_registry
 from kopf._core.reactor.indexing_gate import IndexingGate
-from kopf._core.reactor.orchestration import Orchestrator, Tools
+from kopf._core.reactor.orchestration import Orchestrator, Tools, WriteThrough, write_through_var
 from kopf._core.reactor.workers import WorkerPool
 
 if TYPE_CHECKING:
@@ -105,6 +105,7 @@ class Operator:
             instruments=self.instruments,
         )
         self.indexers.ensure(self.registry.indexing)  # startup handlers get the indices, too, even if empty
+        self._write_through = WriteThrough(self.settings)
         self._stopping = asyncio.Event()
         self._logged_in = False
         self._adopt_options()
@@ -139,7 +140,9 @@ class Operator:
         if self.vault.authenticate is None:
             self.vault.authenticate = self._log_in
         try:
-            with context([(client_var, client), (children_var, self._make_children)]):
+            with context(
+                [(client_var, client), (children_var, self._make_children), (write_through_var, self._write_through)]
+            ):
                 if await self._unless_stopped(self._start_up(), flag, patience=STARTUP_PATIENCE):
                     await self._tell_readiness(serving=False)
                     try:
@@ -259,6 +262,7 @@ class Operator:
                 identity=self._options.get('identity'),
                 tasks=tasks,
             )
+            stack.enter_context(self._write_through.connected(orchestrator))
             # These are called in reverse order: nothing new begins; indexing and workers end; results that are only in
             # memory are stored. The record in the peering is removed last, as the peers then take over the objects at
             # once.

@@ -6,16 +6,20 @@ watches of namespaces and CRDs. If RBAC forbids these watches, the operator serv
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import itertools
 import logging
 from collections.abc import Collection, Iterator, Mapping
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from kopf._cogs.aiokits.loops import end, make_threadsafe
 from kopf._cogs.clients import errors
 from kopf._cogs.clients.api import ApiClient
 from kopf._cogs.clients.discovery import discover, explaining_discovery_errors
+from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._cogs.structs.bodies import RawBody
 from kopf._cogs.structs.credentials import Vault
 from kopf._cogs.structs.references import (
     CRDS,
@@ -33,7 +37,7 @@ from kopf._core.reactor.coordination import make_coordinator
 from kopf._core.reactor.discovery_sinks import DefinitionsSink, NamespaceSink, join_names
 from kopf._core.reactor.indexing_gate import IndexingGate
 from kopf._core.reactor.informer import Informer
-from kopf._core.reactor.object_records import ObjectRecord
+from kopf._core.reactor.object_records import ObjectRecord, get_api_version
 from kopf._core.reactor.processing import Processor
 from kopf._core.reactor.resource_selection import Absences, Definitions, ResourceProblems, get_groups, resolve_tables
 from kopf._core.reactor.sinks import EventSink, ObjectSink
@@ -80,6 +84,42 @@ class Tools:
     workers: WorkerPool
     indexing_gate: IndexingGate
     schedules: Schedules
+
+
+class WriteThrough:
+    """
+    Lets the handlers of an operator know the states from the responses to writes, ahead of the streams.
+
+    It is created before the watches, as tasks inherit it that are older than these. Without watches, nothing is known.
+    """
+
+    def __init__(self, settings: OperatorSettings) -> None:
+        self.settings = settings
+        self.loop = asyncio.get_running_loop()
+        """The event loop of the operator, for threads."""
+        self._orchestrator: Orchestrator | None = None
+
+    @contextlib.contextmanager
+    def connected(self, orchestrator: 'Orchestrator') -> Iterator[None]:
+        """Let the watches of the orchestrator get the states, as long as they run."""
+        self._orchestrator = orchestrator
+        try:
+            yield
+        finally:
+            self._orchestrator = None
+
+    @property
+    def is_connected(self) -> bool:
+        """Return whether the operator has watches."""
+        return self._orchestrator is not None
+
+    def see(self, raw: RawBody, *, is_deleted: bool = False) -> Collection[ObjectRecord]:
+        """Let the handlers know the state; see `Orchestrator.see`."""
+        return () if self._orchestrator is None else self._orchestrator.see(raw, is_deleted=is_deleted)
+
+
+write_through_var: ContextVar[WriteThrough] = ContextVar('write_through_var')
+"""What the responses to writes are passed to, in the operator that runs the current code."""
 
 
 class Orchestrator:
@@ -241,6 +281,29 @@ class Orchestrator:
             if record is not None:
                 return record.get_memo(self._tools.context.copy_memo)
         return None
+
+    def see(self, raw: RawBody, *, is_deleted: bool = False) -> Collection[ObjectRecord]:
+        """
+        Let the handlers know the state of an object from the response to a write, ahead of the streams.
+
+        Args:
+            raw: the object. It must not be changed afterwards.
+            is_deleted: whether the API server has said that the object is deleted, and not only marked for deletion.
+
+        Returns:
+            The records of the object where the state is news.
+        """
+        metadata, records = raw['metadata'], []
+        if metadata.get('finalizers') or metadata.get('deletionGracePeriodSeconds'):
+            is_deleted = False  # such an object is only marked for deletion, whatever the writer says
+        for resource in self._tables:
+            if resource.kind == raw.get('kind') and get_api_version(resource) == raw.get('apiVersion'):
+                for namespace in {metadata.get('namespace'), None}:
+                    watch, _, _ = self._watches.get((resource, namespace), (None, None, None))
+                    record = None if watch is None else watch.see(raw, is_deleted=is_deleted)
+                    if record is not None:
+                        records.append(record)
+        return records
 
     def find_failures(self) -> Iterator[str]:
         """Return messages about watches and logins that have been failing for long, for the probes."""

@@ -1,0 +1,238 @@
+"""
+Objects that the code of an operator writes: `apply` applies one, `seen` tells of one written by another client.
+
+Both let the operator know the new state at once. Otherwise, it would know it only when the stream of the watch brings
+it: a handler could decide by a state from before its own last write.
+"""
+
+import asyncio
+import weakref
+from collections.abc import Awaitable, Collection, Coroutine, Generator, Mapping, MutableMapping
+from typing import Any, TypeAlias, TypeVar, cast
+
+from kopf._cogs.clients import api
+from kopf._cogs.clients.api import ApiClient, client_var
+from kopf._cogs.clients.discovery import discover_kind
+from kopf._cogs.clients.errors import APINotFoundError
+from kopf._cogs.clients.serverside import apply_object
+from kopf._cogs.helpers import thirdparty
+from kopf._cogs.structs.bodies import RawBody
+from kopf._cogs.structs.references import Resource
+from kopf._core.actions.execution import PermanentError, TemporaryError, cause_var
+from kopf._core.engines.children import make_manager
+from kopf._core.reactor.object_records import ObjectRecord
+from kopf._core.reactor.orchestration import write_through_var
+
+K8sObject: TypeAlias = (
+    Mapping[str, Any]
+    | thirdparty.PykubeObject
+    | thirdparty.Kr8sObject
+    | thirdparty.KubernetesModel
+    | thirdparty.LightkubeModel
+)
+
+T = TypeVar('T')
+
+UNSERVED_DELAY = 30
+"""The delay of the next attempt if the cluster does not have the kind, which can be created later (in seconds)."""
+
+INDEXING_PATIENCE = 10.0
+"""For how long the index functions are waited for, as they can hang (in seconds)."""
+
+SEEING_PATIENCE = 10.0
+"""For how long a thread waits for a busy event loop (in seconds)."""
+
+_kinds: MutableMapping[ApiClient, dict[tuple[str, str], Resource]] = weakref.WeakKeyDictionary()
+"""The resources of the kinds that were applied, by the client."""
+
+
+def apply(
+    obj: K8sObject,
+    *,
+    namespace: str | None = None,
+    field_manager: str | None = None,
+    force: bool = False,
+    dry_run: bool = False,
+) -> Any:
+    """
+    Apply an object server-side: create it, or change the fields that it has; to be awaited in ``async`` functions.
+
+    In ``def`` handlers, which run in threads, it is called without ``await``, and blocks until it is done. The operator
+    knows the result at once: its indices have it on return, and its handlers are triggered by it. The operator's own
+    credentials are used.
+
+    Args:
+        obj: the object, with at least the ``apiVersion``, the ``kind``, and the ``metadata.name``.
+        namespace: the namespace, if the object has none; by default, that of the object being handled.
+        field_manager: the name under which the API server remembers the fields; by default, ``kopf-`` and
+            ``settings.applying.operator``. What this manager has applied before and does not apply any more is removed.
+        force: take the fields away from other managers instead of failing.
+        dry_run: let the API server compute the result without storing it.
+
+    Returns:
+        The object as the API server has it then.
+
+    Raises:
+        kopf.ApplyConflictError: if other managers have set some of the fields to other values; unless forced.
+        kopf.ApplyInvalidError: if the object would be invalid, or an immutable field would be changed.
+        kopf.ApplyUnsupportedError: if the API server does not support server-side apply for this kind.
+        kopf.PermanentError: if the object cannot be applied as it is, or if no operator runs here.
+        kopf.TemporaryError: if the cluster does not have the kind.
+    """
+    client, write_through = client_var.get(None), write_through_var.get(None)
+    if client is None or write_through is None:
+        raise PermanentError(
+            "kopf.apply() works only inside of an operator: for example, in a handler of @kopf.on.startup()."
+        )
+    desired = _check(obj, 'apply')
+    identity = (desired['apiVersion'], desired['kind'])
+
+    async def work() -> RawBody:
+        resource = await _find_resource(client, *identity)
+        place = _find_namespace(desired, resource, namespace)
+        try:
+            raw = await apply_object(
+                client,
+                resource=resource,
+                namespace=place,
+                name=desired['metadata']['name'],
+                body=desired,
+                field_manager=field_manager or make_manager(write_through.settings.applying.operator),
+                force=force,
+                dry_run=dry_run,
+            )
+        except APINotFoundError:
+            _kinds.get(client, {}).pop(identity, None)  # the kind can have been removed, or be of another scope now
+            raise
+        if not dry_run:
+            await _Sight(write_through.see(raw))
+        return raw
+
+    return work() if _is_in_loop() else _run_in_loop('apply', work())
+
+
+def seen(obj: K8sObject, *, deleted: bool = False) -> Awaitable[None]:
+    """
+    Report to the operator an object that another client of the API has written, before the watch brings it.
+
+    The operator takes the object for an event: its indices get it, and handlers are called for it. What the watch
+    brings later of the same state or of older ones changes nothing. Nothing happens if the operator does not watch such
+    objects, or knows this state or a newer one.
+
+    On return, the object is known, except for the index functions: ``await`` the call to wait for them, too. In ``def``
+    handlers, which run in threads, the call waits for them by itself.
+
+    Args:
+        obj: the object, as in the response of the API: with its resource version.
+        deleted: whether the object is deleted, so that the API does not have it any more.
+
+    Raises:
+        kopf.PermanentError: if it is no object, or if no operator runs here.
+    """
+    write_through = write_through_var.get(None)
+    if write_through is None or not write_through.is_connected:
+        raise PermanentError(
+            "kopf.seen() works only inside of an operator that is started: in handlers, and in tasks of them."
+        )
+    raw = cast(RawBody, _check(obj, 'seen'))
+    if _is_in_loop():
+        return _Sight(write_through.see(raw, is_deleted=deleted))
+
+    async def work() -> None:
+        await _Sight(write_through.see(raw, is_deleted=deleted))
+
+    _run_in_loop('seen', work(), timeout=SEEING_PATIENCE + INDEXING_PATIENCE)
+    return _Sight(())
+
+
+class _Sight(Awaitable[None]):
+    """What was passed on to the handlers; it can be awaited until the index functions have ended."""
+
+    def __init__(self, records: Collection[ObjectRecord]) -> None:
+        self._records = records
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return self._wait().__await__()
+
+    async def _wait(self) -> None:
+        for record in self._records:
+            if record.indexing is not None:
+                try:
+                    async with asyncio.timeout(INDEXING_PATIENCE):
+                        await record.indexing.wait()
+                except TimeoutError:
+                    pass  # the index lacks the object for longer, as it does after any other event
+
+
+def _is_in_loop() -> bool:
+    return asyncio.events._get_running_loop() is not None
+
+
+def _run_in_loop(name: str, work: Coroutine[Any, Any, T], *, timeout: float | None = None) -> T:
+    loop = write_through_var.get().loop
+    try:
+        return asyncio.run_coroutine_threadsafe(work, loop).result(timeout)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise
+        work.close()
+        raise PermanentError(f"kopf.{name}() is called in a thread that has outlived its operator.") from None
+
+
+# Checks.
+
+
+def _check(obj: Any, name: str) -> dict[str, Any]:
+    """Return a copy of the object, with JSON types only."""
+    raw = thirdparty.convert(obj)
+    if raw is None:
+        raise PermanentError(f"kopf.{name}() takes an object as a dict, not {type(obj).__name__}: {obj!r:.100}")
+    try:
+        copied: dict[str, Any] = api.simplify(raw)
+    except (TypeError, ValueError) as error:
+        raise PermanentError(f"kopf.{name}() takes only values that JSON can express: {error}") from error
+    metadata = copied.get('metadata') or {}
+    where = {'apiVersion': copied, 'kind': copied, 'name': metadata}
+    for field, values in where.items():
+        if not isinstance(values, Mapping) or not isinstance(values.get(field), str) or not values[field]:
+            title = field if values is copied else f'metadata.{field}'
+            raise PermanentError(
+                f"kopf.{name}(): the object has no {title}"
+                f"{', and it cannot be generated' if field == 'name' and name == 'apply' else ''}: {copied!r:.100}"
+            )
+    return copied
+
+
+async def _find_resource(client: ApiClient, version: str, kind: str) -> Resource:
+    known = _kinds.setdefault(client, {})
+    found = known.get((version, kind))
+    if found is None:
+        found = await discover_kind(client, version, kind)
+        if found is None:
+            raise TemporaryError(
+                f"kopf.apply(): the cluster has no kind {kind!r} in {version}. Is its CRD installed?",
+                delay=UNSERVED_DELAY,
+            )
+        known[version, kind] = found
+    return found
+
+
+def _find_namespace(desired: Mapping[str, Any], resource: Resource, given: str | None) -> str | None:
+    own = desired['metadata'].get('namespace')
+    title = f"{desired['kind']} {desired['metadata']['name']!r}"
+    if not resource.namespaced:
+        if own is not None or given is not None:
+            raise PermanentError(
+                f"kopf.apply(): {title} is cluster-scoped, so it cannot be in the namespace {own or given!r}."
+            )
+        return None
+    if own is not None and given is not None and own != given:
+        raise PermanentError(f"kopf.apply(): {title} has metadata.namespace {own!r}, but namespace= is {given!r}.")
+    body = getattr(cause_var.get(None), 'body', None)
+    found = own or given or (None if body is None else body.metadata.namespace)
+    if not found:
+        raise PermanentError(
+            f"kopf.apply(): {title} needs a namespace, and no object in a namespace is being handled: "
+            f"set metadata.namespace, or namespace=."
+        )
+    return str(found)
