@@ -29,6 +29,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import normal
 import worlds
 from episodes import Episode
+from ownership import OwnershipEpisode, sort_owners
 from steps import Memory, Step
 from twins import HEADERS, Answer, Twins
 
@@ -131,7 +132,8 @@ class Run:
 
         async def work() -> None:
             for number in waiting:
-                await self._episode(Episode(self._seed, number, length, applies=self._options.applies))
+                cls = OwnershipEpisode if self._options.ownership else Episode
+                await self._episode(cls(self._seed, number, length, applies=self._options.applies))
 
         async with asyncio.TaskGroup() as group:
             for _ in range(CONCURRENCY):
@@ -139,12 +141,12 @@ class Run:
 
     async def _episode(self, episode: Episode) -> None:
         memories = [Memory(), Memory()]
-        names = [normal.Names(managed=self._options.applies) for _ in memories]
+        names = [normal.Names(managed=self._options.applies or self._options.ownership) for _ in memories]
         results = []
         await self._twins.ask(Step("-", "GET", f"/api/v1/namespaces/{episode.namespace}", until=404), memories)
         for step in episode.steps():
             answers = await self._twins.ask(step, memories)
-            bodies = [name.normal(answer.body) for name, answer in zip(names, answers, strict=True)]
+            bodies = [sort_owners(name.normal(answer.body)) for name, answer in zip(names, answers, strict=True)]
             headers = [_headers(name, answer) for name, answer in zip(names, answers, strict=True)]
             result = Comparison(episode.name, step, answers, bodies, headers)
             results.append(result)
@@ -270,6 +272,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--real", default=os.environ.get("KUBECONFIG"), help="the kubeconfig of the control plane")
     parser.add_argument("--sandbox", default="", help="the kubeconfig of a sandbox that runs already")
     parser.add_argument("--applies", action="store_true", help="with apply and strategic patches, and managedFields")
+    parser.add_argument("--ownership", action="store_true", help="only writes by several managers of the same objects")
     parser.add_argument("--headers", action="store_true", help="show differences of headers, too")
     parser.add_argument("--show", type=int, default=25, help="how many kinds of differences")
     parser.add_argument("--each", type=int, default=2, help="how many examples of each")

@@ -14,7 +14,7 @@ from kopf._kits.testing.kinds import shapes
 from kopf._kits.testing.kinds.kinds import Body
 from kopf._kits.testing.merging import fieldsets, managers, server_side_apply
 from kopf._kits.testing.merging.fieldsets import EMPTY, FieldSet
-from kopf._kits.testing.merging.managers import UPDATE, Record, Writer
+from kopf._kits.testing.merging.managers import APPLY, UPDATE, Record, Writer
 
 GROUP, VERSION, KIND = 'autoscaling', 'v1', 'Scale'
 API_VERSION, SUBRESOURCE = f'{GROUP}/{VERSION}', 'scale'
@@ -52,10 +52,16 @@ class Ownership:
             dataclasses.replace(record, fields=fieldsets.difference(record.fields, self._place))
             for record in self._records
         ]
-        records += [
-            dataclasses.replace(record, api_version=self._api_version, fields=self._place, time='') for record in scale
-        ]
-        return managers.encode(record for record in records if record.fields)
+        records = [record for record in records if record.fields]
+        for record in scale:
+            # The records of updates are distinguished by their versions, too, so those of the object and of the scale
+            # are two, even if it is the same manager.
+            same = [each for each in records if record.operation == APPLY and each.is_of(record)]
+            if same:
+                same[0].fields = fieldsets.union(same[0].fields, self._place)
+            else:
+                records.append(dataclasses.replace(record, api_version=self._api_version, fields=self._place, time=''))
+        return managers.encode(records)
 
 
 def applied(scale: Body, owners: list[Record], config: Body, manager: str, force: bool) -> tuple[Body, list[Record]]:

@@ -21,7 +21,7 @@ from kopf._kits.testing.kinds import metadata
 from kopf._kits.testing.kinds.kinds import Body, Catalog, Kind
 from kopf._kits.testing.kinds.storage import ChangeType, Record, Storage
 from kopf._kits.testing.merging import managers, server_side_apply, strategic
-from kopf._kits.testing.objects import builtins, deletion, immutables, objects, patch_results
+from kopf._kits.testing.objects import builtins, deletion, immutables, objects, patch_results, service_addresses
 from kopf._kits.testing.schemas import rules, strictness
 from kopf._kits.testing.wire import json_patches, names, statuses, timestamps
 
@@ -39,7 +39,6 @@ CREATED_ON_UPDATE = frozenset(
         'events',
         'leases',
         'limitranges',
-        'podtemplates',
         'services',
         'roles',
         'rolebindings',
@@ -485,10 +484,6 @@ class Objects:
             and not meta.get('finalizers')
             and not (kind.plural == 'namespaces' and (body.get('spec') or {}).get('finalizers'))
         )
-        if gone:
-            meta['generation'] = old['metadata'].get('generation', 0)
-            if not meta['generation']:
-                del meta['generation']
         stored = await kind.stored(body) if not gone else {}
         if kind.store.get(record.namespace, record.name) is not record:
             return None
@@ -544,6 +539,8 @@ class Objects:
                 causes += metadata.problems(body['metadata'], custom=False)
             causes += () if kind.custom else immutables.problems(body, old, kind.plural)
             causes += roles.change_problems(body, old, kind) if kind.group == permissions.GROUP else ()
+        if kind.plural == 'services' and not kind.custom and not subresource:
+            options.warnings += service_addresses.warnings(body)
         if kind.schema is not None:
             causes += rules.problems(body, kind.schema, old, causes, options.warnings)
         if causes:

@@ -34,6 +34,8 @@ def complete(body: Body) -> None:
         config = spec.setdefault('sessionAffinityConfig', {'clientIP': {'timeoutSeconds': 10800}})
         if isinstance(config, dict) and isinstance(config.setdefault('clientIP', {}), dict):
             config['clientIP'].setdefault('timeoutSeconds', 10800)
+    elif spec['sessionAffinity'] == 'None':
+        spec.pop('sessionAffinityConfig', None)
     for port in maps(spec.get('ports')):
         port.setdefault('protocol', 'TCP')
         if not port.get('targetPort'):
@@ -48,6 +50,13 @@ def complete(body: Body) -> None:
         spec.setdefault('externalTrafficPolicy', 'Cluster')
     if type in _BALANCED:
         spec.setdefault('allocateLoadBalancerNodePorts', True)
+
+
+def warnings(body: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the warnings about fields without an effect."""
+    spec = body.get('spec') or {}
+    if spec.get('clusterIP') == 'None' and spec.get('sessionAffinity') == 'ClientIP':
+        yield 'spec.SessionAffinity is ignored for headless services'
 
 
 def problems_of_status(body: Mapping[str, Any]) -> Iterator[Cause]:
