@@ -14,6 +14,7 @@ import time
 import pytest
 
 import kopf
+from kopf._cogs.helpers import clocks
 from kopf.testing import Operator, OperatorFailed, Sandbox, VirtualTimeError, WaitTimeout
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
@@ -371,6 +372,7 @@ def test_real_time_is_back_afterwards():
     assert datetime.datetime.now().year < 2030
     assert random.getstate() == before[1]
     assert threading.active_count() == threads
+    assert clocks.get_shift() == clocks.NO_SHIFT and clocks.utcnow().year < 2030
     assert "virtual" not in repr([time.sleep, time.monotonic, threading.Thread.start, os.urandom])
     with Sandbox() as sandbox:
         sandbox.create("configmaps", "x")

@@ -80,8 +80,8 @@ class World:
             # The loop collects the garbage, always at the same moments.
             gc.disable()
             self._stack.callback(gc.enable)
+        self._stack.callback(clocks.restart)  # called last, when the real clocks are back
         self._stack.enter_context(seams.replaced(self))
-        self._stack.callback(clocks.restart)
         clocks.restart()
         self.loop.set_default_executor(DaemonicThreadPool())
 
