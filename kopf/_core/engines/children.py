@@ -198,6 +198,9 @@ class ChildrenHost(Protocol):
     async def patch_owner(self, patch: Patch, /) -> None:
         """Apply the patch to the owner, which does not trigger the handler."""
 
+    def see(self, raw: RawBody, /) -> None:
+        """Let the indices and the other handlers know the state of a child, ahead of the stream."""
+
     def find_served(self) -> Collection[Resource]:
         """Return the kinds of children of all handlers of the object."""
 
@@ -389,6 +392,8 @@ class ChildrenRun:
             raise TemporaryError(explain_forbidden(key, error), delay=REFUSAL_DELAY) from error
         finally:
             self._host.trigger(objects.end_write(place, raw, frozenset({self._get_owner()})))
+        # A copy, as the handler gets the response, and could change it.
+        self._host.see(copy.deepcopy(raw))
         self.logger.debug("%s is applied.", key)
         return raw
 

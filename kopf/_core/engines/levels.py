@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import functools
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 from kopf._cogs.aiokits.coalesced_timers import CoalescedTimer, CoalescedTimers
@@ -334,8 +334,16 @@ class Controller:
 class Levels:
     """The level-triggered handlers of an operator."""
 
-    def __init__(self, context: OperatorContext, timers: CoalescedTimers, cache: ParsedCache) -> None:
+    def __init__(
+        self,
+        context: OperatorContext,
+        timers: CoalescedTimers,
+        cache: ParsedCache,
+        see: Callable[[RawBody], object] = lambda raw: None,
+    ) -> None:
         self.context = context
+        self.see = see
+        """Called with the states from the responses to writes of children, ahead of the streams."""
         self.timers = timers
         self.cache = cache
         self.is_closed = False
@@ -397,6 +405,10 @@ class ChildrenOfPlan:
     async def patch_owner(self, patch: Patch) -> None:
         """Apply the patch to the owner, which does not trigger the handler."""
         await self._plan.level.leveler.host.patch_owner(self._plan, self._body, patch, self._logger)
+
+    def see(self, raw: RawBody) -> None:
+        """Let the indices and the other handlers know the state of a child, ahead of the stream."""
+        self._plan.level.leveler.see(raw)
 
     def find_served(self) -> Collection[Resource]:
         """Return the kinds of children of all handlers of the object."""
@@ -464,6 +476,10 @@ class Leveler:
         self._reports = filters.FailureReports()
 
     # States.
+
+    def see(self, raw: RawBody) -> None:
+        """Let the whole operator know the state of a child from the response to a write."""
+        self._levels.see(raw)
 
     def notice(self, record: Record, raw: RawBody, *, asked_at: float | None = None) -> None:
         """

@@ -654,7 +654,7 @@ class Orchestrator:
 
         if self._levels is None:
             background = tools.workers.background
-            self._levels = Levels(tools.context, background.coalesced_timers, background.parsed_cache)
+            self._levels = Levels(tools.context, background.coalesced_timers, background.parsed_cache, self.see)
         sink: ObjectSink = processor or LevelProcessor(
             tools.context, client=tools.client, table=table, workers=tools.workers, levels=self._levels
         )

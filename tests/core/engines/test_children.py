@@ -254,6 +254,28 @@ async def test_an_index_of_this_name_wins(world):
     assert not [text for text in world.log.texts if 'has the name of an argument' in text]
 
 
+async def test_an_index_shows_an_applied_child_at_once(world):
+    found = []
+
+    @kopf.index('configmaps', id='by_name', registry=world.registry)
+    async def by_name(name, body, **_):
+        return {name: body['data']}
+
+    @kopf.on.reconcile('kopfexamples', id='fn', owns=['configmaps'], registry=world.registry)
+    async def fn(name, children, by_name: kopf.Index, **_):
+        await children.apply(config_map(key='value'))
+        await asyncio.sleep(0)  # the index function is a task
+        found.append([*by_name.get('child', [])])
+        world.note('fn', name)
+
+    async with world.operator():
+        world.sandbox.faults.freeze_watches(path='configmaps')
+        await world.create()
+        await world.until_called('fn')
+        await rest()
+    assert found == [[{'key': 'value'}]]
+
+
 # Readiness.
 
 
