@@ -21,7 +21,20 @@ from clusters import HERE, Cluster
 from objects import API, GROUP, WRITERS, body, path
 from operators_under_test import Operator, Runner
 from results import Metrics
-from writers import churn_objects, label_namespaces, post_reviews
+from writers import (
+    await_children,
+    churn_objects,
+    delete_children,
+    finish_objects,
+    label_namespaces,
+    post_reviews,
+)
+
+CHILDREN = 5
+
+
+WRITES = ("create", "update", "patch", "delete")
+
 
 HOOKS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
 
@@ -256,6 +269,64 @@ def case_churn(cluster: Cluster, runner: Runner, scale: dict[str, Any], operator
         "patches/call": patches(counts, plural) / calls,
         "peak rss MB": memory["peak"],
     }
+
+
+def case_reconcile(cluster: Cluster, runner: Runner, scale: dict[str, Any], total: int) -> Metrics:
+    """One change of each of many objects, and the run of its level-triggered handler."""
+    plural, total, _ = cluster.reset(f"work{total}")
+    with Operator(cluster, runner, "reconcile", plural, total) as process:
+        process.wait("seen")
+        time.sleep(2)
+        cpu, begin = process.cpu(), time.time_ns()
+        cluster.spread(finish_objects, plural, range(total))
+        final = process.wait("final")
+        cpu = process.cpu() - cpu
+        memory = process.memory()
+    return {
+        "runs/s ↑": total / (final["time"] - begin) * 1e9,
+        "cpu us/run": cpu / total * 1e6,
+        "runs/change": (final["count"] - total) / total,
+        "settled rss KB/object": (memory["rss"] - process.base_rss) * 1024 / total,
+    }
+
+
+def case_children(cluster: Cluster, runner: Runner, scale: dict[str, Any], total: int) -> Metrics:
+    """Objects with 5 children each: all are applied, then nothing is to be done, then one of each is deleted."""
+    plural, total, _ = cluster.reset(f"work{total}")
+    cluster.spread(delete_children, plural, range(total), CHILDREN)
+    with Operator(cluster, runner, "children", plural, total) as process:
+        seen = process.wait("seen")["time"]
+        first = process.cpu() - process.base_cpu
+        time.sleep(scale["settle"])
+        memory, begin, cpu = process.memory(), time.time_ns(), process.cpu()
+        cluster.spread(finish_objects, plural, range(total))
+        final = process.wait("final")["time"]
+        second = process.cpu() - cpu
+        time.sleep(2)
+        writes = count_writes(process, begin)
+        drifted, cpu = time.time_ns(), process.cpu()
+        cluster.spread(delete_children, plural, range(total), 1)
+        cluster.spread(await_children, plural, range(total))
+        repaired, drift = time.time_ns(), process.cpu() - cpu
+        repairs = count_writes(process, drifted)
+    count = total * CHILDREN
+    return {
+        "first pass s": (seen - process.began) / 1e9,
+        "first pass cpu ms/child": first / count * 1e3,
+        "settled rss KB/child": (memory["rss"] - process.base_rss) * 1024 / count,
+        "second pass cpu us/object": second / total * 1e6,
+        "second pass s": (final - begin) / 1e9,
+        "second pass writes": writes,
+        "drift s": (repaired - drifted) / 1e9,
+        "drift cpu ms/child": drift / total * 1e3,
+        "drift writes/child": repairs / total,
+    }
+
+
+def count_writes(process: Operator, since: int) -> int:
+    """Count the writes of children by the operator."""
+    counts = process.requests(since, time.time_ns())
+    return sum(count for key, count in counts.items() if key.split()[1] == "configmaps" and key.split()[0] in WRITES)
 
 
 def case_daemons(cluster: Cluster, runner: Runner, scale: dict[str, Any], operator: str) -> Metrics:

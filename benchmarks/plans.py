@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from cases import (
+    case_children,
     case_churn,
     case_create,
     case_daemons,
@@ -16,6 +17,7 @@ from cases import (
     case_latency,
     case_namespaces,
     case_ready,
+    case_reconcile,
     case_webhook,
 )
 from results import Metrics
@@ -35,6 +37,7 @@ SCALES: dict[str, dict[str, Any]] = {
         latency=50,
         churn=5,
         daemons=500,
+        levels=[300],
         window=6,
         sync=100,
         webhook=4,
@@ -51,6 +54,7 @@ SCALES: dict[str, dict[str, Any]] = {
         latency=100,
         churn=15,
         daemons=2000,
+        levels=[1000],
         window=20,
         sync=200,
         webhook=10,
@@ -86,6 +90,9 @@ def plan(scale: dict[str, Any]) -> Iterator[tuple[str, str, Callable[..., Metric
     yield "churn", "on.update", case_churn, dict(operator="update"), True
     yield "daemons", "daemon", case_daemons, dict(operator="daemon"), False
     yield "daemons", "timer", case_daemons, dict(operator="timer"), False
+    for total in scale["levels"]:
+        yield "reconcile", f"N={total}", case_reconcile, dict(total=total), False
+        yield "children", f"N={total}", case_children, dict(total=total), False
     yield "sync", f"N={scale['sync']}", case_create, dict(total=scale["sync"], options="sync"), False
     yield "webhook", "", case_webhook, {}, False
     yield "idle", "", case_idle, {}, True

@@ -75,6 +75,31 @@ def churn_objects(plural: str, numbers: Sequence[int], seconds: float) -> int:
     return (rounds + 1) * len(numbers)
 
 
+def finish_objects(plural: str, numbers: Sequence[int]) -> None:
+    """Mark each object as final: it is its only change."""
+    for number in numbers:
+        patch(plural, number, {"spec": {"round": -1}})
+
+
+def child_path(plural: str, number: int, child: int) -> str:
+    namespace = path(plural, number).partition("/namespaces/")[2].partition("/")[0]
+    return f"/api/v1/namespaces/{namespace}/configmaps/obj-{number:05}-{child}"
+
+
+def delete_children(plural: str, numbers: Sequence[int], count: int) -> None:
+    """Delete the first children of each object."""
+    for number in numbers:
+        for child in range(count):
+            writer.request("DELETE", child_path(plural, number, child), fine=[404])
+
+
+def await_children(plural: str, numbers: Sequence[int]) -> None:
+    """Wait until each object has its first child."""
+    for number in numbers:
+        while writer.request("GET", child_path(plural, number, 0), fine=[404])[0] == 404:
+            time.sleep(0.01)
+
+
 def post_reviews(url: str, cafile: str, data: bytes, seconds: float) -> list[float]:
     """Post the same admission review over one connection; return the latencies."""
     client, target = Client(url, cafile), urllib.parse.urlsplit(url).path

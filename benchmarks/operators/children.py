@@ -1,0 +1,21 @@
+"""Reconciles all objects: each of them has 5 config maps as its children."""
+
+from common import RESOURCE, Tally
+
+import kopf
+
+tally = Tally()
+
+
+@kopf.on.reconcile(*RESOURCE, owns=["v1/configmaps"], concurrency=16)
+async def reconcile(name, spec, children, **_):
+    for number in range(5):
+        await children.apply(
+            {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "metadata": {"name": f"{name}-{number}", "labels": {"bench": "child"}},
+                "data": {f"SETTING_{key}": f"value-{name}-{number}-{key}" for key in range(10)},
+            }
+        )
+    tally.add(name, spec)
