@@ -163,7 +163,11 @@ async def touch(
                 'PATCH', path, payload=api.encode(patch), content_type='application/merge-patch+json', backoffs=backoffs
             )
         )
-    except errors.APINotFoundError:
+    except errors.APINotFoundError as error:
+        if error.code is None:
+            # The response is not about the object, but about the whole resource: the API server has just started, and
+            # does not serve it yet. The object would look absent for as long as it does not change.
+            raise
         return None
     return body
 

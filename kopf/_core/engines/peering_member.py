@@ -43,6 +43,9 @@ _UNSEEN = ('expired', 'unannounced')
 _FLAGS = frozenset({'waiting', 'pausing', 'paused'})
 """The additional fields of records, by which operators coordinate a takeover."""
 
+_TRANSIENT_REFUSALS = (401, 404, 408, 409, 429)
+"""The statuses of client errors that say nothing about the permission to write: the same request can succeed later."""
+
 TAKEOVER_TIMEOUT = 5.0
 """
 How long a starting operator waits until the operators with lower priorities have paused (in seconds).
@@ -138,11 +141,12 @@ class PeeringMember:
                 state was received, this one is newer even with a lower version: versions go back when the storage of
                 a cluster is restored from a backup.
         """
-        if body is None:
+        # Otherwise, the object was created anew while the request was in progress.
+        if body is None and (asked_at is None or asked_at >= self._seen_at):
             self._present, self._version, self._listed = False, None, False
             self._expiry = None
             self._renewal = 0.0
-        elif (asked_at is not None and asked_at > self._seen_at) or not self._is_outdated(body):
+        elif body is not None and ((asked_at or 0) > self._seen_at or not self._is_outdated(body)):
             first = not self._present
             # Observations of a former object of this name say nothing about the records of the new one.
             if first:
@@ -471,7 +475,7 @@ class PeeringMember:
             body = await complete(self._touch({self._identity: record}), patience=EXIT_TIMEOUT)
         except (errors.APIError, TimeoutError) as error:
             self._failing = True
-            self._refused = isinstance(error, errors.APIClientError)
+            self._refused = isinstance(error, errors.APIClientError) and error.status not in _TRANSIENT_REFUSALS
             self._unsure = not self._refused
             self._renewal = read_time() + min(RETRY_DELAY, lifetime / 4)
             logger.warning("Keep-alive in %s has failed; trying again soon: %s", self._place, str(error) or repr(error))

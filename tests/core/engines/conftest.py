@@ -56,7 +56,7 @@ class PeeringApi:
         if self.error is not None:
             raise self.error
         if not self.exists:
-            raise errors.APINotFoundError('not found', status=404)
+            raise errors.APINotFoundError('not found', status=404, code=404)
         if patch.get('metadata', {}).get('resourceVersion') not in (None, str(self.version)):
             raise errors.APIConflictError('conflict', status=409)
         self.put(**patch['status'])

@@ -105,6 +105,12 @@ async def test_writing_to_an_absent_object_returns_nothing(peering_api, peering_
     assert await touch(peering_api, peering_resource, 'ns1', 'mine', {'me': None}) is None
 
 
+async def test_a_resource_that_is_not_served_is_an_error(peering_api, peering_resource):
+    peering_api.error = errors.APINotFoundError('404 page not found', status=404)
+    with pytest.raises(errors.APINotFoundError):
+        await touch(peering_api, peering_resource, 'ns1', 'mine', {'me': None})
+
+
 async def test_the_command_to_pause_writes_a_record(peering_api, peering_resource, settings, caplog):
     caplog.set_level('INFO')
     command = PeeringCommand(identity='me', priority=50, lifetime=60, message='a reason')

@@ -470,6 +470,37 @@ async def test_object_that_vanishes_before_it_is_touched(peering_api, join, sett
         assert member.paused is mandatory
 
 
+async def test_an_api_server_that_does_not_serve_the_kind_yet_does_not_make_the_object_absent(
+    peering_api, join, settings
+):
+    settings.peering.mandatory = True
+    async with join() as member:
+        peering_api.error = errors.APINotFoundError('404 page not found', status=404)
+        await passed(55)
+        peering_api.error = None
+        await passed(100)
+        assert member.changes == [(True, False)]
+        assert len(peering_api.patches) >= 3
+
+
+async def test_an_object_that_was_created_during_a_request_is_not_absent(peering_api, join, settings):
+    settings.peering.mandatory = True
+    async with join() as member:
+        await passed(49)
+        peering_api.exists, peering_api.delay = False, 2
+        while len(peering_api.patches) < 2:  # it comes when there is no object
+            await passed(0.1)
+        member.see(None)
+        peering_api.exists = True
+        peering_api.put(me=None)
+        peering_api.exists = False
+        await passed(2)
+        peering_api.exists, peering_api.delay = True, 0
+        await passed(10)
+        assert not member.paused
+        assert 'me' in peering_api.status
+
+
 @pytest.mark.parametrize('mandatory, hint', [(True, 'pausing until'), (False, 'standalone')])
 async def test_an_inaccessible_object_counts_as_absent(
     peering_api, peering_resource, settings, caplog, mandatory, hint
@@ -485,6 +516,26 @@ async def test_an_inaccessible_object_counts_as_absent(
     assert member.paused is mandatory
     assert hint in caplog.text
     task.cancel()
+
+
+async def test_an_overloaded_api_is_no_reason_to_begin_unannounced(peering_api, join):
+    peering_api.error = errors.APITooManyRequestsError('storage is (re)initializing', status=429)
+    async with join() as member:
+        await passed(20)
+        assert not member.known or member.paused
+        peering_api.error = None
+        await passed(RETRY_DELAY)
+        assert not member.paused
+        assert 'me' in peering_api.status
+
+
+async def test_there_is_no_takeover_while_the_api_is_overloaded(peering_api, join, settings):
+    settings.peering.lifetime = 70
+    async with join() as member:
+        peering_api.put(boss=record(priority=100))
+        peering_api.error = errors.APITooManyRequestsError('overloaded', status=429)
+        await passed(69)
+        assert member.paused
 
 
 @pytest.mark.parametrize('mandatory', [True, False])
