@@ -68,6 +68,9 @@ class Coordinator(Protocol):
     def halt(self, halted: bool) -> None:
         """Called with true when all work has stopped for a pause, with false when the work resumes."""
 
+    def end(self) -> None:
+        """Called when the exiting operator starts no more work, and waits for the running handlers and daemons."""
+
     async def leave(self) -> None:
         """Let other operators take over. Called when the operator exits, after all work has ended."""
 
@@ -124,6 +127,10 @@ class Unanimity:
     def halt(self, halted: bool) -> None:
         for each in self._coordinators:
             each.halt(halted)
+
+    def end(self) -> None:
+        for each in self._coordinators:
+            each.end()
 
     async def leave(self) -> None:
         # If one fails, the others are awaited nevertheless: otherwise, the operator would end before they have left.

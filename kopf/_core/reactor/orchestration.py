@@ -173,6 +173,7 @@ class Orchestrator:
     def end(self) -> None:
         """Called when the operator stops serving and waits for its running handlers: nothing new may start."""
         self._ending = True
+        self.coordinator.end()
 
     def close(self) -> None:
         """Stop listening to the registry, which can outlive the operator."""

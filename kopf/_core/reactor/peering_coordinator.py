@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 MIN_LIFETIME = 1.0
 """The least lifetime of records in peering objects (in seconds)."""
 
+ENDING_DELAY = 0.5
+"""After how long an ending operator begins to renew its records (in seconds); most operators have ended by then."""
+
 
 class JoinedPeering(NamedTuple):
     """A peering member with its watch and its tasks."""
@@ -67,6 +70,8 @@ class PeeringCoordinator:
         self._resource: Resource | None = None
         self._joined: dict[Namespace, JoinedPeering] = {}
         self._complained = False
+        self._discovered = False  # whether it is known which kind of peerings exists
+        self._holding = False  # the pause goes on until all members of another kind of peerings have a verdict
         self._oriented = False  # whether all members had a verdict at the same time, at least once
         self._safe_until = 0.0  # until when no record can expire, so that the members need not be asked
         # The verdicts are cached here: with hundreds of namespaces, asking all members at each change takes too long.
@@ -74,6 +79,7 @@ class PeeringCoordinator:
         self._unknown: set[Namespace] = set()  # the namespaces of members without a verdict
         self._pausing: set[Namespace] = set()  # the namespaces of members that require a pause
         self._ending: set[Namespace] = set()  # the namespaces that are being deleted
+        self._staying: asyncio.Task[None] | None = None  # renews the records of an ending operator
 
     @property
     def groups(self) -> Collection[str]:
@@ -83,7 +89,7 @@ class PeeringCoordinator:
     def paused(self) -> bool:
         if self._resource is None:
             return self._settings.peering.mandatory
-        return bool(self._pausing)
+        return bool(self._pausing) or (self._holding and bool(self._unknown))
 
     @property
     def overdue_check(self) -> Callable[[], bool]:
@@ -141,8 +147,12 @@ class PeeringCoordinator:
     def rediscover(self, resources: Collection[Resource]) -> None:
         resource = select_peerings(resources, clusterwide=self._settings.peering.clusterwide)
         if resource != self._resource:
+            # The members of the other kind know nothing yet. If the pause ended before they do, this operator would
+            # work beside the one that it has paused for.
+            holding = self._discovered and self.paused
             self._stop(list(self._joined))
-            self._resource = resource
+            self._resource, self._holding = resource, holding
+        self._discovered = True
         if resource is None and self._settings.peering.mandatory and not self._complained:
             logger.warning("The cluster has no peering objects: their CRD is absent. Pausing until it is there.")
         self._complained = resource is None
@@ -223,7 +233,7 @@ class PeeringCoordinator:
 
     def _orient(self) -> None:
         if self._joined and not self._unknown:
-            self._oriented = True
+            self._oriented, self._holding = True, False
 
     def _stop(self, namespaces: Collection[Namespace]) -> None:
         # The records are not removed: either the peering objects are deleted, too, or the records expire soon.
@@ -234,8 +244,22 @@ class PeeringCoordinator:
                 task.cancel()
         self._orient()
 
+    def end(self) -> None:
+        """Renew the records until the last handlers and daemons have ended: the peers would begin beside them."""
+        # Not in the task group of the operator: it is cancelled by now, and its members with it.
+        self._staying = asyncio.create_task(self._stay(), name='last keep-alives')
+
+    async def _stay(self) -> None:
+        await asyncio.sleep(ENDING_DELAY)
+        coros = [coro for joined in self._joined.values() for coro in (joined.watch.persist(), joined.member.run())]
+        # An error must not stop the others, nor the end of the operator. It is logged by the watch or by the member.
+        await asyncio.gather(*coros, return_exceptions=True)
+
     async def leave(self) -> None:
         """Remove the records of this operator, so that its peers take over at once."""
+        if self._staying is not None:
+            self._staying.cancel()
+            await asyncio.wait({self._staying})
         await asyncio.gather(*(joined.member.leave() for joined in self._joined.values()))
 
 

@@ -53,6 +53,9 @@ class Switch:
     def halt(self, halted):
         self.seen.append(('halt', halted))
 
+    def end(self):
+        self.seen.append(('end',))
+
     async def leave(self):
         self.seen.append(('leave',))
         if self.error is not None:

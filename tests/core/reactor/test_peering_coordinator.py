@@ -107,10 +107,12 @@ class World:
         observing=False,
         lingering=False,
         following=False,
+        lifetime=60,
         **options,
     ):
         registry, settings = kopf.OperatorRegistry(), kopf.OperatorSettings()
         settings.queueing.worker_limit = worker_limit
+        settings.peering.lifetime = lifetime
         settings.posting.enabled = False
 
         @kopf.on.login(registry=registry)
@@ -679,6 +681,29 @@ async def test_takeover_waits_for_daemons_that_still_run(world):
 
 
 @in_virtual_time
+async def test_operators_of_lower_priority_wait_until_the_last_daemon_of_an_ending_one_has_ended(world):
+    await world.join()
+    renewals, calls = set(), world.calls
+    async with world.operator('low', priority=1):
+        async with contextlib.AsyncExitStack() as stack:
+            await stack.enter_async_context(world.operator('high', priority=2, lingering=True, lifetime=2))
+            await world.paused()
+            await world.create('a', field='1', daemon='yes')
+            await world.until(lambda: ('high', 'daemon starts', 'a') in calls)
+            await world.handled('a', field='1')
+            ending = asyncio.create_task(stack.pop_all().aclose())
+            while len(renewals) < 5 and ('low', 'daemon starts', 'a') not in calls:
+                await asyncio.sleep(0.05)
+                body = await world.aio.get('kopfpeerings', 'default')
+                renewals.add((body.get('status') or {}).get('high', {}).get('lastseen'))
+            world.lingering.set()
+            await ending
+        await world.until(lambda: ('low', 'daemon starts', 'a') in calls)
+    daemons = [call[:2] for call in calls if 'daemon' in call[1]]
+    assert daemons[:3] == [('high', 'daemon starts'), ('high', 'daemon stops'), ('low', 'daemon starts')]
+
+
+@in_virtual_time
 async def test_takeover_from_an_operator_whose_record_has_expired(world):
     await world.join()
     await world.put('dead', priority=100, lifetime=1)
@@ -889,6 +914,34 @@ async def test_mandatory_peering_before_its_kind(sandbox, world):
         await world.handled('a', field='1')
     verbs = [(seen.resource, seen.verb) for seen in world.sandbox.requests if seen.user_agent.startswith('kopf/')]
     assert verbs.index(('kopfpeerings', 'patch')) < verbs.index(('kopfexamples', 'watch'))
+
+
+@in_virtual_time
+async def test_a_pause_goes_on_while_the_kind_of_peerings_is_created_anew(world, caplog):
+    await world.join()
+    await world.put('boss')
+    async with world.operator('low', peering_name='default', observing=True):
+        await world.paused()
+        await world.create('a', field='1')
+        await world.until_indexed('low', a='1')
+        await world.aio.delete('customresourcedefinitions', 'kopfpeerings.kopf.dev')
+        while "their CRD is absent" not in caplog.text:
+            await asyncio.sleep(0.01)
+        world.says.clear()
+        world.sandbox.faults.delay(0.5, method='GET', resource='kopfpeerings', user_agent='kopf/')
+        await world.aio.apply(PEERINGS[0])
+        await world.aio.apply(
+            {
+                'apiVersion': 'kopf.dev/v1',
+                'kind': 'KopfPeering',
+                'metadata': {'name': 'default'},
+                'status': {'boss': {'priority': 100, 'lifetime': 60, 'lastseen': '2099-01-01'}},
+            }
+        )
+        await world.paused()
+        assert not world.calls
+        await world.remove('boss')
+        await world.handled('a', field='1')
 
 
 @in_virtual_time
