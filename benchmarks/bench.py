@@ -60,7 +60,13 @@ def measure(
         for case, variant, function, arguments, anchors in plan(SCALES[scale]):
             label = f"{case}:{variant}"
             for runner in runners:
-                if only and label not in only and case not in only or runner.kind != "kopf" and not anchors:
+                if (
+                    only
+                    and label not in only
+                    and case not in only
+                    or runner.kind != "kopf"
+                    and anchors not in (True, runner.kind)
+                ):
                     continue
                 if label in SLOW and runner is runners[0] and not slow:
                     continue

@@ -63,8 +63,8 @@ SCALES: dict[str, dict[str, Any]] = {
 }
 
 
-def plan(scale: dict[str, Any]) -> Iterator[tuple[str, str, Callable[..., Metrics], dict[str, Any], bool]]:
-    """All measurements as (case, variant, function, its arguments, whether the anchors take part)."""
+def plan(scale: dict[str, Any]) -> Iterator[tuple[str, str, Callable[..., Metrics], dict[str, Any], bool | str]]:
+    """All measurements as (case, variant, function, its arguments, whether the anchors take part, or which kind)."""
     yield "import", "", case_import, {}, False
     yield "ready", "", case_ready, {}, True
     for total in scale["ingest"]:
@@ -91,8 +91,8 @@ def plan(scale: dict[str, Any]) -> Iterator[tuple[str, str, Callable[..., Metric
     yield "daemons", "daemon", case_daemons, dict(operator="daemon"), False
     yield "daemons", "timer", case_daemons, dict(operator="timer"), False
     for total in scale["levels"]:
-        yield "reconcile", f"N={total}", case_reconcile, dict(total=total), False
-        yield "children", f"N={total}", case_children, dict(total=total), False
+        yield "reconcile", f"N={total}", case_reconcile, dict(total=total), "go"
+        yield "children", f"N={total}", case_children, dict(total=total), "go"
     yield "sync", f"N={scale['sync']}", case_create, dict(total=scale["sync"], options="sync"), False
     yield "webhook", "", case_webhook, {}, False
     yield "idle", "", case_idle, {}, True
