@@ -95,6 +95,7 @@ EVERYDAY = """
     replace -f NOTE                                                | replaced
     get note n --watch --request-timeout=1s                        | n +first
     wait note/n --for=jsonpath={.spec.text}=first --timeout=5s     | condition met
+    wait namespace/default --for=jsonpath={.status.phase}=Active   | condition met
     create configmap c --from-literal=a=b                          | configmap/c created
     create secret generic s --from-literal=a=b                     | secret/s created
     create -f NOTE --dry-run=server -o name --namespace=default    | note.notes.example.dev/n
@@ -126,6 +127,7 @@ EVERYDAY = """
     delete configmap c                                             | configmap "c" deleted
     delete deployment,job,cronjob,pod --all                        | pod "p" deleted
     delete note n --cascade=foreground                             | deleted
+    wait note/n --for=delete --timeout=5s                          |
     delete rolebinding/b role/r serviceaccount/a quota/q secret/s  | secret "s" deleted
 """
 
