@@ -83,6 +83,7 @@ class OwnedObjects:
         '_by_place',
         '_cache',
         '_deferred',
+        '_forgotten',
         '_manager',
         '_objects',
         '_versions',
@@ -97,6 +98,8 @@ class OwnedObjects:
         self._by_owner: dict[str, dict[str, OwnedObject]] = {}
         self._deferred: dict[Place, dict[str | None, frozenset[str]]] = {}
         """The versions that the stream has brought during a write, with the owners that each of them triggers."""
+        self._forgotten: set[str] = set()
+        """The uids of the objects that have gone while any write was in progress."""
         self._versions: deque[str] = deque(maxlen=MAX_VERSIONS)
         self._written_at = 0.0
 
@@ -142,6 +145,7 @@ class OwnedObjects:
                 return _NO_OWNERS
             if is_older_version(version, known.version) and (asked_at is None or asked_at <= self._written_at):
                 return _NO_OWNERS if version in self._versions else former
+        self._forgotten.discard(uid)
         self._put(uid, raw, owners)
         place = metadata.get('namespace'), metadata.get('name') or ''
         if place in self._deferred:
@@ -154,6 +158,8 @@ class OwnedObjects:
         known = self._objects.get(uid)
         owners = _NO_OWNERS if known is None else known.owners
         self._discard(uid)
+        if self._deferred:
+            self._forgotten.add(uid)
         return owners
 
     def _put(self, uid: str, raw: Mapping[str, Any], owners: frozenset[str], *, is_written: bool = False) -> None:
@@ -210,7 +216,11 @@ class OwnedObjects:
             uid, version = raw['metadata'].get('uid') or '', raw['metadata'].get('resourceVersion')
             known = self._objects.get(uid)
             is_newest = known is None or version is None or not is_older_version(version, known.version)
-            if is_newest:
+            if uid in self._forgotten:
+                # The stream has brought the deletion before the response. Nothing would delete the object here again,
+                # and it would never be applied anew.
+                triggered |= owners
+            elif is_newest:
                 # Nothing has come by the stream, so an edit before the write can be known only from the response.
                 if known is not None and not deferred and known.version != version:
                     if is_changed_by_others(known.copy(), raw, self._manager):
@@ -221,4 +231,6 @@ class OwnedObjects:
         for other, keys in deferred.items():
             if other != version:
                 triggered |= keys
+        if not self._deferred:
+            self._forgotten.clear()
         return triggered

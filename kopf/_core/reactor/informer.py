@@ -153,6 +153,9 @@ class Informer(ObjectSink):
     def outdated(self, record: ObjectRecord) -> None:
         self._sink.outdated(record)
 
+    def missed(self, uid: str) -> None:
+        self._sink.missed(uid)
+
     def listed(self, watch: ResourceWatch) -> None:
         self._stop_waiting()
         self._sink.listed(watch)

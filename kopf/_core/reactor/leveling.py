@@ -410,6 +410,12 @@ class RelationSink(ObjectSink):
             controller.trigger_all(relations.get_keys(record.uid), self._get_reason(source), None)
         self._sink.outdated(record)
 
+    def missed(self, uid: str) -> None:
+        # The handler that has written the object knows it from the response, and would never write it again.
+        for (_, source), (controller, relations) in zip(self._table.dependents, self._dependents, strict=True):
+            controller.trigger_all(relations.forget(uid), self._get_reason(source), None)
+        self._sink.missed(uid)
+
     @staticmethod
     def _get_reason(source: Source) -> Trigger:
         return Trigger.OWNED if source.fn is None else Trigger.WATCHED

@@ -42,6 +42,13 @@ class EventSink:
         As a state, it is no news. But it was made by another client, and other objects can depend on that.
         """
 
+    def missed(self, uid: str) -> None:
+        """
+        Called when a write was told of during a list, but the list is newer, and does not have the object any more.
+
+        The sink has never received this object.
+        """
+
     def listed(self, watch: 'ResourceWatch') -> None:
         """Called when the first list is complete, and all its objects have been received."""
 

@@ -376,6 +376,9 @@ class ResourceWatch:
         if self._seen is not None:
             for parked in self._seen.end_list():
                 self.see(parked.raw, is_deleted=parked.is_deleted)
+                uid = identify(parked.raw)
+                if uid not in self.records and self._is_selected(parked.raw):
+                    self._sink.missed(uid)
 
     def _begin_list(self) -> None:
         self._listed, self._unlisted, self._predecessors = 0, dict(self.records), None

@@ -6,6 +6,7 @@ import threading
 import pytest
 
 import kopf
+from kopf._core.engines import children
 
 
 def config_map(name='child', *, metadata=None, **data):
@@ -38,6 +39,10 @@ class Family:
             for request in self.world.sandbox.requests
             if request.method not in ('GET', 'POST') and 'kopfexamples' not in request.path
         ]
+
+    def reads(self):
+        """Return the requests for lists and streams of children."""
+        return [each for each in self.world.sandbox.requests if each.resource == 'configmaps' and each.method == 'GET']
 
     async def until_written(self, *writes):
         async with asyncio.timeout(10):
@@ -180,6 +185,45 @@ async def test_a_deleted_child_is_restored_by_one_write(world, family):
         await rest()
         child = await family.get()
     assert child['data'] == {'key': 'value'} and len(family.writes()) == 2
+
+
+@pytest.mark.parametrize('is_watched', [True, False], ids=['by the stream', 'by a list'])
+async def test_a_child_that_is_deleted_before_its_response_arrives_is_restored(world, family, monkeypatch, is_watched):
+    responses, apply_object = [], children.apply_object
+
+    async def apply_and_lag(*args, **kwargs):
+        if not is_watched and not responses:
+            # The child is written and deleted before the server answers the next list.
+            world.sandbox.faults.delay(0.5, method='GET', resource='configmaps')
+            world.sandbox.faults.expire_watches(resource='configmaps')
+            count = len(family.reads())
+            while len(family.reads()) == count:
+                await asyncio.sleep(0.01)
+        responses.append(raw := await apply_object(*args, **kwargs))
+        if len(responses) > 1:
+            return raw
+        if is_watched:
+            # The stream has brought the deletion when it has brought what comes after it.
+            await world.aio.delete('configmaps', 'child', namespace='default')
+            await world.aio.create(config_map('mark', metadata={'ownerReferences': raw['metadata']['ownerReferences']}))
+            while not world.called('mark'):
+                await asyncio.sleep(0.01)
+        else:
+            asyncio.get_running_loop().call_soon(world.sandbox.delete, 'configmaps', 'child')
+        return raw
+
+    @kopf.on.event('configmaps', field='metadata.name', value='mark', registry=world.registry)
+    async def mark(name, **_):
+        world.note('mark', name)
+
+    monkeypatch.setattr(children, 'apply_object', apply_and_lag)
+    family.declare()
+    async with world.operator():
+        await world.create()
+        async with asyncio.timeout(20):
+            while len(responses) < 2:
+                await asyncio.sleep(0.01)
+        assert (await family.get())['metadata']['uid'] == responses[1]['metadata']['uid']
 
 
 async def test_the_fields_of_others_stay_as_they_are(world, family):

@@ -72,6 +72,33 @@ def test_the_echo_of_an_own_write_triggers_nothing_before_or_after_the_response(
     assert objects.find('ns', 'child').version == '2'
 
 
+@pytest.mark.parametrize('known', [True, False])
+def test_an_object_that_is_deleted_during_a_write_does_not_come_back_with_the_response(objects, known):
+    if known:
+        objects.note(child(1), OWNER, None)
+    objects.begin_write(('ns', 'child'))
+    objects.note(child(2), OWNER, None)
+    objects.forget('uid')
+    assert objects.end_write(('ns', 'child'), child(2), OWNER) == {'owner'}
+    assert objects.find('ns', 'child') is None and objects.of('owner') == []
+
+
+def test_an_object_that_is_back_at_the_end_of_a_write_is_kept(objects):
+    objects.begin_write(('ns', 'child'))
+    objects.note(child(1), OWNER, None)
+    objects.forget('uid')
+    objects.note(child(2), OWNER, None)
+    objects.end_write(('ns', 'child'), child(3), OWNER)
+    assert objects.find('ns', 'child').version == '3'
+
+
+def test_an_object_that_was_deleted_before_a_write_is_stored(objects):
+    assert not write(objects, response=child(1))
+    objects.forget('uid')
+    assert not write(objects, response=child(2))
+    assert objects.find('ns', 'child').version == '2'
+
+
 def test_changes_during_a_write_trigger_when_it_ends(objects):
     assert write(objects, child(1), response=child(2)) == {'owner'}
     assert write(objects, child(3), child(4), response=child(3)) == {'owner'}

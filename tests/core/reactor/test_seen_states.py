@@ -138,6 +138,7 @@ class Sink(EventSink):
         self.types = []
         self.failures = []
         self.changed_by_others = 0
+        self.gone = []
 
     def receive(self, record, event, *, listed_since):
         try:
@@ -162,6 +163,10 @@ class Sink(EventSink):
     def outdated(self, record):
         assert record.uid in self.objects
         self.changed_by_others += 1
+
+    def missed(self, uid):
+        assert uid not in self.objects
+        self.gone.append(uid)
 
     def find(self, name):
         return next((raw for raw in self.objects.values() if raw['metadata']['name'] == name), None)
@@ -480,6 +485,24 @@ async def test_what_is_written_during_a_list_is_seen_when_the_list_is_complete()
         await scene.settle()
         # The list has never had the other object, so its deletion is no news; but neither is the object known.
         assert scene.sink.find('b') is None
+
+
+async def test_objects_that_are_written_and_deleted_before_a_list_are_told_of():
+    server = Server()
+    async with watching(server) as scene:
+        known = server.write('b')
+        scene.watch.see(known)
+        scene.settings.watching.reconnect_backoff = 0.01
+        await scene.expire()
+        assert not scene.is_streaming
+        written, changed, unselected = server.write('a'), server.write('b'), server.write('c', labelled=False)
+        for raw in (written, changed, unselected):
+            scene.watch.see(raw)
+        server.delete('a')
+        while not scene.is_streaming:
+            await asyncio.sleep(0.001)
+        assert scene.sink.gone == [written['metadata']['uid']]
+        assert scene.sink.find('b') == changed
 
 
 async def test_a_list_is_newer_than_what_was_seen_before_it():
