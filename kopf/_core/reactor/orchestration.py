@@ -483,6 +483,9 @@ class Orchestrator:
         for watch, sink, _ in self._watches.values():
             sink.paused(watch)
             watch.pause(True)
+        # The deletions of objects that go with their namespace or resource are reported a moment later.
+        for watch, sink, _, _ in self._leaving.values():
+            sink.paused(watch)
         # Also without watches: the handlers of a former watch can be running, and peers wait until this is reported.
         # Saving starts at once, not after the daemons have ended: the pause can be over by then.
         self._halting = self._tasks.create_task(self._halt(self._start_saving()), name='pausing')
