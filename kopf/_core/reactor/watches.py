@@ -546,8 +546,8 @@ class ResourceWatch:
         Returns:
             The record of the object if the state is passed on.
         """
-        if not self._complete or not get_meta(raw).get('name') or not get_meta(raw).get('uid'):
-            return None  # the first list brings it, or the stream after it
+        if not get_meta(raw).get('name') or not get_meta(raw).get('uid'):
+            return None
         if self._seen is None:
             # Imported here, as the watches of most operators never need it.
             from kopf._core.reactor.seen_states import SeenStates

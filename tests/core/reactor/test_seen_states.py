@@ -594,6 +594,21 @@ async def test_nothing_is_seen_before_the_first_list():
     assert not scene.sink.types
 
 
+async def test_what_is_deleted_before_the_first_list_is_told_of():
+    scene = Scene(Server())
+    gone, kept = scene.server.write('a'), scene.server.write('b')
+    scene.watch.see(gone)
+    scene.watch.see(kept)
+    scene.server.delete('a')
+    task = asyncio.create_task(scene.watch.run())
+    await scene.settle()
+    assert scene.is_streaming
+    assert scene.sink.gone == [gone['metadata']['uid']]
+    assert scene.sink.find('b') == kept and scene.sink.types == [None]
+    task.cancel()
+    await asyncio.wait({task})
+
+
 async def test_a_state_of_another_cluster_does_not_stay():
     server = Server()
     async with watching(server) as scene:
