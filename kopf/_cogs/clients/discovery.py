@@ -71,7 +71,10 @@ async def discover(client: api.ApiClient, groups: Collection[str] | None = None)
     Raises:
         errors.APIError: if even the list of groups is unknown, or if the core group is refused (4xx).
     """
-    found = await _gather([_discover_core(client, groups), _discover_named(client, groups)])
+    try:
+        found = await _gather([_discover_core(client, groups), _discover_named(client, groups)])
+    except _MALFORMED as error:  # the list of groups itself: a running operator must not end because of it
+        raise errors.APIServerError(f"The list of API groups is malformed: {error!r}", status=200) from error
     versions = list(itertools.chain.from_iterable(found))
     return Discovery(
         resources=frozenset(_mark_preferred(versions)),

@@ -287,3 +287,19 @@ async def test_one_aggregated_group_makes_no_sense(client, broken, nonsense):
     found = await discovery.discover(client)
     assert {res.plural for res in found.resources} == {'pods', 'deployments'}
     assert found.failed_groups == {'bad.dev'}
+
+
+@pytest.mark.parametrize(
+    'nonsense',
+    [
+        {'kind': 'APIGroupList', 'groups': [{'versions': []}]},
+        {'kind': 'APIGroupList', 'groups': [None]},
+        {'kind': 'APIGroupList', 'groups': [{'name': 'kopf.dev', 'versions': [{}]}]},
+        {'kind': 'APIGroupDiscoveryList', 'items': [None]},
+        {'kind': 'APIGroupDiscoveryList', 'items': [{'metadata': 'kopf.dev'}]},
+    ],
+)
+async def test_a_malformed_list_of_groups_is_an_error_of_the_api(client, server, nonsense):
+    server.add('GET', '/apis', nonsense)
+    with pytest.raises(errors.APIServerError, match='malformed'):
+        await discovery.discover(client, ['kopf.dev'])
