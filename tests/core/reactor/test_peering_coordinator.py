@@ -706,6 +706,28 @@ async def test_takeover_waits_for_daemons_that_still_run(world):
 
 
 @in_virtual_time
+async def test_operators_of_higher_priority_wait_until_the_last_daemon_of_an_ending_one_has_ended(world):
+    await world.join()
+    calls = world.calls
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(world.operator('low', priority=1, lingering=True))
+        await world.create('a', field='1', daemon='yes')
+        await world.until(lambda: ('low', 'daemon starts', 'a') in calls)
+        await world.handled('a', field='1')
+        ending = asyncio.create_task(stack.pop_all().aclose())
+        await asyncio.sleep(1)
+        async with world.operator('high', priority=2):
+            await world.until(lambda: any('until the running handlers of other' in text for text in world.says))
+            await asyncio.sleep(10)
+            assert not [call for call in calls if call[0] == 'high']
+            world.lingering.set()
+            await ending
+            await world.until(lambda: ('high', 'daemon starts', 'a') in calls)
+    daemons = [call[:2] for call in calls if 'daemon' in call[1]]
+    assert daemons[:3] == [('low', 'daemon starts'), ('low', 'daemon stops'), ('high', 'daemon starts')]
+
+
+@in_virtual_time
 async def test_operators_of_lower_priority_wait_until_the_last_daemon_of_an_ending_one_has_ended(world):
     await world.join()
     renewals, calls = set(), world.calls
