@@ -511,7 +511,8 @@ class Orchestrator:
         # Peers can have handled the objects meanwhile, and would take the old progress for that of their own handlers.
         if self._handed_over:
             return
-        workers, timeout = self._tools.workers, self._tools.context.settings.queueing.exit_timeout
+        timeout = self._tools.context.settings.queueing.exit_timeout
+        working = self._tools.workers.find_working()
         pairs = [(watch, sink) for watch, sink, _ in self._watches.values()]
         pairs += [(watch, sink) for watch, sink, _, _ in self._leaving.values()]
         tasks = {
@@ -519,7 +520,7 @@ class Orchestrator:
             for watch, sink in pairs
             for record in watch.get_known()
             # A running worker stores its own results: storing them here, too, would take a second patch.
-            if record.in_memory_only and not workers.is_at_work(record)
+            if record.in_memory_only and record not in working
         }
         if not tasks:
             return

@@ -174,10 +174,6 @@ class WorkerPool:
         """Return whether objects are queued, and all places are taken."""
         return bool(self._queue) and not self._has_place()
 
-    def is_at_work(self, record: ObjectRecord) -> bool:
-        """Check whether the worker of the object is running, not only queued."""
-        return record in self._tasks.values()
-
     def find_working(self) -> Collection[ObjectRecord]:
         """Return the objects whose workers are running, not only queued."""
         return set(self._tasks.values())
