@@ -584,7 +584,8 @@ async def test_handlers_see_a_deletion_during_indexing_although_the_object_is_ba
     pods.feed('pod1', 'MODIFIED')
     going.set()
     await settle()
-    assert [type for _, type, _ in seen] == ['DELETED', 'MODIFIED']
+    # Where Python has eager tasks, the handler begins with the first event before the deletion is passed on.
+    assert [type for _, type, _ in seen][-2:] == ['DELETED', 'MODIFIED']
     assert record.indexing is None
 
 
