@@ -31,9 +31,13 @@ from kopf._core.engines.responders import ReviewError
 logger = logging.getLogger(__name__)
 
 MAX_BODY = 16 * 1024 * 1024
-"""An admission review has two objects at most, and the API takes no requests over 3 MiB (in bytes)."""
+"""
+The largest body of an admission review (in bytes).
+
+It is ample: a review has two objects at most, and the API server accepts no requests over 3 MiB.
+"""
 MAX_CONVERTED_BODY = 256 * 1024 * 1024
-"""A conversion review has all the objects of a list (in bytes)."""
+"""The largest body of a conversion review, which has all the objects of a list (in bytes)."""
 MAX_HEAD_LINE = 64 * 1024
 """The largest URL, and the largest header (in bytes)."""
 KEEPALIVE_TIMEOUT = 120.0
@@ -251,7 +255,8 @@ class _Connection(web.RequestHandler):
     """
     One connection of a client, with limits of time for what the client does.
 
-    There is one timer per connection. It is restarted only if it fires too early, as each request changes deadlines.
+    There is one timer per connection. Each request changes the deadline, and it would cost too much to restart
+    the timer each time. So, when it fires before the current deadline, it is started again for the rest of the time.
     """
 
     __slots__ = (
@@ -335,7 +340,7 @@ class _Connection(web.RequestHandler):
             self._set_deadline(REQUEST_TIMEOUT)
         super().data_received(data)
 
-    def eof_received(self) -> bool | None:  # type: ignore[override]  # as protocols of asyncio are allowed to
+    def eof_received(self) -> bool | None:  # type: ignore[override]  # asyncio allows None
         if self._idle or self.ssl_context is not None:
             return None  # TLS has no half-closed connections
         # Clients such as netcat close their half after the request, and still wait for the response.

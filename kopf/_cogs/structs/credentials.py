@@ -38,7 +38,8 @@ _REMEMBERED = 100
 """
 The number of refused credentials that are remembered for each login handler.
 
-It only prevents endless loops: a handler that alternates between more tokens does rotate them.
+They are remembered so that a handler cannot return the same refused credentials without an end. The limit is safe: if
+a handler alternates between more tokens than this, it really rotates them.
 """
 
 _EXIT_TIMEOUT = 2.0
@@ -51,7 +52,11 @@ _SHORT_LIFE = 10.0
 """The age (in seconds) up to which refused credentials count as short-lived, though they were accepted before."""
 
 _SHORT_LIVES = 5
-"""The number of short-lived credentials in a row before logins are slowed down: a part of the API can refuse all."""
+"""
+The number of short-lived credentials in a row before logins are slowed down.
+
+A login does not help if one part of the API refuses all credentials, while the other parts accept them.
+"""
 
 _FRUITLESS_LOGINS = 3
 """The number of repeated logins if the login handlers return nothing, or only expired credentials."""
@@ -209,7 +214,7 @@ class ConnectionInfo(KubeContext):
             return
         import tempfile
 
-        # Python's ssl loads client certificates from files only. They are needed for this moment.
+        # Python's ssl loads client certificates from files only. The files are removed when they are loaded.
         with tempfile.TemporaryDirectory(prefix='kopf-') as directory:  # with the mode 0700
             cert = _find(self.certificate_path) if self.certificate_path else None
             pkey = _find(self.private_key_path) if self.private_key_path else None
@@ -260,8 +265,10 @@ class Vault:
         self._best: list[tuple[VaultKey, KubeContext]] = []
         self._chances: Iterator[float] | None = None  # the delays of retries; from the first refusal to a success
         self._refusals = 0
-        self._renewed = False  # true if others came after the last refusal, so that the next login has to wait
-        self._lenient = False  # true if there was a pause after it, so that the refused ones can be retried
+        # True if a login has brought credentials in the current series of refusals: the next login must wait first.
+        self._renewed = False
+        # True if the login after such a pause has not ended yet: it may bring the refused credentials again.
+        self._lenient = False
         self._short_lives = 0  # the number of short-lived credentials in a row
         self._born_at = 0.0
         self._distrust: Delays | None = None  # from the first untrusted certificate to a success
@@ -394,8 +401,8 @@ class Vault:
         task = self._login
         # Why not await the task? This neither cancels the login with this request, nor raises the login's error here.
         await asyncio.wait([task])
-        # The first request that is resumed removes it; another request can have started the next login before
-        # the others.
+        # All waiting requests are resumed, one after another, and the first of them removes the task. Before the others
+        # are resumed, another request can have started the next login.
         if self._login is task:
             self._login = None
         if task.cancelled():

@@ -103,7 +103,7 @@ class Decision:
     relevant: bool = False
     """Whether any change-detecting handlers prematch the object."""
     before: tuple[BodyEssence, BodyEssence] | None = None
-    """The known essence and the base of the cycle before the changes by the patch."""
+    """The essences `known` and `base` of the cycle, as they were before the expected effects of the patch."""
     stored: BodyEssence | None = None
     """The essence that is stored as the last handled one, or was stored before; ``None`` if the cycle continues."""
     followup: Cycle | None = None
@@ -217,7 +217,11 @@ class Decider:
         *,
         deleting: bool,
     ) -> tuple[BodyEssence | None, BodyEssence | None]:
-        """Return the last handled essence, and the essence without the fields that were missing and are added now."""
+        """
+        Return the last handled essence, and the recalled one, if the object has got fields that were missing before.
+
+        The recalled essence is the present one without these fields.
+        """
         last = self.essences.fetch_last(body, essence, memory.handled_digest)
         if last is not None:
             return last, None
@@ -245,7 +249,8 @@ class Decider:
             changes = EMPTY if last is None else diff(last, essence)
         # A new object is created, not resumed, even if it is older than this process.
         elif last is None or self._is_creation_going_on(body, memory.cycle):
-            # An edited creation has a last handled state already: the one from which the update will start.
+            # If the object was edited during its creation, it has a last handled state already, from which the update
+            # will start. But the creation comes first, and has no old state.
             return make_cause(reason=Reason.CREATE, initial=False, old=None, new=essence, diff=diff(None, essence))
         elif changes := diff(last, essence):
             reason = Reason.UPDATE
@@ -264,8 +269,8 @@ class Decider:
         """Put the matching handlers and those to be run now into the decision; begin their records."""
         cause, cycle = decision.cause, decision.cycle
         matching = filters.sift(relevant, cause, filters.match_change, failed)
-        # If filters have failed, the cycle waits for the next change. But an edited creation must end, so that its
-        # update follows.
+        # If filters have failed, the cycle waits for the next change. But if the object was edited during its creation,
+        # the creation must end, so that the update follows.
         skipping = self._skip(cause, failed, skipped) and not (cause.reason is Reason.CREATE and cycle.edited)
         cycle.skip(skipping)
         decision.incomplete = skipping
@@ -280,7 +285,7 @@ class Decider:
         return self.finalizer in (body['metadata'].get('finalizers') or ())
 
     def _may_need_finalizer(self, failed: filters.Failures) -> bool:
-        """Check whether it is unknown if the object needs the finalizer, because filters have failed."""
+        """Check whether the object may need the finalizer for handlers whose filters have failed."""
         return bool(failed) and any(handler in failed for handler in self.table.finalizing)
 
     def _skip(self, cause: ChangingCause, failed: filters.Failures, skipped: filters.Failures | None) -> bool:
@@ -385,7 +390,8 @@ class Decider:
         """
         Check whether no other operator has stored progress or a handled state since the earlier state of the object.
 
-        What storages of users keep elsewhere is compared with what they had before the pause.
+        If users' storages keep data elsewhere than on the object, their present data are compared with those that were
+        noted before the pause.
         """
         before = cycle.external if self.is_external else self.look_up(earlier, cycle)
         after = self.look_up(body, cycle)
@@ -398,9 +404,11 @@ class Decider:
         make_cause: MakeCause,
     ) -> tuple[BodyEssence | None, bool]:
         """
-        Return the essence without the added fields, if any, and whether the addition is an update now.
+        Return the essence without the fields that are added now, and whether their addition is handled as an update.
 
-        If it is a creation now, the update follows the creation; but not for the fields of creation handlers.
+        The essence is ``None`` if no missing field was added. If creation handlers match the object now, it is created
+        first, and the update follows. Then, the fields of these creation handlers are not left out, as the creation
+        handles them.
         """
         added = {field for field in missing_fields if resolve(essence, field, None) is not None}
         if not added:

@@ -172,7 +172,7 @@ def may_match_change(handler: ChangingHandler, cause: ChangingCause) -> bool:
 
 
 def get_key(handler: ResourceHandler) -> tuple[int, str]:
-    """Return the key of the function and the id: a function declared for several reasons or filters has one key."""
+    """Return the function's identity and the handler's id: repeated declarations of one function have the same key."""
     # The id alone is not enough: users give one id to several functions, each for its own filters.
     return id(handler.fn), handler.id
 
@@ -194,8 +194,8 @@ def are_distinct(handlers: Sequence[ResourceHandler]) -> bool:
 
 def _match_metadata(handler: ResourceHandler, cause: ResourceCause) -> bool:
     return (
-        # Skipped if the server has selected the objects: an object that was deleted in a gap of the watch is
-        # reported without its labels.
+        # Skipped if the server has selected the objects, as they match. The check could even be wrong: if an object was
+        # deleted in a gap of the watch, its deletion is reported without its labels.
         (handler.label_selector is None or cause.selected or handler.label_selector.matches(cause.body.metadata.labels))
         and _match_mapping(handler.labels, cause.body.metadata.labels, handler, cause)
         and _match_mapping(handler.annotations, cause.body.metadata.annotations, handler, cause)

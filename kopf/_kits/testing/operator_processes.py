@@ -25,7 +25,11 @@ OWN_RESOURCES = frozenset({'customresourcedefinitions', 'namespaces', 'clusterko
 """The resources that an operator watches for itself, before those of its handlers."""
 
 WEBHOOKS = frozenset({'validatingwebhookconfigurations', 'mutatingwebhookconfigurations'})
-"""The resources that an operator writes when its webhooks are ready: without other handlers, it watches nothing."""
+"""
+The resources that an operator writes when its webhooks are ready.
+
+An operator that has only webhooks watches nothing, so its start is recognised by these writes.
+"""
 
 
 __tracebackhide__ = True  # pytest shows the caller of this module instead
@@ -136,7 +140,7 @@ class Operator:
         if sandbox.world is None:
             self._control = OperatorProcess(sandbox.kubeconfig)
         else:
-            # Only here: it needs the whole framework, unlike a process.
+            # Imported only here: unlike the class for processes, it imports the whole framework.
             from kopf._kits.testing import inline_operators
 
             self._control = inline_operators.InlineOperator(

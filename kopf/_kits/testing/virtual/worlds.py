@@ -55,7 +55,7 @@ class World:
         self._thread = 0
         self._error: VirtualTimeError | None = None
         self.is_broken = False
-        """Whether the test has got an error: what follows from the same cause needs no further ones."""
+        """Whether the test has got an error: further errors are usually its consequences, and are not raised."""
         self._stack = contextlib.ExitStack()
 
     def open(self) -> None:
@@ -132,7 +132,12 @@ class World:
             self.run(asyncio.sleep(seconds))
 
     def kill(self, owner: object) -> None:
-        """Let nothing of the operator with this output go on."""
+        """
+        Stop the tasks, threads, and connections of one operator at once, as if its process was killed.
+
+        Args:
+            owner: the output of the operator, which identifies it.
+        """
         self.loop.kill(owner)
         self.turns.end_all(owner)
 
@@ -140,14 +145,15 @@ class World:
         """
         Begin new sequences of random numbers.
 
-        Modules can draw some when they are imported, but they are so only once in a process.
+        Modules can draw random numbers when they are imported, which happens only once in a process. With new sequences
+        after the imports, the first test in a process gets the same numbers as later ones.
         """
         self._epochs += 1
         self.rng.seed(f'{self.seed}/{self._epochs}')
         random.seed(self.rng.getrandbits(128))
 
     def refuse(self, message: str) -> NoReturn:
-        """Raise an error here, and in the test, too, where it cannot be overlooked."""
+        """Raise an error here, and raise it in the test, too, in case the caller suppresses it here."""
         self._fail(message)
         raise VirtualTimeError(message)
 
@@ -175,7 +181,7 @@ class World:
         """Return a socket in memory that a server of this loop can listen on."""
         return self.loop.network.bind(address)
 
-    # What the seam leads to.
+    # Called by the replaced functions of the standard library; see `seams`.
 
     def has_current_thread(self) -> bool:
         """Check whether the calling thread belongs to the world."""
