@@ -2,8 +2,9 @@
 Conditions: the entries of ``status.conditions`` of an object, one for each type, such as ``Ready``.
 
 The API keeps them as a list, which several controllers share. A merge patch would replace the whole list, and with it
-the entries of others. So handlers get a mapping by type, whose changes are collected in `ConditionEdits`: a function of
-the patch. It is applied to the newest list, and is sent as a JSON patch that is valid only for that state of it.
+the entries of others. So handlers get a mapping by type, and its changes are collected in `ConditionEdits`. This is
+one of the functions in ``patch.fns``: it changes the newest list, and the result is sent as a JSON patch, which the API
+server accepts only if the object is still in that state.
 """
 
 import datetime
@@ -75,7 +76,7 @@ class Condition:
         return f'kopf.Condition({self.status!r}, {self.reason!r}, {self.message!r})'
 
     def __eq__(self, other: object) -> bool:
-        """Compare what is said: the status, the reason, the message; not when it was said."""
+        """Compare the status, the reason, and the message, but neither the time nor the generation."""
         if not isinstance(other, Condition):
             return NotImplemented
         return (self.status, self.reason, self.message) == (other.status, other.reason, other.message)
@@ -137,16 +138,16 @@ def merge(
     Return the entries with these changes.
 
     All other entries stay as they are, and the order stays. A new entry goes to the end. The time of the transition is
-    kept unless the status changes. Fields of an entry that are not of a condition are kept, too.
+    kept unless the status changes. If an entry has additional fields, they are kept, too.
 
     Args:
         entries: the newest entries of the object.
         changes: the new conditions by their types; ``None`` for those to be removed.
         now: the current time, as the API writes it.
         generation: the generation of the object that the changes are about, if it is known.
-        newest: the generation that the object has now. An entry about a generation after that of the changes, up to
-            this one, is newer, and stays as it is. A higher number is not possible: the object was restored from a
-            backup, with the old status but a new generation.
+        newest: the generation that the object has now. An entry about a later generation than that of the changes
+            stays as it is. But an entry with a higher number than the object's generation is replaced: it comes from
+            a backup from which the object was restored, with the old status, but with new generations.
     """
     result: list[Any] = []
     seen: set[str] = set()
@@ -193,10 +194,10 @@ class ConditionEdits:
     The changes of the conditions that the handlers of one run request: a function of the patch.
 
     Args:
-        patch: the patch that the function is in.
+        patch: the patch that has these changes among its functions.
         seen: the object as the handlers have seen it.
-        counted: whether the generations of the object count the changes of its desired state only. Without the status
-            subresource, they count those of the conditions, too, so they cannot tell what the conditions are about.
+        counted: whether the generation grows only with changes of the desired state. Without the status subresource,
+            changes of the conditions increase it, too, so it cannot tell which desired state they are about.
     """
 
     __slots__ = ('_counted', '_is_summarized', '_now', '_patch', '_seen', 'changes', 'observed')
@@ -216,7 +217,7 @@ class ConditionEdits:
         self.changes[type_] = condition
         if seen is not None:  # daemons see the newer states of their object while they run
             self._seen = seen
-        # Not when the patch is sent: it can be sent several times, and the transition is the decision of the handler.
+        # Why not when the patch is sent? It can be sent several times, but the handler decides on the transition now.
         self._now = format_time(read_wall_clock())
 
     def withdraw(self, types: Iterable[str]) -> None:
@@ -225,11 +226,11 @@ class ConditionEdits:
             self.changes.pop(type_, None)
 
     def summarize(self) -> None:
-        """Set ``status.observedGeneration``, too, whenever the conditions change: kstatus compares only this one."""
+        """Also set ``status.observedGeneration`` whenever the conditions change: kstatus looks only at this field."""
         self._is_summarized = True
 
     def follow(self, raw: Mapping[str, Any]) -> None:
-        """Called when the object in this state is still what the handlers have seen, but for their own changes."""
+        """Called when this state differs from what the handlers have seen only by their own changes."""
         self._seen, self._patch = raw, Patch()
 
     def __call__(self, raw: RawBody, /) -> None:
@@ -238,7 +239,7 @@ class ConditionEdits:
         try:
             entries = list_entries(old)
         except TypeError:
-            return  # the handlers were told when they set the conditions; the rest of the patch is to be applied
+            return  # the handlers have got this error when setting the conditions; the rest of the patch is applied
         new = self.merge_into(entries, raw)
         # The generation of the status is set only together with conditions. If it were a change of its own, and the
         # schema did not have it, each run would write it once more in vain.
@@ -259,8 +260,8 @@ class ConditionEdits:
         if newest is None:
             return None
         seen = _get_generation(self._seen)
-        # The handlers know what they change themselves: the desired state of the newest generation is the one that they
-        # have seen, with their own changes. With the older generation, clients would wait for a run that never comes.
+        # If the newest desired state is the seen one with the handlers' own changes, the conditions are about it, too.
+        # With the older generation, clients would wait for one more run, but own changes trigger none.
         if seen is None or seen >= newest:
             return seen
         return newest if is_same(_pick_desired(raw), _pick_desired(self._predict())) else seen
@@ -276,7 +277,7 @@ def _get_generation(raw: Mapping[str, Any]) -> int | None:
 
 
 def _pick_desired(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what generations count."""
+    """Return the desired state: the fields whose changes increase the generation."""
     return {key: value for key, value in raw.items() if key not in ('metadata', 'status')}
 
 
@@ -323,7 +324,7 @@ class Conditions(MutableMapping[str, Condition]):
             )
         if not isinstance(cast(object, type_), str) or len(type_) > _MAX_TYPE or not _TYPE.fullmatch(type_):
             raise ValueError(f"conditions[{type_!r}]: a type of conditions is one word in CamelCase, such as 'Ready'.")
-        self._list()  # raises an error if there is something else in their place
+        self._list()  # raises an error if status.conditions is not a list
         self._edit().change(type_, condition, self._body._data())
 
     def __delitem__(self, type_: str, /) -> None:

@@ -46,7 +46,7 @@ def check_readiness(obj: JSON) -> Readiness:
 
 
 def _check_generation(obj: JSON, *, is_required: bool) -> Readiness | None:
-    """Check that the status is about the current spec; the kinds of which it is required always tell in the status."""
+    """Check that the status is about the current spec; if required, also that ``status.observedGeneration`` exists."""
     generation = _get(obj, 'metadata').get('generation')
     observed = _get(obj, 'status').get('observedGeneration')
     if not _is_number(generation):

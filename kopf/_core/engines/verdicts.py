@@ -2,7 +2,7 @@
 The conditions that the framework keeps for level-triggered handlers with ``conditions=True``, as kstatus reads them.
 
 ``Ready`` is always there. ``Reconciling`` and ``Stalled`` are there only while they are true. An object at rest has
-only ``Ready``, and the same run with the same result changes nothing. All of it is pure.
+only ``Ready``, and another run with the same result changes nothing. All functions are pure.
 """
 
 import enum
@@ -43,7 +43,7 @@ class Verdict(NamedTuple):
 
     state: State
     generation: int | None
-    """The generation that the run has seen; ``None`` if generations do not count the desired states."""
+    """The generation that the run has seen; ``None`` if it grows not only with changes of the desired state."""
     reason: str = ''
     message: str = ''
     is_explicit: bool = False
@@ -57,15 +57,16 @@ def is_own_kind(resource: Resource) -> bool:
 
 def begin(entries: Sequence[Any], generation: int | None) -> dict[str, Condition | None]:
     """
-    Return what to write before a run; nothing if the object is known to be ready, or not, in this generation already.
+    Return what to write before a run; nothing if ``Ready`` is about this generation already, whatever its status is.
 
-    So the runs of intervals, of owned and watched objects, and of retries write nothing when they begin.
+    So a run that is a retry, or that is triggered by an interval or by another object, writes nothing when it begins.
     """
     ready = _find(entries, READY)
     if ready is not None and (generation is None or ready.observed_generation == generation):
         return {}
     return {
-        # Clients that do not compare the generations must not take the readiness of the former one for this one.
+        # Some clients do not compare the generations. They must not take the readiness of the former generation for
+        # that of this one.
         READY: Condition(None, 'Progressing'),
         RECONCILING: Condition(True, 'Progressing'),
         STALLED: None,
@@ -132,7 +133,7 @@ def conclude(
             STALLED: wrong if stalled else None,
         }
         own = changed.get(READY)
-        # A failed handler can say itself why the object is not ready, but not that it is.
+        # A failed handler can say itself why the object is not ready, but it cannot say that the object is ready.
         kept = {type_ for type_ in changed if type_ != READY or own is None or not own.status}
     elif len(known) < len(verdicts):
         return {}  # the others will be run, too; until then, the conditions stay as they are

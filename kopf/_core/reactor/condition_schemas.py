@@ -108,7 +108,7 @@ class ConditionSchemas:
                 logger.warning("Conditions of %s (%r) are not kept by its CRD: %s.", resource.kind, resource, text)
 
     def _report_foreign(self, resource: Resource, table: HandlerTable) -> None:
-        """Warn, once, if handlers are to keep the conditions of a kind of Kubernetes itself, which is not done."""
+        """Warn once if handlers have ``conditions=True`` for a kind of Kubernetes itself, where it has no effect."""
         keepers = [handler for handler in table.of(ReconcilingHandler) if handler.conditions]
         if keepers and not is_own_kind(resource) and resource not in self._foreign:
             self._foreign.add(resource)

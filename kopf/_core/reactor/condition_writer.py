@@ -1,8 +1,8 @@
 """
-Writing the conditions of objects with level-triggered handlers: what the handlers have set, and what is kept for them.
+Writing the conditions of objects with level-triggered handlers: those set by handlers, and those kept for them.
 
-Why not in the patch of the handler? Only after that patch is it known whether the run has succeeded, and which
-generation its own changes have made. And it can be refused: then the conditions must say why.
+Why are they not a part of the handler's patch? Only after that patch is it known whether the run has succeeded, and
+which generation the patch has made. And if the API server refuses the patch, the conditions must say why.
 """
 
 import asyncio
@@ -31,12 +31,12 @@ class ConditionWriter:
         self._is_warned = False
 
     async def begin(self, record: ObjectRecord, run: Run) -> None:
-        """Write that the object is being reconciled, if its state is new; the handler sees the result."""
+        """Write that the object is being reconciled, if its generation is new; the handler sees the result."""
         generation = self._leveler.get_generation(run.raw)
         try:
             changes = verdicts.begin(list_entries(run.raw.get('status')), generation)
         except TypeError:
-            return  # there is something else in their place, of which the end of the run tells
+            return  # status.conditions is not a list, which is reported at the end of the run
         if not changes:
             return
         edits = self._make_edits(run, Patch())
@@ -44,7 +44,7 @@ class ConditionWriter:
         for type_, condition in changes.items():
             edits.change(type_, condition)
         try:
-            # Once, not insistently: if others change the object at the same time, that is one more run anyway.
+            # Without retries: if another client changes the object at the same time, that triggers another run anyway.
             await self._write(record, run, [edits], delays=())
         except LoginError:
             raise
@@ -58,7 +58,8 @@ class ConditionWriter:
         """Take the changes that the handler has made to the conditions out of its patch."""
         edits = find_edits(run.patch)
         run.patch.fns[:] = [fn for fn in run.patch.fns if fn not in edits]
-        # Created even if it has made none: they are to follow its patch.
+        # If the handler has set no conditions, but some are kept for it, the edits are created here, before its patch
+        # is sent: `ConditionEdits.follow` then tells them the state after the patch.
         return edits or ([self._make_edits(run, run.patch)] if self._leveler.keeps_conditions(run) else [])
 
     async def conclude(
@@ -84,7 +85,8 @@ class ConditionWriter:
             if is_refusal(error):
                 reason = explain_refusal(error, is_users_fault=not isinstance(error, APIForbiddenError))
             run.logger.error("The conditions of the object can't be written: %s", reason)
-            # Also after a permanent failure: clients would wait in vain for what the conditions say about it.
+            # The handler is run again even after a permanent failure: otherwise, clients would wait in vain for the
+            # conditions that report it.
             return self._leveler.fail(run, error) if outcome.final else outcome
         self._leveler.carry(run, () if done else edits)
         return outcome
@@ -107,7 +109,7 @@ class ConditionWriter:
         *,
         delays: Collection[float],
     ) -> bool:
-        """Write the conditions; return whether it is done, or is of no use any more: the next run has to do it."""
+        """Write the conditions; return false if the next run must write them, true if they are written or obsolete."""
         level = run.plan.level
         if record.level is not level:
             return True  # it is being deleted, or is gone
@@ -123,7 +125,7 @@ class ConditionWriter:
                     self._leveler.notice_patched(run, result.body, patch, observed=observed)
             if not result.remaining_fns:
                 return True
-            # With an edit after each run, the conditions would always be late. The next run has newer ones.
+            # If another run is due, it writes its newer conditions together with these. Retries would delay that run.
             if delay is None or run.plan.reasons:
                 break
             known = None  # the newest state is requested
