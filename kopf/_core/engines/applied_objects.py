@@ -1,5 +1,5 @@
 """
-Objects that handlers apply as children without memory: the argument ``children`` of all handlers but level-triggered.
+Objects that handlers apply as children without memory: the argument ``children`` of handlers not level-triggered.
 
 Handlers of changes are called once for a change, so each call of `apply` is one request. Nothing is watched, compared
 or pruned. The kinds need not be declared: the API server is asked for each of them once.
@@ -83,7 +83,7 @@ class _Applying:
             raise TemporaryError(explain_forbidden(key, error), delay=REFUSAL_DELAY) from error
         body = Body(raw)
         if ready is not False:
-            # A function of the user is expected not to block, as the filters of handlers.
+            # The user's function is called in the event loop: it must not block, like the filters of handlers.
             check_ready(key, body, ready)
         return body
 

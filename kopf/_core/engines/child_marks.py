@@ -4,7 +4,7 @@ Marks on the owner of children: which kinds of children it has or had, and wheth
 The kinds are in an annotation, so that the children of a kind are pruned even if the code does not name the kind any
 more. Children that the garbage collector does not delete, because they cannot have an owner reference, need
 a finalizer: the operator deletes them before the owner is gone. Both are written before the first child of a kind is
-created. If the operator crashed in between, there would be children that nothing leads to.
+created, not after it: otherwise, a crash in between would leave a child that the operator cannot find again.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -15,7 +15,11 @@ from kopf._cogs.structs.patches import Patch
 from kopf._cogs.structs.references import Resource
 
 ANNOTATION_PREFIX: Final = 'children.kopf.zalando.org'
-"""The prefix of the annotation, before the name of the operator. Annotations with such prefixes are inessential."""
+"""
+The prefix of the annotation, before the name of the operator.
+
+With such a prefix, the annotation is excluded from the essence of the object, so handlers do not see it as a change.
+"""
 
 FINALIZER_PREFIX: Final = 'kopf.dev/children-'
 """The prefix of the finalizer, before the name of the operator."""

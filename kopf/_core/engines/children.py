@@ -104,7 +104,7 @@ class ChildrenMemory:
         )
 
     def note_kinds(self, kinds: frozenset[ChildKind]) -> None:
-        """Remember which kinds are remembered on the owner."""
+        """Note which kinds the annotation of the owner has now."""
         self.kinds = kinds
 
     def get_wanted(self) -> Collection[ChildKey] | None:
@@ -196,7 +196,7 @@ class ChildrenHost(Protocol):
         """Trigger the handler for the objects with these uids."""
 
     async def patch_owner(self, patch: Patch, /) -> None:
-        """Apply the patch to the owner, which does not trigger the handler."""
+        """Apply the patch to the owner, without triggering the handler by it."""
 
     def see(self, raw: RawBody, /) -> None:
         """Let the indices and the other handlers know the state of a child, ahead of the stream."""
@@ -234,7 +234,7 @@ class ChildrenRun:
         self._is_over = False
 
     def end(self) -> None:
-        """Called when the run has ended: a thread that is left must not apply anything any more."""
+        """Called when the run has ended: if its thread goes on nevertheless, it must not apply anything any more."""
         self._is_over = True
 
     async def apply(self, obj: Any, *, ready: bool | ReadyFn, replace: bool) -> Body:
@@ -244,7 +244,7 @@ class ChildrenRun:
         key = find_key(desired, resource, self.adopter.body)
         adopted = adopt(desired, key, self.adopter)
         mark = digest(adopted)
-        # One after another for a child, so that two calls with the same object at once are one request.
+        # Calls for the same child go one after another: two concurrent calls with the same object send one request.
         async with self._locks.setdefault(key, asyncio.Lock()):
             if self._is_over:
                 raise ChildError(f"children.apply(): the run of {self.kinds.handler} is over, so {key} is not applied.")
@@ -273,7 +273,7 @@ class ChildrenRun:
                 assert relations.resource is not None
                 key = ChildKey(relations.resource, child.namespace, child.name)
                 if key not in self.wanted and is_unwanted(key, raw := child.copy(), rules):
-                    # Its event calls the handler again: the child was still in memory during this run.
+                    # The event of this deletion will trigger the handler again: this run still saw the child in memory.
                     if await delete_child(client_var.get(), key, raw, logger=self.logger):
                         self.logger.info("%s is deleted, as it is not applied any more.", key)
         await self._prune_dropped(rules)
@@ -401,12 +401,12 @@ class ChildrenRun:
         """Delete the child, and create it anew with other values of immutable fields."""
         client, url = client_var.get(), key.resource.get_url(namespace=key.namespace)
         try:
-            # First of all: a child must not be deleted for one that cannot be created.
+            # Checked before the deletion: the child must not be deleted if the new one cannot be created.
             await client.request(
                 'POST', url, params={'dryRun': 'All'}, payload=encode(adopted), logger=self.logger, backoffs=()
             )
         except APIConflictError:
-            pass  # it exists: the server checks this last
+            pass  # the child still exists; the server checks this last, so the new one is valid
         except APIUnprocessableError as error:
             raise ChildError(f"{key} cannot be replaced, as the new one would be invalid: {error.message}") from error
         path = key.resource.get_url(namespace=key.namespace, name=key.name)
@@ -553,8 +553,9 @@ class AsyncChildren(Children):
         Make the object a child, apply it server-side if that is needed, and return its newest state.
 
         Args:
-            obj: the object, with the fields that are to be as they are here.
-            ready: whether the run ends here unless the child is ready; or a function that says so of its body.
+            obj: the object, with the desired fields.
+            ready: whether the run must end here if the child is not ready yet; or a function that gets the body of
+                the child, and returns whether it is ready.
             replace: whether the child is deleted and created again if a field of it cannot be changed.
 
         Raises:
@@ -575,7 +576,7 @@ class SyncChildren(Children):
 
     def apply(self, obj: Any, *, ready: bool | ReadyFn = False, replace: bool = False) -> Body:
         """Do the same as `AsyncChildren.apply`, and wait for it."""
-        # The task gets the context variables of the thread, and these are of the handler.
+        # The task inherits the context variables of the thread, which are those of the handler.
         applying = self._run.apply(obj, ready=False, replace=replace)
         body = asyncio.run_coroutine_threadsafe(applying, self._loop).result()
         if ready is not False:

@@ -1,9 +1,9 @@
 """
-Contests: fields of children that another field manager takes again and again, such as an autoscaler the replicas.
+Contests: fields of children that another field manager takes again and again, as an autoscaler takes the replicas.
 
-If both sides insist, they change the field for ever. So the operator leaves the field to the other manager for a while
-when it has lost the field several times in a short time. After that, it tries once more; each further loss leaves the
-field for twice as long.
+If both sides insisted, they would change the field for ever. So, if the operator loses the field several times in
+a short time, it leaves the field to the other manager for a while. After that, it tries once more. Each further loss
+doubles the time for which it leaves the field.
 """
 
 from collections.abc import Mapping

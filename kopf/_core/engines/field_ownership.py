@@ -43,7 +43,8 @@ def digest_entry(raw: Mapping[str, Any], manager: str) -> bytes | None:
     """
     Return the digest of the entry of the manager; ``None`` if it owns no field.
 
-    The time is included: it changes when a client with the same name of the manager changes a value.
+    The digest includes the time of the entry: only the time changes if another client uses the same manager name, and
+    changes a value.
     """
     entry = find_entry(raw, manager)
     return None if entry is None else digest(entry)
@@ -104,7 +105,8 @@ def _differs(before: Any, after: Any, fields: Mapping[str, Any] | None) -> bool:
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         for key in before.keys() | after.keys():
             own = fields.get(f'f:{key}')
-            # What has come with the fields of the manager, such as defaults in a new structure, is its doing, too.
+            # Values that have appeared together with the manager's fields, such as defaults in a new structure, do not
+            # count as changes by others.
             if (own is None or key in before) and _differs(before.get(key), after.get(key), own):
                 return True
         return False

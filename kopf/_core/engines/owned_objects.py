@@ -2,9 +2,10 @@
 The owned objects of one handler in memory: as JSON, without the managed fields, and parsed when they are used.
 
 The memory also keeps the handler from being triggered by its own writes. The response to a write is stored at once, so
-that the handler sees it. The stream brings the same version later, or even before the response: then it is unknown
-whether the version is that of the write, so its trigger waits for the response. Older versions, which the stream brings
-after the response, are edits by other clients. They are no news as states, but they trigger the handler.
+that the handler sees it. The stream brings the same version later, or even before the response. If before, it is
+unknown whether the version is that of the write, so the handler is triggered only when the response has come, if at
+all. Older versions, which the stream brings after the response, are edits by other clients. They do not replace the
+newer state, but they trigger the handler.
 """
 
 import sys
@@ -47,7 +48,7 @@ class OwnedObject:
         self.owners = owners
         self.version: str | None = raw['metadata'].get('resourceVersion')
         self.entry = digest_entry(raw, manager)
-        # A third of the object, and of no use for handlers.
+        # The managed fields are often a third of the object, and handlers do not use them.
         metadata = {key: value for key, value in raw['metadata'].items() if key != 'managedFields'}
         self._packed[0] = {**raw, 'metadata': metadata}
 
@@ -56,7 +57,7 @@ class OwnedObject:
         former = self.entry
         self._accept(raw, owners, manager)
         if self.entry != former:
-            # Kept only now: they tell which manager has taken which fields.
+            # Kept only in this case, to save memory: they tell which manager has taken which fields.
             self.managers = PackedObject(cache, {'metadata': {'managedFields': raw['metadata'].get('managedFields')}})
 
     def accept_written(self, raw: Mapping[str, Any], owners: frozenset[str], manager: str) -> None:
@@ -217,11 +218,11 @@ class OwnedObjects:
             known = self._objects.get(uid)
             is_newest = known is None or version is None or not is_older_version(version, known.version)
             if uid in self._forgotten:
-                # The stream has brought the deletion before the response. Nothing would delete the object here again,
-                # and it would never be applied anew.
+                # The stream has brought the deletion before the response. If the response were stored, no event would
+                # remove the object from memory again, so the handler would take it for existing.
                 triggered |= owners
             elif is_newest:
-                # Nothing has come by the stream, so an edit before the write can be known only from the response.
+                # The stream has brought nothing during the write, so only the response can reveal an edit before it.
                 if known is not None and not deferred and known.version != version:
                     if is_changed_by_others(known.copy(), raw, self._manager):
                         triggered |= owners

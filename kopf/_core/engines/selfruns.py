@@ -2,10 +2,11 @@
 Detecting level-triggered handlers that trigger each other, or themselves, by their patches without an end.
 
 The own patch of a handler does not trigger it. But two handlers can overwrite each other, and a handler can watch the
-objects that it patches. Each run that a patch has triggered has a depth: one more than the run of that patch. Triggers
-by other clients, by the start, and by timers have none. So bursts of changes are shallow, and only loops grow deep:
-these are logged once, and slowed down with growing pauses, until another client changes the object. Requests that
-handlers send on their own, not by the argument ``patch``, count as changes of other clients.
+objects that it patches. So each run has a depth. If a patch has triggered the run, its depth is one more than that of
+the run which has made the patch. If another client, the start, or a timer has triggered it, its depth is zero. Bursts
+of changes are shallow, and only loops grow deep. A loop is logged once, and slowed down with growing pauses, until
+another client changes the object. Requests that handlers send on their own, not by the argument ``patch``, count as
+changes of other clients.
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ MAX_DEPTH = 20
 """The number of runs in a row, each triggered by the patch of the former one, that begin without pauses."""
 
 MAX_DURATION = 0.5
-"""The duration of a run with its patch (in seconds), above which it does not continue a row: it is slow enough."""
+"""If a run with its patch takes longer (in seconds), the next run begins a new row: the loop is slow enough."""
 
 MIN_PAUSE, MAX_PAUSE = 0.1, 60.0
 
@@ -47,7 +48,7 @@ class OwnPatch(NamedTuple):
 
 
 class Row:
-    """How deep the runs of one handler for one object are, as far as patches of handlers have triggered them."""
+    """The runs of one handler for one object that follow each other because of patches: their depth and pauses."""
 
     __slots__ = ('_next', 'began_at', 'depth')
 
@@ -59,7 +60,7 @@ class Row:
 
     def note(self, cause: OwnPatch, now: float) -> float:
         """Called when the patch has triggered the handler; return the pause before the run (in seconds)."""
-        # From the beginning of that run, not from its trigger: otherwise, the first long pause would end the row.
+        # Measured from the beginning of that run, not from its trigger: otherwise, a long pause would end the row.
         self._next = 1 if now - cause.began_at > MAX_DURATION else cause.depth + 1
         excess = self._next - MAX_DEPTH
         # The exponent is limited, as the power would overflow after a thousand runs.
