@@ -83,7 +83,7 @@ class InlineOperator:
         context = contextvars.copy_context()
         with contextlib.chdir(cwd or '.'), routed():
             options = context.run(self._load, arguments)
-        # What was imported for the first time has drawn random numbers: these must not matter.
+        # Modules that were imported for the first time can have drawn random numbers: nothing may depend on that.
         self._world.reseed()
         if options is not None:
             self._task = self._world.loop.create_task(self._run(options), name='operator', context=context)
@@ -101,7 +101,7 @@ class InlineOperator:
         return self.returncode
 
     def kill(self) -> None:
-        """Let nothing of the operator go on, as if its process was killed."""
+        """Stop everything of the operator at once, as if its process was killed."""
         if self.returncode is None:
             self._world.kill(self._text)
             self.returncode = -9
@@ -111,7 +111,7 @@ class InlineOperator:
         """Run the command line up to the start of the operator; return the options to start it with."""
         output_var.set(self._text)
         captured: list[Mapping[str, Any]] = []
-        # By its name: the kits are below the command line, and may not import it.
+        # Imported by its name at run time, as the layers do not allow the kits to import the command line.
         cli = importlib.import_module('kopf.cli')
         controls = cli.CLIControls(
             registry=self._registry,

@@ -19,7 +19,7 @@ class VirtualRunner(Runner):
 
     Args:
         make: creates the server.
-        world: the world that it lives in.
+        world: the world in which the server runs.
     """
 
     def __init__(self, make: Callable[[], Instance], world: World) -> None:

@@ -1,8 +1,8 @@
 """
 Connections in memory: what one end writes, the other end receives a moment later, in the order of writing.
 
-The delays are drawn from a seeded source, so that what comes by different connections arrives in another order with
-another seed, as it does in reality. There is no encryption: both ends are in the same process.
+The delays are drawn from a seeded source. So data of different connections arrive in another order with another seed,
+as in reality they do in each run. There is no encryption: both ends are in the same process.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ _EOF = b''
 
 
 class MemorySocket:
-    """The place of a listening socket: an address without anything behind it."""
+    """Stands in for a listening socket: it has nothing but its address."""
 
     def __init__(self, address: Address) -> None:
         self._address = address

@@ -33,7 +33,7 @@ def routed() -> Iterator[None]:
     """
     Route the standard streams for the time of the context.
 
-    Why only for so long? Pytest replaces and restores them, too, but never in the middle of a call.
+    Why not as long as the world is open? Pytest also replaces and restores them, but never while a context lasts.
     """
     with contextlib.redirect_stdout(_Router(sys.stdout)), contextlib.redirect_stderr(_Router(sys.stderr)):
         yield

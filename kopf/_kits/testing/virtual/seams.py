@@ -1,11 +1,11 @@
 """
-The one seam between programs and reality: what reads clocks, sleeps, draws random numbers, or handles threads.
+The seam between programs and reality: the functions that read clocks, sleep, draw random numbers, or handle threads.
 
-These functions of the standard library are replaced while a world is open, for the threads of that world only: others,
-such as those of pytest, keep the real ones. Before and after, nothing is replaced, so the seam costs nothing there.
+These functions of the standard library are replaced only while a world is open, and only for the threads of that world:
+others, such as those of pytest, keep the real ones. Operators outside of worlds do not pay for it.
 
-What a module has imported by name before (``from time import time``) is not replaced, except for `datetime.datetime`:
-there, the methods themselves are.
+If a module has imported a function by name before (``from time import time``), it keeps the real one. The exception is
+`datetime.datetime`: the methods of the class itself are replaced.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ _NODE = 0x0242AC110002
 
 
 class World(Protocol):
-    """What the seam leads to."""
+    """The world, as the replaced functions need it."""
 
     clock: VirtualClock
     rng: random.Random
@@ -47,12 +47,12 @@ class World(Protocol):
         """Block the calling thread until the waiter is awake, or for the time (in seconds)."""
 
     def refuse(self, message: str) -> NoReturn:
-        """Raise an error, also in the test."""
+        """Raise an error here, and raise it in the test, too."""
 
 
 @contextlib.contextmanager
 def replaced(world: World) -> Iterator[None]:
-    """Let the standard library lead to the world for the time of the context."""
+    """Replace the functions of the standard library by those of the world for the time of the context."""
     with contextlib.ExitStack() as stack:
         for install in (_replace_clocks, _replace_dates, _replace_randomness, _replace_threads, _replace_sockets):
             stack.enter_context(install(world))
@@ -104,7 +104,7 @@ def _replace_clocks(world: World) -> contextlib.AbstractContextManager[None]:
         return clock.read_wall() if number == realtime else clock.read_monotonic()
 
     def fill(fn: Callable[..., Any], count: int, get: Callable[[], Any]) -> Callable[..., Any]:
-        """Return the function with the present time for its last argument, if it is called without that."""
+        """Wrap the function so that its last argument is the present time by default."""
         return lambda *args: fn(*args) if len(args) == count and args[-1] is not None else fn(*args[: count - 1], get())
 
     def get_local() -> time.struct_time:
@@ -150,7 +150,8 @@ def _replace_dates(world: World) -> Iterator[None]:
             return cls.fromtimestamp(world.clock.read_wall(), datetime.UTC).replace(tzinfo=None)
         return real_utcnow() if cls is datetime.datetime else cls.fromtimestamp(time.time(), datetime.UTC)
 
-    # The attributes of classes that are written in C cannot be set, but what their mapping refers to is a dict.
+    # The attributes of classes that are written in C cannot be set. But their ``__dict__`` is a read-only view of
+    # a dict, and the garbage collector knows this dict.
     attributes = gc.get_referents(datetime.datetime.__dict__)[0]
     before = {name: attributes[name] for name in ('now', 'utcnow')}
     try:

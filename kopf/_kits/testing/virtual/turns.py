@@ -144,7 +144,7 @@ class TurnTaking:
         return any(strand.thread is thread for strand in self._strands)
 
     def join(self, thread: threading.Thread, wait: Callable[['Waiter'], None]) -> None:
-        """Wait until the thread has ended, by the given function."""
+        """Wait until the thread has ended; `wait` is the function that blocks the caller."""
         for strand in self._strands:
             if strand.thread is thread:
                 waiter = Waiter()
@@ -189,7 +189,7 @@ class Waiter:
     def release(self) -> None:
         """Wake up the thread because it was notified; called by `threading.Condition`."""
         if self.is_awake:
-            raise RuntimeError("The wait has expired before.")  # as of a lock that is free already
+            raise RuntimeError("The wait has expired before.")  # locks raise it, too, if they are not held
         self.is_released = True
         self._wake()
 

@@ -5,7 +5,8 @@ When nothing is ready, its clock jumps to the next timer. So an hour takes as lo
 sockets: connections are in memory, and attempts to leave the process are refused with an explanation.
 
 Sets of tasks and futures are ordered by their hashes, and the usual hashes are addresses, which differ in each run. So
-tasks and futures are numbered here: what iterates over a set of them (as `asyncio` does) always does so in one order.
+tasks and futures are numbered here, and their hashes are the numbers: sets of them (as in `asyncio`) have the same
+order in each run.
 """
 
 import asyncio
@@ -146,7 +147,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def kill(self, owner: object) -> None:
         """
-        Let nothing of an operator go on, as if its process was killed: no `finally`, no last requests.
+        Stop everything of an operator at once, as if its process was killed: no `finally`, no last requests.
 
         Args:
             owner: the output of the operator, by which its contexts are recognised.

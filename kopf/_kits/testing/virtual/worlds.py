@@ -55,7 +55,7 @@ class World:
         self._thread = 0
         self._error: VirtualTimeError | None = None
         self.is_broken = False
-        """Whether the test has got an error: further errors are usually its consequences, and are not raised."""
+        """Whether the test has got an error: if the stop of an operator fails then, that is no further error."""
         self._stack = contextlib.ExitStack()
 
     def open(self) -> None:
