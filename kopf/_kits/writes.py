@@ -1,8 +1,8 @@
 """
 Objects that the code of an operator writes: `apply` applies one, `seen` tells of one written by another client.
 
-Both let the operator know the new state at once. Otherwise, it would know it only when the stream of the watch brings
-it: a handler could decide by a state from before its own last write.
+Both let the operator know the new state at once. Otherwise, it would get the state only from the stream of the watch,
+with a delay. Until then, a handler could decide by a state that is older than its own last write.
 """
 
 import asyncio
@@ -115,8 +115,8 @@ def seen(obj: K8sObject, *, deleted: bool = False) -> Awaitable[None]:
     """
     Report to the operator an object that another client of the API has written, before the watch brings it.
 
-    The operator takes the object for an event: its indices get it, and handlers are called for it. What the watch
-    brings later of the same state or of older ones changes nothing. Nothing happens if the operator does not watch such
+    The operator handles the object as an event: its indices get it, and handlers are called for it. When the watch
+    brings the same state or older ones later, they are ignored. Nothing happens if the operator does not watch such
     objects, or knows this state or a newer one.
 
     On return, the object is known, except for the index functions: ``await`` the call to wait for them, too. In ``def``

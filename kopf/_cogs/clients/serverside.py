@@ -51,7 +51,7 @@ class ApplyConflictError(errors.APIConflictError):
 
 
 class ApplyUnsupportedError(errors.APIClientError):
-    """405, 415: the server does not support server-side apply of this kind, e.g. as it is an aggregated API."""
+    """405, 415: the server does not support server-side apply of this kind, e.g. one of an aggregated API."""
 
 
 class ApplyInvalidError(errors.APIUnprocessableError):
@@ -142,7 +142,7 @@ def _explain(
         return _explain_invalid(error, title)
     if isinstance(error, errors.APIConflictError):
         conflict = _rebuild(ApplyConflictError, error, '')
-        # Otherwise, it is about the uid or the version in the body, or a race of writers.
+        # Without fields, the conflict is about the uid or the version in the body, or a race of writers.
         if not conflict.conflicts:
             return None
         owners = '; '.join(f"{owner!r} owns {', '.join(paths)}" for owner, paths in conflict.conflicts.items())

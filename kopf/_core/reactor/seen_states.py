@@ -1,10 +1,11 @@
 """
-States of objects that writers have told about, ahead of the stream of a watch.
+States of objects that writers have reported before the stream of the watch brings them.
 
 The response to a write has the state of the object before the stream brings it. The watch passes such a *seen* state on
 as an event. Then, the stream brings older states of that object, which are outdated, and the same state, which is
 an echo. Both are recognized by their resource versions, which can be compared since all the events of a stream come
-in the order of their versions. Versions that are not numbers cannot be compared, so such states are not seen ahead.
+in the order of their versions. Versions that are not numbers cannot be compared, so states with such versions are taken
+only from the stream.
 
 This module only decides: it is pure. The class `ResourceWatch` owns the records of the objects, and acts.
 """
@@ -22,7 +23,7 @@ Place = tuple[str | None, str]
 """The namespace and the name of an object."""
 
 _FOREVER: Final = 2**128
-"""A version that no object ever gets: that of a deleted object, of which nothing can come any more."""
+"""A version that no object ever gets. It is noted for a deleted object, as no state of it can be newer."""
 
 
 class Verdict(enum.Enum):
@@ -87,7 +88,8 @@ class SeenStates:
 
     def forget_name(self, uid: str, place: Place) -> None:
         """Called when the watch does not have the object any more."""
-        # If its deletion is seen, it is kept until the stream brings it: its predecessors can still come till then.
+        # If the deletion was seen ahead, the name is kept until the stream brings the deletion: until then, the stream
+        # can still bring former objects of this name.
         if self._uids.get(place) == uid and uid not in self._sightings:
             del self._uids[place]
 
@@ -110,7 +112,7 @@ class SeenStates:
         return parked
 
     def clear(self) -> None:
-        """Called before a list that is requested after all that was seen."""
+        """Called before a new list is requested: it will include everything that was seen until now."""
         self._parked.clear()
         for uid in [*self._sightings]:
             self._forget(uid)
@@ -124,7 +126,7 @@ class SeenStates:
 
     def admit(self, uid: str, place: Place, version: str | None, position: str, *, is_absent: bool) -> bool:
         """
-        Note a state that was seen; return whether neither this state is known, nor a newer one.
+        Note a state that was seen; return true if it is news, i.e. neither this state nor a newer one is known.
 
         Args:
             uid: the uid of the object.
@@ -158,7 +160,7 @@ class SeenStates:
             return Verdict.NEWS
         number, known = int(version), self._sightings.get(uid)
         if known is None:
-            # Otherwise, an object could come after its successor, as if it had replaced that.
+            # Otherwise, events of a former object could come after those of its successor, and seem to replace it.
             successor = self._sightings.get(self._uids.get(place, uid))
             return Verdict.NEWS if successor is None or number > successor.newest else Verdict.ECHO
         if type_ == 'DELETED' and known.is_absent:
