@@ -1,5 +1,5 @@
 """
-Objects that handlers apply as children without memory: the argument ``children`` of handlers not level-triggered.
+The argument ``children`` of handlers that are not level-triggered: they apply objects without remembering them.
 
 Handlers of changes are called once for a change, so each call of `apply` is one request. Nothing is watched, compared
 or pruned. The kinds need not be declared: the API server is asked for each of them once.
