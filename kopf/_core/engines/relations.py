@@ -4,7 +4,7 @@ Relations between objects: which objects must be reconciled when an object of an
 They are found by the owner references of the changed object, or by a function of the user. Only the version of each
 object and the keys of its dependents are kept; the whole object only if the handler reads or applies its children. When
 an object changes, both its former and its new dependents are triggered. Why not call the function with the old object,
-too? The old objects would be kept in memory, and the function could return other keys than before: it can read indices.
+too? The old objects would be kept in memory, and the function could return other keys than before: it need not be pure.
 """
 
 from collections.abc import Callable, Collection, Mapping
