@@ -38,7 +38,7 @@ class Verdict(enum.Enum):
 class Expectation:
     """The state after the operator's last patch, until the stream brings it or a newer one."""
 
-    __slots__ = ('_deadline', '_doubted', '_made_at', '_unsure', '_version')
+    __slots__ = ('_absent', '_deadline', '_doubted', '_made_at', '_unsure', '_version')
 
     def __init__(self, version: str, *, made_at: float, deadline: float, unsure: RawEvent | None = None) -> None:
         self._version = version
@@ -46,6 +46,7 @@ class Expectation:
         self._deadline = deadline  # until when events that cannot be compared are held back (by the monotonic clock)
         self._doubted = False  # whether lower versions can be new nevertheless, as a list was requested after the patch
         self._unsure = unsure
+        self._absent = False  # whether the watch has reported the object as deleted, and not again since then
 
     @classmethod
     def after_patch(cls, raw: RawBody, former: 'Expectation | None', *, timeout: float) -> 'Expectation | None':
@@ -96,6 +97,11 @@ class Expectation:
         return self._version == _NEVER and time.monotonic() < self._deadline
 
     @property
+    def is_absent(self) -> bool:
+        """Return whether the object is not watched any more, so that nothing is expected after the deadline."""
+        return self._absent
+
+    @property
     def is_ordered(self) -> bool:
         """Return whether older events can be recognized even after the echo, by their versions."""
         return self._version.isdecimal()
@@ -121,21 +127,34 @@ class Expectation:
         event, self._unsure = self._unsure, None
         return event
 
-    def after_deletion(self, event: RawEvent) -> 'Expectation | None':
+    def note_return(self) -> None:
+        """Called when the object is watched again: older events are stale from now on, even after the deadline."""
+        self._absent = False
+
+    def after_deletion(self, event: RawEvent, *, timeout: float) -> 'Expectation | None':
         """
         Return what is expected after a DELETED event: nothing, unless the event is older than the last patch.
 
         If the event is older, the object existed after it: it has only stopped matching the selectors of the watch.
         When it matches again, events from before the patch are stale. The echo of the patch is not stale, because the
         record has been reset by then.
+
+        Args:
+            event: the DELETED event.
+            timeout: how long to wait for the object to come back (in seconds).
         """
         version = event['object']['metadata'].get('resourceVersion')
         if version is None or self._version == _NEVER or not (version.isdecimal() and self._version.isdecimal()):
             return None
         if int(version) >= int(self._version):
             return None
+        # Why not the deadline of the patch? It can be over, as the stream lags behind: this event comes after the patch
+        # was made. The events that follow it come even later.
+        deadline = time.monotonic() + timeout
         # One less, so that the echo itself counts as new.
-        return Expectation(str(int(self._version) - 1), made_at=self._made_at, deadline=self._deadline)
+        expected = Expectation(str(int(self._version) - 1), made_at=self._made_at, deadline=deadline)
+        expected._absent = True
+        return expected
 
     def after_list(self, *, since: float) -> 'Expectation | None':
         """Return what is expected after a list; doubt the order of versions if it was requested after the patch."""

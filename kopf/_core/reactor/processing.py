@@ -103,8 +103,8 @@ class Processor(ObjectSink):
             self._successor.receive(record, event, listed_since=listed_since)
             return
         # First of all: it can end the expectation by which the event is judged below.
-        if listed_since is not None and record.expected is not None:
-            record.expect(record.expected.after_list(since=listed_since))
+        if record.expected is not None:
+            self._adjust_expectation(record, event, listed_since=listed_since)
         if record.daemons is not None:
             record.daemons.update(event['object'], asked_at=listed_since)
             if record.daemons.gone and event['type'] != 'DELETED':
@@ -132,6 +132,12 @@ class Processor(ObjectSink):
             delay = self._throttling.hasten(record, event, check_stale=lambda: self._check_stale(record, event))
             if delay is not None:
                 self._wake_later(record, delay, reason='failed')
+
+    def _adjust_expectation(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
+        if listed_since is not None and record.expected is not None:
+            record.expect(record.expected.after_list(since=listed_since))
+        if event['type'] != 'DELETED' and record.expected is not None:
+            record.expected.note_return()
 
     def _receive_in_pause(self, record: ObjectRecord, event: RawEvent) -> bool:
         """
@@ -380,19 +386,26 @@ class Processor(ObjectSink):
         record.cancel_wakeup()
         record.forget_state()
         if record.expected is not None:
-            self._expect_after_deletion(record, record.expected.after_deletion(event))
+            self._expect_after_deletion(record, record.expected, event)
         if record.daemons is not None:
             record.daemons.forget()
         # It is back: its event has come while this deletion waited for the worker.
-        if record.daemons is not None and record.pending is not None and not record.is_vanishing:
-            record.daemons.reappear()
+        if record.pending is not None and not record.is_vanishing:
+            if record.expected is not None:
+                record.expected.note_return()
+            if record.daemons is not None:
+                record.daemons.reappear()
 
-    def _expect_after_deletion(self, record: ObjectRecord, expected: Expectation | None) -> None:
-        record.expect(expected)
-        if expected is not None:
-            asyncio.get_running_loop().call_later(expected.remaining, self._stop_expecting, record, expected)
+    def _expect_after_deletion(self, record: ObjectRecord, expected: Expectation, event: RawEvent) -> None:
+        rest = expected.after_deletion(event, timeout=self._settings.persistence.consistency_timeout)
+        record.expect(rest)
+        if rest is not None:
+            asyncio.get_running_loop().call_later(rest.remaining, self._stop_expecting, record, rest)
 
     def _stop_expecting(self, record: ObjectRecord, expected: Expectation) -> None:
+        # While the object is being indexed, it is back, but its event has not come here yet.
+        if not expected.is_absent or record.indexing is not None:
+            return
         if record.expected is expected:  # the object has not come back, so no event of it will be handled
             self._disinherit(record)
         record.stop_expecting(expected)

@@ -13,6 +13,7 @@ from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.registries import HandlerTable
 from kopf._core.reactor.echoes import Expectation, Verdict
 from kopf._core.reactor.indexing_gate import IndexingGate
+from kopf._core.reactor.informer import IndexingState
 from kopf._core.reactor.object_records import ObjectRecord
 from kopf._core.reactor.processing import Processor
 from kopf._core.reactor.workers import WorkerPool
@@ -123,6 +124,64 @@ async def test_lower_versions_of_a_later_list_are_handled_after_the_timeout(worl
     assert world.ids == ['create', 'update']
 
 
+@pytest.fixture
+async def late(opaque):
+    """Let the operator patch the object; return what the stream brings late: it has left and is back before that."""
+    opaque.api.version, opaque.api.number = '{}', 100
+    opaque.settings.persistence.consistency_timeout = 0.01
+    opaque.receive(opaque.api.change())
+    departure, *others = opaque.api.change(), opaque.api.change(), opaque.api.change()
+    await opaque.rest()
+    assert opaque.record.expected is not None
+    return [{**departure, 'type': 'DELETED'}, *others]
+
+
+async def test_an_object_that_left_before_the_patch_can_come_back_long_after_it(world, opaque, late):
+    await asyncio.sleep(0.02)
+    opaque.settings.persistence.consistency_timeout = 60  # from the departure on
+    for event in late:
+        opaque.receive(event)
+        await opaque.rest()
+        await asyncio.sleep(0.001)
+    assert world.ids == ['create']
+
+
+@pytest.mark.parametrize('at_once', [True, False])
+async def test_an_object_that_is_back_is_not_handled_in_older_states_after_the_timeout(world, opaque, late, at_once):
+    opaque.settings.persistence.consistency_timeout = 0.1
+    for event in late[:2]:
+        opaque.receive(event)
+        if not at_once:
+            await opaque.rest()
+    await opaque.rest()
+    await asyncio.sleep(0.2)
+    opaque.receive(late[2])
+    await opaque.rest()
+    assert world.ids == ['create']
+
+
+async def test_an_object_that_is_indexed_when_it_is_back_is_not_handled_in_older_states(world, opaque, late):
+    opaque.receive(late[0])
+    await opaque.rest()
+    opaque.record.begin_indexing(IndexingState())  # by the sink in front of the processor
+    await asyncio.sleep(0.02)
+    opaque.receive(late[1])
+    opaque.record.end_indexing()
+    await opaque.rest()
+    assert world.ids == ['create']
+
+
+async def test_an_object_that_has_not_come_back_is_forgotten_after_the_timeout(opaque, late):
+    opaque.settings.persistence.consistency_timeout = 0.01
+    for event in late[:2]:
+        opaque.receive(event)
+    opaque.receive({**late[2], 'type': 'DELETED'})
+    assert opaque.record.in_use
+    await opaque.rest()
+    await asyncio.sleep(0.02)
+    assert not opaque.record.in_use
+
+
 def state(version):
     return {'metadata': {'name': 'obj', 'resourceVersion': version} if version else {'name': 'obj'}}
 
@@ -169,6 +228,6 @@ def test_an_event_that_is_held_back_outlives_another_patch():
 @pytest.mark.parametrize('version, verdict', [('8', Verdict.OLDER), ('10', Verdict.NEWER)])
 def test_an_object_that_left_the_selectors_before_the_patch_can_come_back_with_its_echo(version, verdict):
     expectation = Expectation.after_patch(state('10'), None, timeout=60)
-    rest = expectation.after_deletion({'type': 'DELETED', 'object': state('8')})
+    rest = expectation.after_deletion({'type': 'DELETED', 'object': state('8')}, timeout=60)
     assert rest.compare({'type': 'ADDED', 'object': state(version)}) is verdict
-    assert expectation.after_deletion({'type': 'DELETED', 'object': state('11')}) is None
+    assert expectation.after_deletion({'type': 'DELETED', 'object': state('11')}, timeout=60) is None
