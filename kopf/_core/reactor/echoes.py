@@ -38,7 +38,7 @@ class Verdict(enum.Enum):
 class Expectation:
     """The state after the operator's last patch, until the stream brings it or a newer one."""
 
-    __slots__ = ('_absent', '_deadline', '_doubted', '_made_at', '_unsure', '_version')
+    __slots__ = ('_absent', '_deadline', '_doubted', '_made_at', '_reset', '_unsure', '_version')
 
     def __init__(self, version: str, *, made_at: float, deadline: float, unsure: RawEvent | None = None) -> None:
         self._version = version
@@ -46,6 +46,7 @@ class Expectation:
         self._deadline = deadline  # until when events that cannot be compared are held back (by the monotonic clock)
         self._doubted = False  # whether lower versions can be new nevertheless, as a list was requested after the patch
         self._unsure = unsure
+        self._reset = False  # whether the record has been reset since the patch, so that the echo counts as new
         self._absent = False  # whether the watch has reported the object as deleted, and not again since then
 
     @classmethod
@@ -110,7 +111,7 @@ class Expectation:
         """Return how the event relates to the expected state."""
         version = event['object']['metadata'].get('resourceVersion')
         if version == self._version:
-            return Verdict.ECHO
+            return Verdict.NEWER if self._reset else Verdict.ECHO
         if version is not None and version.isdecimal() and self._version.isdecimal():
             if int(version) >= int(self._version):
                 return Verdict.NEWER
@@ -151,9 +152,8 @@ class Expectation:
         # Why not the deadline of the patch? It can be over, as the stream lags behind: this event comes after the patch
         # was made. The events that follow it come even later.
         deadline = time.monotonic() + timeout
-        # One less, so that the echo itself counts as new.
-        expected = Expectation(str(int(self._version) - 1), made_at=self._made_at, deadline=deadline)
-        expected._absent = True
+        expected = Expectation(self._version, made_at=self._made_at, deadline=deadline)
+        expected._reset = expected._absent = True
         return expected
 
     def after_list(self, *, since: float) -> 'Expectation | None':

@@ -225,9 +225,11 @@ def test_an_event_that_is_held_back_outlives_another_patch():
     assert Expectation.after_patch(state('v11'), expectation, timeout=60).unsure is event
 
 
-@pytest.mark.parametrize('version, verdict', [('8', Verdict.OLDER), ('10', Verdict.NEWER)])
-def test_an_object_that_left_the_selectors_before_the_patch_can_come_back_with_its_echo(version, verdict):
-    expectation = Expectation.after_patch(state('10'), None, timeout=60)
-    rest = expectation.after_deletion({'type': 'DELETED', 'object': state('8')}, timeout=60)
+@pytest.mark.parametrize('times', [1, 2])
+@pytest.mark.parametrize('version, verdict', [('9', Verdict.OLDER), ('10', Verdict.NEWER)])
+def test_an_object_that_left_the_selectors_before_the_patch_can_come_back_with_its_echo(version, verdict, times):
+    rest = expectation = Expectation.after_patch(state('10'), None, timeout=60)
+    for number in range(times):
+        rest = rest.after_deletion({'type': 'DELETED', 'object': state(str(5 + number))}, timeout=60)
     assert rest.compare({'type': 'ADDED', 'object': state(version)}) is verdict
     assert expectation.after_deletion({'type': 'DELETED', 'object': state('11')}, timeout=60) is None
