@@ -544,7 +544,7 @@ class ResourceWatch:
             is_deleted: whether the API server has said that the object is deleted, and not only marked for deletion.
 
         Returns:
-            The record of the object if the state is passed on.
+            The record of the object if the state is passed on, or was passed on before.
         """
         if not get_meta(raw).get('name') or not get_meta(raw).get('uid'):
             return None
@@ -568,7 +568,7 @@ class ResourceWatch:
         if is_deleted:
             self._seen.admit_deletion(uid, place)
         elif not self._seen.admit(uid, place, version, self._since, is_absent=is_selected is False):
-            return None
+            return known  # the stream can have brought it just before, so that it is still being indexed
         if predecessor is not None:
             self._seen.admit_deletion(predecessor.uid, place)
             self._take(self._make_deletion(predecessor))
