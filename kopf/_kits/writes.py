@@ -6,13 +6,12 @@ with a delay. Until then, a handler could decide by a state that is older than i
 """
 
 import asyncio
-import weakref
-from collections.abc import Awaitable, Collection, Coroutine, Generator, Mapping, MutableMapping
+from collections.abc import Awaitable, Collection, Coroutine, Generator, Mapping
 from typing import Any, TypeAlias, TypeVar, cast
 
 from kopf._cogs.clients import api
 from kopf._cogs.clients.api import ApiClient, client_var
-from kopf._cogs.clients.discovery import discover_kind
+from kopf._cogs.clients.discovery import find_kind, forget_kind
 from kopf._cogs.clients.errors import APINotFoundError
 from kopf._cogs.clients.serverside import apply_object
 from kopf._cogs.helpers import thirdparty
@@ -41,9 +40,6 @@ INDEXING_PATIENCE = 10.0
 
 SEEING_PATIENCE = 10.0
 """For how long a thread waits for a busy event loop (in seconds)."""
-
-_kinds: MutableMapping[ApiClient, dict[tuple[str, str], Resource]] = weakref.WeakKeyDictionary()
-"""The resources of the kinds that were applied, by the client."""
 
 
 def apply(
@@ -102,7 +98,7 @@ def apply(
                 dry_run=dry_run,
             )
         except APINotFoundError:
-            _kinds.get(client, {}).pop(identity, None)  # the kind can have been removed, or be of another scope now
+            forget_kind(client, *identity)
             raise
         if not dry_run:
             await _Sight(write_through.see(raw))
@@ -204,16 +200,12 @@ def _check(obj: Any, name: str) -> dict[str, Any]:
 
 
 async def _find_resource(client: ApiClient, version: str, kind: str) -> Resource:
-    known = _kinds.setdefault(client, {})
-    found = known.get((version, kind))
+    found = await find_kind(client, version, kind)
     if found is None:
-        found = await discover_kind(client, version, kind)
-        if found is None:
-            raise TemporaryError(
-                f"kopf.apply(): the cluster has no kind {kind!r} in {version}. Is its CRD installed?",
-                delay=UNSERVED_DELAY,
-            )
-        known[version, kind] = found
+        raise TemporaryError(
+            f"kopf.apply(): the cluster has no kind {kind!r} in {version}. Is its CRD installed?",
+            delay=UNSERVED_DELAY,
+        )
     return found
 
 

@@ -11,7 +11,8 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping
+import weakref
+from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any, NamedTuple, TypeVar
 
 import orjson
@@ -33,6 +34,11 @@ _ACCEPT = ','.join(
         'application/json',
     ]
 )
+
+_Kinds = dict[tuple[str, str], references.Resource]
+
+_kinds: MutableMapping[api.ApiClient, _Kinds] = weakref.WeakKeyDictionary()
+"""The resources that `find_kind` has found, by their API versions and kinds; they differ between clusters."""
 
 
 class DiscoveryError(ExplainedError):
@@ -82,19 +88,31 @@ async def discover(client: api.ApiClient, groups: Collection[str] | None = None)
     )
 
 
-async def discover_kind(client: api.ApiClient, api_version: str, kind: str) -> references.Resource | None:
+async def find_kind(client: api.ApiClient, api_version: str, kind: str) -> references.Resource | None:
     """
     Return the resource of a kind, such as ``Deployment`` of ``apps/v1``; `None` if the cluster does not have it.
+
+    The API server is asked once for each kind that it has; see `forget_kind`.
 
     Raises:
         errors.APIError: if the server of the group does not respond.
     """
-    group, _, version = api_version.rpartition('/')
-    try:
-        data = await _request_document(client, f'/apis/{api_version}' if group else f'/api/{version}', 'resources')
-    except errors.APINotFoundError:
-        return None
-    return next((found for found in _parse_legacy(data, group, version) if found.kind == kind), None)
+    known = _kinds.setdefault(client, {})
+    if (api_version, kind) not in known:
+        group, _, version = api_version.rpartition('/')
+        try:
+            data = await _request_document(client, f'/apis/{api_version}' if group else f'/api/{version}', 'resources')
+        except errors.APINotFoundError:
+            return None
+        for found in _parse_legacy(data, group, version):
+            if found.kind == kind:
+                known.setdefault((api_version, kind), found)
+    return known.get((api_version, kind))
+
+
+def forget_kind(client: api.ApiClient, api_version: str, kind: str) -> None:
+    """Called when a request about an object of the kind fails: the kind can be removed, or have another scope now."""
+    _kinds.get(client, {}).pop((api_version, kind), None)
 
 
 @contextlib.contextmanager

@@ -6,44 +6,17 @@ or pruned. The kinds need not be declared: the API server is asked for each of t
 """
 
 import asyncio
-import weakref
 from typing import Any
 
-from kopf._cogs.clients.api import ApiClient, client_var
-from kopf._cogs.clients.errors import APIForbiddenError, APINotFoundError
+from kopf._cogs.clients.api import client_var
+from kopf._cogs.clients.discovery import find_kind
+from kopf._cogs.clients.errors import APIForbiddenError
 from kopf._cogs.clients.serverside import ApplyInvalidError, apply_object
 from kopf._cogs.structs.bodies import Body
-from kopf._cogs.structs.references import Resource
 from kopf._core.actions.execution import Handler, TemporaryError
 from kopf._core.engines.adoption import Adopter, ChildError, adopt, check_object, find_key
 from kopf._core.engines.children import REFUSAL_DELAY, ReadyFn, check_ready, explain_forbidden, make_manager
 from kopf._core.intents.causes import ResourceCause
-
-_resources: 'weakref.WeakKeyDictionary[ApiClient, dict[tuple[str, str], Resource]]' = weakref.WeakKeyDictionary()
-"""The resources by their API versions and kinds, for each client: they differ between clusters."""
-
-
-async def find_resource(client: ApiClient, api_version: str, kind: str) -> Resource:
-    """
-    Return the resource of the kind; ask the API server if it is not known yet.
-
-    Raises:
-        ChildError: if the cluster does not have the kind.
-    """
-    known = _resources.setdefault(client, {})
-    if (api_version, kind) not in known:
-        group, _, version = api_version.rpartition('/')
-        try:
-            listed = await client.get_json(f'/apis/{api_version}' if group else f'/api/{api_version}')
-        except APINotFoundError:
-            listed = {}
-        for each in listed.get('resources') or ():
-            if '/' not in each['name']:  # subresources have kinds, too
-                found = Resource(group, version, each['name'], kind=each['kind'], namespaced=each['namespaced'])
-                known[api_version, each['kind']] = found
-    if (api_version, kind) not in known:
-        raise ChildError(f"children.apply(): the cluster has no kind {kind} in {api_version}: is its CRD created?")
-    return known[api_version, kind]
 
 
 class _Applying:
@@ -59,7 +32,10 @@ class _Applying:
         desired, client = check_object(obj), client_var.get()
         if replace:
             raise ChildError("children.apply(replace=True) is only for level-triggered handlers: @kopf.on.reconcile.")
-        resource = await find_resource(client, desired['apiVersion'], desired['kind'])
+        version, kind = desired['apiVersion'], desired['kind']
+        resource = await find_kind(client, version, kind)
+        if resource is None:
+            raise ChildError(f"children.apply(): the cluster has no kind {kind} in {version}: is its CRD created?")
         key = find_key(desired, resource, self._cause.body)
         adopter = Adopter(self._cause.body, self._cause.resource, self._operator, None)
         if not adopter.is_near(key):
