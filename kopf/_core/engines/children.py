@@ -248,11 +248,11 @@ class ChildrenRun:
         async with self._locks.setdefault(key, asyncio.Lock()):
             if self._is_over:
                 raise ChildError(f"children.apply(): the run of {self.kinds.handler} is over, so {key} is not applied.")
-            self._check_rivals(key, mark, objects.find(key.namespace, key.name))
-            self.wanted[key] = mark
-            sent = self._leave_contested(key, adopted, objects.find(key.namespace, key.name))
-            sent_mark = mark if sent is adopted else digest(sent)
             known = objects.find(key.namespace, key.name)
+            self._check_rivals(key, mark, known)
+            self.wanted[key] = mark
+            sent = self._leave_contested(key, adopted, known)
+            sent_mark = mark if sent is adopted else digest(sent)
             if known is not None and self.memory.get(key) == (mark, sent_mark, known.entry):
                 body = Body(cast(RawBody, known.copy()))
             else:
@@ -372,16 +372,7 @@ class ChildrenRun:
         raw: RawBody | None = None
         objects.begin_write(place)
         try:
-            raw = await apply_object(
-                client_var.get(),
-                resource=key.resource,
-                namespace=key.namespace,
-                name=key.name,
-                body=adopted,
-                field_manager=self.kinds.manager,
-                force=True,
-                logger=self.logger,
-            )
+            raw = await self._request(key, adopted)
         except ApplyInvalidError as error:
             if not error.immutable_fields:
                 raise ChildError(f"{error}") from error
@@ -418,8 +409,11 @@ class ChildrenRun:
             self.logger.info("%s is deleted, to be created anew with other values of immutable fields.", key)
         else:
             raise NotReadyError(f"{key} is being deleted, to be created anew")
+        return await self._request(key, adopted)
+
+    async def _request(self, key: ChildKey, adopted: Mapping[str, Any]) -> RawBody:
         return await apply_object(
-            client,
+            client_var.get(),
             resource=key.resource,
             namespace=key.namespace,
             name=key.name,
