@@ -195,6 +195,9 @@ class ObjectRecord:
 
     def _get_departure(self) -> RawEvent | None:
         """Return the pending deletion, even if the object is back since then."""
+        # Nearly all pending events are changes. They would be parsed for each further event of a queued object.
+        if isinstance(self.pending, bytes) and b'"DELETED"' not in self.pending:
+            return None
         pending = self._get_pending()
         return pending[0] if pending and pending[0]['type'] == 'DELETED' else None
 
