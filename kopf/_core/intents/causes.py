@@ -291,6 +291,14 @@ class SpawningCause(ResourceCause):
     __slots__ = ()
 
 
+_ACTING_GETTERS: Mapping[str, Callable[[Any, 'Handler'], Any]] = {
+    'children': lambda cause, handler: make_children(cause, handler),
+    'conditions': lambda cause, handler: make_conditions(cause),
+    'deleting': lambda cause, handler: make_deletion_waiter(cause.deletion, handler),
+}
+"""The getters of the additional arguments of handlers of changes, daemons, and timers."""
+
+
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class DaemonCause(ResourceCause):
     """A daemon or a timer runs."""
@@ -300,11 +308,7 @@ class DaemonCause(ResourceCause):
     """The identity of the object. It never changes, so it is kept here: the body is often packed."""
     deletion: DeletionFlagFactory | None = None
 
-    EXTRA_GETTERS = {
-        'children': lambda cause, handler: make_children(cause, handler),
-        'conditions': lambda cause, handler: make_conditions(cause),
-        'deleting': lambda cause, handler: make_deletion_waiter(cause.deletion, handler),
-    }
+    EXTRA_GETTERS = _ACTING_GETTERS
     ARGUMENTS = {
         **ResourceCause.ARGUMENTS,
         'stopped': 'stopped',
@@ -337,11 +341,7 @@ class ChangingCause(ResourceCause):
     """The field to which ``old``, ``new``, ``diff`` are reduced; empty for the whole object."""
     deletion: DeletionFlagFactory | None = None
 
-    EXTRA_GETTERS = {
-        'children': lambda cause, handler: make_children(cause, handler),
-        'conditions': lambda cause, handler: make_conditions(cause),
-        'deleting': lambda cause, handler: make_deletion_waiter(cause.deletion, handler),
-    }
+    EXTRA_GETTERS = _ACTING_GETTERS
     ARGUMENTS = {**ResourceCause.ARGUMENTS, 'reason': 'reason', 'old': 'old', 'new': 'new', 'diff': 'diff'}
 
     @property
