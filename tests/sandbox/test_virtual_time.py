@@ -230,12 +230,14 @@ def test_webhooks_are_called_in_memory(kopf_sandbox, kopf_operator, write):
             settings.admission.managed = 'sizes.example.com'
 
         @kopf.on.validate('kopfexamples')
-        def check_size(spec, **_):
+        def check_size(name, spec, **_):
+            print(f'checks {name}')
             if spec.get('size', 0) > 10:
                 raise kopf.AdmissionError("It is too large.", code=422)
     """
-    with kopf_operator(write(handlers)):
+    with kopf_operator(write(handlers)) as operator:
         kopf_sandbox.create("kex", "small", spec={"size": 10})
+        assert "checks small" in operator.output
         with pytest.raises(kopf.testing.Refusal, match="It is too large."):
             kopf_sandbox.create("kex", "large", spec={"size": 11})
 

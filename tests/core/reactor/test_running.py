@@ -304,6 +304,7 @@ async def test_tasks_of_applications_are_not_touched(world, activities):
         await asyncio.sleep(0.01)
     assert world.ids == ['startup', 'cleanup']
     assert not before.done() and not after.done()
+    await asyncio.sleep(1)  # the server of the sandbox is in this loop, too: it ends its tasks a moment later
     assert asyncio.all_tasks() == {before, after, asyncio.current_task()}
     before.cancel()
     after.cancel()

@@ -1,6 +1,7 @@
 """Connections in memory: they behave as those of sockets do."""
 
 import asyncio
+import contextvars
 import random
 
 import pytest
@@ -45,6 +46,34 @@ async def talk(serve):
     reader, writer = await asyncio.open_connection('127.0.0.1', 80)
     WRITERS.append(writer)
     return reader, writer
+
+
+def test_each_end_is_called_in_its_own_context(run):
+    side = contextvars.ContextVar('side')
+    seen = []
+
+    class Recorder(asyncio.Protocol):
+        def connection_made(self, transport):
+            seen.append(('made', side.get()))
+
+        def data_received(self, data):
+            seen.append(('received', side.get()))
+
+        def connection_lost(self, error):
+            seen.append(('lost', side.get()))
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        side.set('server')
+        await loop.create_server(Recorder, port=80)
+        side.set('client')
+        transport, _ = await loop.create_connection(asyncio.Protocol, '127.0.0.1', 80)
+        transport.write(b'text')
+        transport.close()
+        await asyncio.sleep(1)
+
+    run(main())
+    assert seen == [('made', 'server'), ('received', 'server'), ('lost', 'server')]
 
 
 def test_data_arrive_in_the_order_of_writing(run):

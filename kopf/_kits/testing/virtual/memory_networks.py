@@ -3,9 +3,13 @@ Connections in memory: what one end writes, the other end receives a moment late
 
 The delays are drawn from a seeded source. So data of different connections arrive in another order with another seed,
 as in reality they do in each run. There is no encryption: both ends are in the same process.
+
+Each end calls its protocol in its own context, as real connections do. Otherwise, what one operator does for another
+program would belong to that program: its logs would be there, and it would end when that program is killed.
 """
 
 import asyncio
+import contextvars
 import random
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -82,10 +86,10 @@ class Network:
     def kill(self, owner: object) -> None:
         """Break off all connections of a killed operator, and close its ports."""
         for server in list(self._servers.values()):
-            if server.owner is owner:
+            if server.context.get(output_var) is owner:
                 self.forget(server)
         for transport in list(self.transports):
-            if transport.owner is owner:
+            if transport.context.get(output_var) is owner:
                 transport.vanish()
 
     async def connect(self, make: MakeProtocol, host: str, port: int) -> tuple['MemoryTransport', Any]:
@@ -100,10 +104,10 @@ class Network:
         if server is None:
             raise ConnectionRefusedError(111, f"Connect call failed ('{host}', {port})")
         client, accepted = make(), server.make()
-        near = MemoryTransport(self, client, output_var.get(), (host, 0), (host, port))
-        far = MemoryTransport(self, accepted, server.owner, (host, port), (host, 0))
+        near = MemoryTransport(self, client, contextvars.copy_context(), (host, 0), (host, port))
+        far = MemoryTransport(self, accepted, server.context, (host, port), (host, 0))
         near.join(far)
-        accepted.connection_made(far)
+        server.context.run(accepted.connection_made, far)
         client.connection_made(near)
         return near, client
 
@@ -114,8 +118,8 @@ class MemoryServer(asyncio.AbstractServer):
     def __init__(self, network: Network, make: MakeProtocol, sock: Any) -> None:
         self._network = network
         self.make = make
-        self.owner = output_var.get()
-        """The output of the operator that has opened it; ``None`` for the sandbox."""
+        self.context = contextvars.copy_context()
+        """The context of the operator or the sandbox that has opened it."""
         self.sockets: tuple[Any, ...] = (sock,)
         self.port: int = sock.getsockname()[1]
 
@@ -158,7 +162,7 @@ class MemoryTransport(asyncio.Transport):
         self,
         network: Network,
         protocol: asyncio.BaseProtocol,
-        owner: object,
+        context: contextvars.Context,
         sockname: Address,
         peername: Address,
     ) -> None:
@@ -166,7 +170,7 @@ class MemoryTransport(asyncio.Transport):
         self._network = network
         self._loop = network.loop
         self._pick_delay = network.pick_delay
-        self.owner = owner
+        self.context = context
         self._protocol: Any = protocol
         self._peer: MemoryTransport = self
         self._inbox: deque[tuple[float, bytes]] = deque()  # with the times of arrival
@@ -243,13 +247,13 @@ class MemoryTransport(asyncio.Transport):
         if not self._is_closing:
             self.write_eof()
             self._is_closing = True
-            self._loop.call_soon(self._lose, None)
+            self._loop.call_soon(self._lose, None, context=self.context)
 
     def abort(self) -> None:
         """Break off the connection: what is on its way to the other end is lost."""
         if not self._is_lost:
             self._is_closing = True
-            self._loop.call_soon(self._lose, None)
+            self._loop.call_soon(self._lose, None, context=self.context)
             self._peer._break()
 
     # The other end.
@@ -267,7 +271,7 @@ class MemoryTransport(asyncio.Transport):
 
     def _schedule(self) -> None:
         if self._timer is None and self._inbox and self._reads and not self._is_lost:
-            self._timer = self._loop.call_at(self._inbox[0][0], self._deliver)
+            self._timer = self._loop.call_at(self._inbox[0][0], self._deliver, context=self.context)
 
     def _deliver(self) -> None:
         self._timer = None
@@ -301,7 +305,8 @@ class MemoryTransport(asyncio.Transport):
         if not self._is_lost:
             self._inbox.clear()
             self._is_closing = True
-            self._loop.call_later(self._pick_delay(), self._lose, ConnectionResetError(104, "Connection reset by peer"))
+            error = ConnectionResetError(104, "Connection reset by peer")
+            self._loop.call_later(self._pick_delay(), self._lose, error, context=self.context)
 
     def vanish(self) -> None:
         """Called when the operator of this end is killed: the other end loses the connection."""
