@@ -581,6 +581,18 @@ def test_nothing_of_a_killed_operator_goes_on(kopf_sandbox, kopf_operator, write
     assert len(kopf_sandbox.requests) == made
 
 
+def test_the_end_of_the_sandbox_does_not_wait_for_killed_operators(write, caplog):
+    with Sandbox(virtual_time=True, crds=CRD) as sandbox:
+        with Operator(sandbox, write(TIMER)) as operator:
+            sandbox.create("kex", "x")
+            sandbox.faults.call(operator.kill, verb="patch")
+            sandbox.advance(25)
+            assert operator.returncode == -9
+        clock, before = sandbox.world.clock, sandbox.world.clock.now
+    assert clock.now < before + 5
+    assert "are left" not in caplog.text
+
+
 def test_processes_are_killed(kopf_sandbox, kopf_operator, write):
     kopf_sandbox.apply(CRD)
     with kopf_operator(write(TIMER)) as operator:

@@ -39,12 +39,18 @@ def finishing(loop: asyncio.AbstractEventLoop, *, timeout: float = 5.0) -> Itera
     finally:
         try:
             # Even after errors: otherwise, remaining tasks would be destroyed while pending.
-            loop.run_until_complete(_finish(timeout))
+            loop.run_until_complete(finish(timeout=timeout))
         finally:
             loop.close()
 
 
-async def _finish(timeout: float) -> None:
+async def finish(*, timeout: float) -> None:
+    """
+    Cancel all other tasks of the loop, except for abandoned ones, and end its asynchronous generators.
+
+    Args:
+        timeout: how long to wait for the tasks after their cancellation (in seconds).
+    """
     tasks = asyncio.all_tasks() - {asyncio.current_task(), *_abandoned}
     for task in tasks:
         task.cancel()

@@ -91,18 +91,13 @@ class World:
             try:
                 self._error = None
                 self.turns.end_all()
-                self.loop.run_until_complete(self._finish())
+                self.loop.run_until_complete(loops.finish(timeout=ENDING_TIMEOUT))
             finally:
                 self.turns.end_all()
                 self.loop.close()
 
     def _forget(self) -> None:
         World._open = None
-
-    async def _finish(self) -> None:
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        await loops.end(tasks, timeout=ENDING_TIMEOUT, what="The tasks")
-        await asyncio.get_running_loop().shutdown_asyncgens()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """
