@@ -283,11 +283,22 @@ async def wait_for_end(awaitable: Awaitable[Any]) -> None:
 @contextlib.contextmanager
 def _restored_logging() -> Iterator[None]:
     """Restore the logging on exit, so that no log handler outlives the stream that it writes to."""
+    root = logging.getLogger()
+    handlers = list(root.handlers)
+    with restored_levels():
+        try:
+            yield
+        finally:
+            root.handlers[:] = handlers
+
+
+@contextlib.contextmanager
+def restored_levels() -> Iterator[None]:
+    """Restore the levels of loggers on exit: the command line sets them for the whole process."""
     affected = [logging.getLogger(name) for name in (None, 'asyncio', 'aiohttp')]
-    levels, handlers = [logger.level for logger in affected], list(affected[0].handlers)
+    levels = [logger.level for logger in affected]
     try:
         yield
     finally:
-        affected[0].handlers[:] = handlers
         for logger, level in zip(affected, levels, strict=True):
             logger.setLevel(level)

@@ -13,17 +13,17 @@ import importlib
 import io
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 
 from kopf._cogs.configs.configuration import OperatorSettings
-from kopf._cogs.structs.credentials import ConnectionInfo, KubeContext, Vault
-from kopf._cogs.structs.ids import HandlerId
 from kopf._core.intents.registries import OperatorRegistry, SmartOperatorRegistry
 from kopf._core.reactor import running
+from kopf._kits.runner import restored_levels
 from kopf._kits.testing.sandbox import Sandbox
+from kopf._kits.testing.sandbox_logins import environment, make_vault
 from kopf._kits.testing.virtual.outputs import OutputHandler, output_var, routed
 from kopf._kits.testing.virtual.virtual_clocks import VirtualTimeError
 from kopf._kits.testing.virtual.worlds import World
@@ -78,8 +78,8 @@ class InlineOperator:
         cwd: str | os.PathLike[str] | None,
     ) -> None:
         """Load the files and start the operator; it goes on when the test waits for something."""
-        self._stack.enter_context(_environment({'KUBECONFIG': str(self._sandbox.kubeconfig), **env}))
-        self._stack.enter_context(_restored_levels())
+        self._stack.enter_context(environment({'KUBECONFIG': str(self._sandbox.kubeconfig), **env}))
+        self._stack.enter_context(restored_levels())
         context = contextvars.copy_context()
         with contextlib.chdir(cwd or '.'), routed():
             options = context.run(self._load, arguments)
@@ -117,7 +117,7 @@ class InlineOperator:
             registry=self._registry,
             settings=self._settings,
             stop_flag=self._stop,
-            vault=self._make_vault(),
+            vault=make_vault(self._sandbox),
             run=lambda **options: captured.append(options),
         )
         root = logging.getLogger()
@@ -155,44 +155,3 @@ class InlineOperator:
             task.cancel()
             await asyncio.wait({task}, timeout=timeout)
             self.returncode = -9
-
-    def _make_vault(self) -> Vault:
-        sandbox = self._sandbox
-
-        def get_current() -> Mapping[HandlerId, KubeContext]:
-            info = ConnectionInfo(server=sandbox.url, token=sandbox.token, default_namespace='default')
-            return {HandlerId('sandbox'): info}
-
-        async def authenticate() -> Mapping[HandlerId, KubeContext]:
-            return get_current()
-
-        vault = Vault(get_current())
-        vault.authenticate = authenticate  # the tokens of a sandbox can be made to expire
-        return vault
-
-
-@contextlib.contextmanager
-def _restored_levels() -> Iterator[None]:
-    """Restore the levels of loggers, which the command line sets for the whole process."""
-    affected = [logging.getLogger(name) for name in (None, 'asyncio', 'aiohttp')]
-    levels = [logger.level for logger in affected]
-    try:
-        yield
-    finally:
-        for logger, level in zip(affected, levels, strict=True):
-            logger.setLevel(level)
-
-
-@contextlib.contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set the variables for the time of the context."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

@@ -12,7 +12,7 @@ import shlex
 import signal
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from types import FrameType
 from typing import NoReturn
 
@@ -20,9 +20,8 @@ import click
 
 from kopf._cogs.aiokits.flags import Flag, is_raised
 from kopf._cogs.configs.configuration import OperatorSettings
-from kopf._cogs.structs.credentials import ConnectionInfo, KubeContext, Vault
-from kopf._cogs.structs.ids import HandlerId
 from kopf._kits.testing.sandbox import Sandbox
+from kopf._kits.testing.sandbox_logins import environment, make_vault
 from kopf._kits.testing.storing.states import StateError
 from kopf._kits.testing.wire.manifests import ManifestError
 from kopf._kits.testing.wire.tls import CertificatesUnavailable
@@ -73,7 +72,7 @@ def serving(*, crds: Collection[str], loads: Collection[str], pods: bool) -> Ite
         click.ClickException: The sandbox does not start; the message says why.
     """
     with _ended_by_signals(), _started(Sandbox(crds=crds, pods=pods)) as sandbox:
-        with _environment({'KUBECONFIG': str(sandbox.kubeconfig), **dict.fromkeys(_IN_CLUSTER)}):
+        with environment({'KUBECONFIG': str(sandbox.kubeconfig), **dict.fromkeys(_IN_CLUSTER)}):
             yield Launched(sandbox, loads)
 
 
@@ -83,7 +82,7 @@ class Launched:
     def __init__(self, sandbox: Sandbox, loads: Collection[str]) -> None:
         self._sandbox = sandbox
         self._loads = loads
-        self.vault = _credentials(sandbox)
+        self.vault = make_vault(sandbox)
 
     def load(self) -> None:
         """
@@ -146,41 +145,6 @@ def _started(sandbox: Sandbox, state: str | None = None) -> Iterator[Sandbox]:
         )
         click.echo(f'export KUBECONFIG={shlex.quote(os.path.abspath(sandbox.kubeconfig))}')
         yield sandbox
-
-
-def _credentials(sandbox: Sandbox) -> Vault:
-    def current() -> Mapping[HandlerId, KubeContext]:
-        return {
-            HandlerId('sandbox'): ConnectionInfo(
-                server=sandbox.url, ca_data=sandbox.ca, token=sandbox.token, default_namespace='default'
-            )
-        }
-
-    async def authenticate() -> Mapping[HandlerId, KubeContext]:
-        return current()
-
-    vault = Vault(current())
-    vault.authenticate = authenticate  # The tokens of a sandbox can be made to expire.
-    return vault
-
-
-@contextlib.contextmanager
-def _environment(variables: Mapping[str, str | None]) -> Iterator[None]:
-    """Set the variables, or remove those that are None, for the time of the context."""
-    before = {name: os.environ.get(name) for name in variables}
-    try:
-        _set(variables)
-        yield
-    finally:
-        _set(before)
-
-
-def _set(variables: Mapping[str, str | None]) -> None:
-    for name, value in variables.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
 
 
 @contextlib.contextmanager
