@@ -49,6 +49,8 @@ def test_all_clocks_move_together(world):
     assert read() == pytest.approx([1893456000] * 15, abs=1.0)
     time.sleep(86400)
     assert read() == pytest.approx([1893456000 + 86400] * 15, abs=1.0)
+    time.sleep(0.123456789)
+    assert time.clock_gettime_ns(time.CLOCK_REALTIME) == time.time_ns()
     assert time.gmtime()[:3] == (2030, 1, 2)
     assert datetime.date.today() == datetime.datetime.now().date()
     assert time.strftime('%Y', time.gmtime(0)) == '1970' and time.gmtime(0).tm_year == 1970

@@ -24,7 +24,7 @@ from typing import Any, NoReturn, Protocol
 
 from kopf._kits.testing.virtual.turns import TurnTaking, Waiter
 from kopf._kits.testing.virtual.virtual_clocks import VirtualClock
-from kopf._kits.testing.virtual.virtual_loops import NO_SOCKETS, is_local
+from kopf._kits.testing.virtual.virtual_loops import NO_SOCKETS, is_address, is_local
 
 _NODE = 0x0242AC110002
 """The address of the network card in uuids of the first version."""
@@ -103,6 +103,9 @@ def _replace_clocks(world: World) -> contextlib.AbstractContextManager[None]:
     def read_clock(number: int) -> float:
         return clock.read_wall() if number == realtime else clock.read_monotonic()
 
+    def read_clock_ns(number: int) -> int:
+        return clock.read_wall_ns() if number == realtime else clock.read_monotonic_ns()
+
     def fill(fn: Callable[..., Any], count: int, get: Callable[[], Any]) -> Callable[..., Any]:
         """Wrap the function so that its last argument is the present time by default."""
         return lambda *args: fn(*args) if len(args) == count and args[-1] is not None else fn(*args[: count - 1], get())
@@ -114,9 +117,9 @@ def _replace_clocks(world: World) -> contextlib.AbstractContextManager[None]:
         'time': clock.read_wall,
         'time_ns': clock.read_wall_ns,
         'monotonic': clock.read_monotonic,
-        'monotonic_ns': lambda: round(clock.read_monotonic() * 10**9),
+        'monotonic_ns': clock.read_monotonic_ns,
         'perf_counter': clock.read_monotonic,
-        'perf_counter_ns': lambda: round(clock.read_monotonic() * 10**9),
+        'perf_counter_ns': clock.read_monotonic_ns,
         'sleep': world.sleep,
         'localtime': fill(time.localtime, 1, clock.read_wall),
         'gmtime': fill(time.gmtime, 1, clock.read_wall),
@@ -126,7 +129,7 @@ def _replace_clocks(world: World) -> contextlib.AbstractContextManager[None]:
     }
     if hasattr(time, 'clock_gettime'):
         functions['clock_gettime'] = read_clock
-        functions['clock_gettime_ns'] = lambda number: round(read_clock(number) * 10**9)
+        functions['clock_gettime_ns'] = read_clock_ns
     return _replace_all(world, time, **functions)
 
 
@@ -176,9 +179,6 @@ def _forget_cached_methods() -> None:
 def _replace_randomness(world: World) -> Iterator[None]:
     rng = world.rng
 
-    def draw(count: int) -> bytes:
-        return rng.randbytes(count)
-
     real_seed, real_uuid1 = random.Random.seed, uuid.uuid1
 
     def seed(self: random.Random, a: Any = None, version: int = 2) -> None:
@@ -195,8 +195,8 @@ def _replace_randomness(world: World) -> Iterator[None]:
     with (
         _set(random.Random, seed=seed),
         _set(random, seed=functools.partial(seed, random._inst)),
-        _replace_all(world, os, urandom=draw),
-        _replace_all(world, random, _urandom=draw),  # of `secrets`
+        _replace_all(world, os, urandom=rng.randbytes),
+        _replace_all(world, random, _urandom=rng.randbytes),  # of `secrets`
         _replace_all(world, uuid, uuid1=uuid1),
         _set(uuid, _last_timestamp=None),
     ):
@@ -280,13 +280,9 @@ def _replace_sockets(world: World) -> Iterator[None]:
         return real_connect_ex(self, address)
 
     def resolve(host: Any, *args: Any, **kwargs: Any) -> Any:
-        if world.has_current_thread() and isinstance(host, str) and not is_local(host) and not _is_numeric(host):
+        if world.has_current_thread() and isinstance(host, str) and not is_local(host) and not is_address(host):
             world.refuse(f"The address of {host} was looked up. {NO_SOCKETS}")
         return real_resolve(host, *args, **kwargs)
 
     with _set(socket.socket, connect=connect, connect_ex=connect_ex), _set(socket, getaddrinfo=resolve):
         yield
-
-
-def _is_numeric(host: str) -> bool:
-    return ':' in host or host.replace('.', '').isdigit()

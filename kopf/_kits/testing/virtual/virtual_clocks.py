@@ -28,6 +28,10 @@ class VirtualClock:
         """Return the monotonic clock (in seconds)."""
         return ORIGIN + self.now
 
+    def read_monotonic_ns(self) -> int:
+        """Return the monotonic clock (in nanoseconds)."""
+        return round(self.read_monotonic() * 10**9)
+
     def read_wall(self) -> float:
         """Return the wall clock (in seconds since 1970)."""
         return EPOCH + self.now

@@ -108,7 +108,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._clock.move_to(min(self._clock.now + timeout, self._scheduled[0].when() - ORIGIN))
         elif self._iterations > MAX_ITERATIONS:
             self._iterations = 0
-            busy = asyncio.current_task(self) or next((handle for handle in self._get_ready()), None)
+            busy = next(iter(self._get_ready()), None)
             self._refuse(
                 f"The time does not go on: the loop has made {MAX_ITERATIONS} steps without a wait. Something is "
                 f"repeated without a delay: {busy!r}."
@@ -230,7 +230,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         import socket
 
         name = host.decode() if isinstance(host, bytes) else host
-        if name not in (None, 'localhost') and not _is_address(name):
+        if name not in (None, 'localhost') and not is_address(name):
             self._check_destination(name, port)
         address = '127.0.0.1' if name in (None, 'localhost') else name
         family = socket.AF_INET6 if ':' in address else socket.AF_INET
@@ -269,11 +269,12 @@ def is_local(host: str) -> bool:
     return host in ('localhost', '::1', '::', '0.0.0.0') or host.startswith('127.')
 
 
-def _is_address(name: str) -> bool:
+def is_address(host: str) -> bool:
+    """Check whether the host is an IP address, not a name."""
     import ipaddress
 
     try:
-        ipaddress.ip_address(name)
+        ipaddress.ip_address(host)
     except ValueError:
         return False
     return True
