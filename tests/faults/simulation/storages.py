@@ -26,7 +26,9 @@ class Flakiness:
             raise RuntimeError('flaky storage')
 
 
-class FlakyProgress(kopf.AnnotationsProgressStorage):
+class Flaky:
+    """Makes the storage that comes after it in the bases fail at times."""
+
     def __init__(self, flakiness):
         super().__init__()
         self._flakiness = flakiness
@@ -39,24 +41,14 @@ class FlakyProgress(kopf.AnnotationsProgressStorage):
         self._flakiness.strike()
         return super().store(**kwargs)
 
+
+class FlakyProgress(Flaky, kopf.AnnotationsProgressStorage):
     def purge(self, **kwargs):
         self._flakiness.strike()
         return super().purge(**kwargs)
 
 
-class FlakyDiffBase(kopf.AnnotationsDiffBaseStorage):
-    def __init__(self, flakiness):
-        super().__init__()
-        self._flakiness = flakiness
-
-    def fetch(self, **kwargs):
-        self._flakiness.strike()
-        return super().fetch(**kwargs)
-
-    def store(self, **kwargs):
-        self._flakiness.strike()
-        return super().store(**kwargs)
-
+class FlakyDiffBase(Flaky, kopf.AnnotationsDiffBaseStorage):
     def build(self, **kwargs):
         self._flakiness.strike()
         return super().build(**kwargs)
