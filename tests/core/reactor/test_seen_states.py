@@ -188,9 +188,27 @@ class Scene:
     def is_streaming(self):
         return self.watch.state is WatchState.STREAMING
 
+    @contextlib.asynccontextmanager
+    async def running(self):
+        """Run the watch, which begins with its first list and waits for nothing before the later ones."""
+        with pytest.MonkeyPatch.context() as patching:
+            patching.setattr(watches, 'SHORT_LIFE', -1)
+            patching.setattr(watches, 'EXPIRATION_PERIOD', -1)
+            task = asyncio.create_task(self.watch.run())
+            await self.settle()
+            assert self.is_streaming
+            yield
+            task.cancel()
+            await asyncio.wait({task})
+
     async def settle(self):
         for _ in range(20):
             await asyncio.sleep(0)
+
+    async def catch_up(self):
+        """Let the watch see all events, and a bookmark."""
+        self.client.bookmark()
+        await self.settle()
 
     async def expire(self):
         self.client.lines.put_nowait(errors.APIGoneError('too old', status=410))
@@ -209,15 +227,8 @@ class Scene:
 @contextlib.asynccontextmanager
 async def watching(server=None, **options):
     scene = Scene(server or Server(), **options)
-    with pytest.MonkeyPatch.context() as patching:
-        patching.setattr(watches, 'SHORT_LIFE', -1)
-        patching.setattr(watches, 'EXPIRATION_PERIOD', -1)
-        task = asyncio.create_task(scene.watch.run())
-        await scene.settle()
-        assert scene.is_streaming
+    async with scene.running():
         yield scene
-        task.cancel()
-        await asyncio.wait({task})
 
 
 NAMES = st.sampled_from('ab')
@@ -348,14 +359,12 @@ async def test_a_write_is_seen_at_once_and_its_echo_changes_nothing():
         assert (record.name, record.initial) == ('a', False)
         raw = scene.server.write('a')
         assert scene.watch.see(raw) is record
-        scene.client.bookmark()
-        await scene.settle()
+        await scene.catch_up()
         assert scene.sink.find('a') == raw
         assert scene.sink.types == ['ADDED', 'MODIFIED']
         assert scene.server.lists == 1
         scene.server.write('a')
-        scene.client.bookmark()
-        await scene.settle()
+        await scene.catch_up()
         assert scene.sink.types == ['ADDED', 'MODIFIED', 'MODIFIED']
 
 
@@ -366,8 +375,7 @@ async def test_an_older_state_is_never_seen_after_a_newer_one():
         # The record is returned nevertheless: the writer waits for the index functions, which can still be running.
         assert scene.watch.see(older) is record
         assert scene.watch.see(newer) is record
-        scene.client.bookmark()
-        await scene.settle()
+        await scene.catch_up()
         assert scene.watch.see(newer) is record
         assert scene.sink.types == ['ADDED']
         assert scene.sink.find('a') == newer
@@ -379,8 +387,7 @@ async def test_changes_of_others_before_a_seen_one_are_no_states_but_are_told():
         scene.watch.see(scene.server.write('a'))
         scene.server.write('a')  # by another client
         scene.watch.see(scene.server.write('a'))
-        scene.client.bookmark()
-        await scene.settle()
+        await scene.catch_up()
         assert scene.sink.types == ['ADDED', 'MODIFIED', 'MODIFIED']
         assert scene.sink.changed_by_others == 1
 
@@ -393,8 +400,7 @@ async def test_a_deletion_is_seen_at_once_and_nothing_comes_after_it():
         scene.watch.see(server.delete('a'), is_deleted=True)
         assert scene.sink.find('a') is None
         assert scene.watch.see(older) is None
-        scene.client.bookmark()
-        await scene.settle()
+        await scene.catch_up()
         assert scene.sink.types == [None, 'DELETED']
         assert scene.sink.changed_by_others == 0
         assert not scene.watch.records
@@ -405,8 +411,7 @@ async def test_the_deletion_of_an_unknown_object_is_ignored():
         server = scene.server
         server.write('a')
         assert scene.watch.see(server.delete('a'), is_deleted=True) is None
-        scene.client.bookmark()
-        await scene.settle()
+        await scene.catch_up()
         assert scene.sink.types == ['ADDED', 'DELETED']
 
 
@@ -418,8 +423,7 @@ async def test_an_object_that_was_deleted_by_its_last_change_is_deleted_by_the_e
         server.delete('a')
         raw['metadata']['resourceVersion'] = str(server.version)
         scene.watch.see(raw)
-        scene.client.bookmark()
-        await scene.settle()
+        await scene.catch_up()
         assert scene.sink.types == [None, 'MODIFIED', 'DELETED']
 
 
@@ -433,8 +437,7 @@ async def test_a_new_object_of_the_same_name_replaces_the_former_one():
         scene.watch.see(raw)
         assert scene.sink.types == [None, 'DELETED', 'ADDED']
         assert list(scene.sink.objects) == [raw['metadata']['uid']]
-        scene.client.bookmark()
-        await scene.settle()
+        await scene.catch_up()
         assert scene.sink.types == [None, 'DELETED', 'ADDED']
         assert not scene.sink.failures
 
@@ -447,8 +450,7 @@ async def test_an_object_is_created_anew_after_its_deletion_was_seen():
         raw = server.write('a')
         scene.watch.see(raw)
         assert scene.sink.find('a') == raw
-        scene.client.bookmark()
-        await scene.settle()
+        await scene.catch_up()
         assert scene.sink.types == [None, 'DELETED', 'ADDED']
 
 
@@ -459,8 +461,7 @@ async def test_predecessors_of_a_deleted_object_do_not_come_back():
         server.delete('a')
         scene.watch.see(server.write('a'))
         scene.watch.see(server.delete('a'), is_deleted=True)
-        scene.client.bookmark()
-        await scene.settle()
+        await scene.catch_up()
         assert scene.sink.types == ['ADDED', 'DELETED']
         scene.watch.see(server.write('a'))
         assert scene.sink.find('a')
@@ -482,8 +483,7 @@ async def test_what_is_written_during_a_list_is_seen_when_the_list_is_complete()
         await scene.release()
         assert scene.sink.find('a') == newer
         assert scene.sink.types == ['ADDED']
-        scene.client.bookmark()
-        await scene.settle()
+        await scene.catch_up()
         # The list has never had the other object, so its deletion is no news; but neither is the object known.
         assert scene.sink.find('b') is None
 
@@ -514,8 +514,7 @@ async def test_a_list_is_newer_than_what_was_seen_before_it():
         await scene.expire()
         assert scene.sink.types == ['ADDED', 'DELETED']
         raw = server.write('a')
-        scene.client.bookmark()
-        await scene.settle()
+        await scene.catch_up()
         assert scene.sink.find('a') == raw
 
 
@@ -530,8 +529,7 @@ async def test_versions_that_went_back_are_accepted_after_a_list():
         scene.sink.reached.clear()
         await scene.expire()
         raw = server.write('a')
-        scene.client.bookmark()
-        await scene.settle()
+        await scene.catch_up()
         assert scene.sink.find('a') == raw
 
 
@@ -547,8 +545,7 @@ async def test_objects_that_do_not_match_the_selector_are_not_seen():
         back = server.write('a')
         scene.watch.see(back)
         assert scene.sink.types == [None, 'DELETED', 'ADDED']
-        scene.client.bookmark()
-        await scene.settle()
+        await scene.catch_up()
         assert scene.sink.types == [None, 'DELETED', 'ADDED']
         assert scene.sink.find('a') == back
 
@@ -577,8 +574,7 @@ async def test_states_without_comparable_versions_are_left_to_the_stream(version
         written = copy.deepcopy(raw)
         written['metadata']['resourceVersion'] = version
         assert scene.watch.see(written) is None
-        scene.client.bookmark()
-        await scene.settle()
+        await scene.catch_up()
         assert scene.sink.find('a') == raw
 
 
@@ -601,13 +597,9 @@ async def test_what_is_deleted_before_the_first_list_is_told_of():
     scene.watch.see(gone)
     scene.watch.see(kept)
     scene.server.delete('a')
-    task = asyncio.create_task(scene.watch.run())
-    await scene.settle()
-    assert scene.is_streaming
-    assert scene.sink.gone == [gone['metadata']['uid']]
-    assert scene.sink.find('b') == kept and scene.sink.types == [None]
-    task.cancel()
-    await asyncio.wait({task})
+    async with scene.running():
+        assert scene.sink.gone == [gone['metadata']['uid']]
+        assert scene.sink.find('b') == kept and scene.sink.types == [None]
 
 
 async def test_a_state_of_another_cluster_does_not_stay():
@@ -618,8 +610,7 @@ async def test_a_state_of_another_cluster_does_not_stay():
         scene.watch.see(other.write('a'))
         assert scene.sink.find('a')
         server.version += 10
-        scene.client.bookmark()
-        await scene.settle()
+        await scene.catch_up()
         assert scene.sink.find('a') is None
         assert server.lists == 2
 
