@@ -4,6 +4,10 @@ from typing import Any
 
 Object = dict[str, Any]
 
+ANYTHING: Object = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+PARTS: Object = {"type": "object", "properties": {"spec": ANYTHING, "status": ANYTHING}}
+"""The schema of objects with any spec and any status, which must be objects."""
+
 
 def define(
     plural: str,
@@ -16,7 +20,6 @@ def define(
     version: str = "v1",
 ) -> Object:
     """Return the definition of a namespaced kind in one version."""
-    anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -30,7 +33,7 @@ def define(
                     "name": version,
                     "served": True,
                     "storage": True,
-                    "schema": {"openAPIV3Schema": schema or anything},
+                    "schema": {"openAPIV3Schema": schema or ANYTHING},
                     **({"subresources": subresources} if subresources else {}),
                 }
             ],

@@ -8,29 +8,11 @@ import subprocess
 import time
 
 import pytest
+from kinds import PARTS, define
 from kubeapi import wait
 
 KIND = ("conditions.example.dev/v1", "Thing")
-CRD = """
-apiVersion: apiextensions.k8s.io/v1
-kind: CustomResourceDefinition
-metadata: {name: things.conditions.example.dev}
-spec:
-  group: conditions.example.dev
-  scope: Namespaced
-  names: {kind: Thing, plural: things, singular: thing}
-  versions:
-    - name: v1
-      served: true
-      storage: true
-      subresources: {status: {}}
-      schema:
-        openAPIV3Schema:
-          type: object
-          properties:
-            spec: {type: object, x-kubernetes-preserve-unknown-fields: true}
-            status: {type: object, x-kubernetes-preserve-unknown-fields: true}
-"""
+CRD = define("things", "Thing", group="conditions.example.dev", schema=PARTS, subresources={"status": {}})
 
 # A run says in a condition of its own what it has seen. Its duration, its errors, and its own edits vary.
 HANDLERS = """

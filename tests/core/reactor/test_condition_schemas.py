@@ -3,6 +3,7 @@ import re
 
 import pytest
 import yaml
+from kinds import define
 
 import kopf
 from kopf._core.reactor.condition_schemas import FIELDS, explain
@@ -40,24 +41,8 @@ PRUNED = {
     # Below a field of the schema, fields that it does not name are dropped, although its parent keeps them.
     "status.conditions'": {'x-kubernetes-preserve-unknown-fields': True, 'properties': {'status': {'type': 'object'}}},
 }
-CRD = {
-    'apiVersion': 'apiextensions.k8s.io/v1',
-    'kind': 'CustomResourceDefinition',
-    'metadata': {'name': 'things.example.com'},
-    'spec': {
-        'group': 'example.com',
-        'scope': 'Namespaced',
-        'names': {'kind': 'Thing', 'plural': 'things', 'singular': 'thing'},
-        'versions': [
-            {
-                'name': 'v1',
-                'served': True,
-                'storage': True,
-                'schema': {'openAPIV3Schema': {'type': 'object', 'properties': {'spec': {'type': 'object'}}}},
-            }
-        ],
-    },
-}
+SCHEMA = {'type': 'object', 'properties': {'spec': {'type': 'object'}}}
+CRD = define('things', 'Thing', group='example.com', schema=SCHEMA)
 
 
 def make_version(schema, **more):
@@ -101,11 +86,8 @@ async def test_an_operator_warns_of_it_once_if_its_handlers_set_conditions(world
             await world.until_logged("are not kept by its CRD")
         # Another change of a CRD, after which the resources are discovered again.
         await world.aio.patch('customresourcedefinitions', 'things.example.com', {'metadata': {'labels': {'a': 'b'}}})
-        other = copy.deepcopy(CRD)
-        other['metadata']['name'] = 'others.example.com'
-        other['spec']['names'] = {'kind': 'Other', 'plural': 'others', 'singular': 'other'}
         kopf.on.event('others', registry=world.registry)(lambda **_: world.note('other', None))
-        await world.aio.create(other)
+        await world.aio.create(define('others', 'Other', group='example.com', schema=SCHEMA))
         await world.aio.create({'apiVersion': 'example.com/v1', 'kind': 'Other', 'metadata': {'name': 'x'}})
         await world.until_called('other')
     warnings = [text for text in world.log.texts if "are not kept by its CRD" in text]

@@ -1,34 +1,16 @@
 """Conditions of objects in an operator: what handlers set, what is kept for them, and what it costs."""
 
 import asyncio
+import copy
 import datetime
 
 import pytest
-import yaml
+from kinds import PARTS, define
 
 import kopf
 
 RECONCILE = kopf.on.reconcile
-CRD = """
-apiVersion: apiextensions.k8s.io/v1
-kind: CustomResourceDefinition
-metadata: {name: things.example.com}
-spec:
-  group: example.com
-  scope: Namespaced
-  names: {kind: Thing, plural: things, singular: thing}
-  versions:
-    - name: v1
-      served: true
-      storage: true
-      subresources: {status: {}}
-      schema:
-        openAPIV3Schema:
-          type: object
-          properties:
-            spec: {type: object, x-kubernetes-preserve-unknown-fields: true}
-            status: {type: object, x-kubernetes-preserve-unknown-fields: true}
-"""
+CRD = define('things', 'Thing', group='example.com', schema=PARTS, subresources={'status': {}})
 OTHER = {
     'type': 'Other',
     'status': 'Unknown',
@@ -40,7 +22,7 @@ OTHER = {
 
 @pytest.fixture
 async def things(world):
-    await world.aio.create(yaml.safe_load(CRD))
+    await world.aio.create(CRD)
     return Things(world)
 
 
@@ -381,11 +363,9 @@ async def test_kinds_of_others_get_only_what_the_handler_sets(world, things):
 async def test_the_status_has_its_generation_for_kstatus_if_the_schema_keeps_it(things, world, kept):
     if not kept:
         conditions = {'type': 'array', 'items': {'type': 'object', 'x-kubernetes-preserve-unknown-fields': True}}
-        version = yaml.safe_load(CRD)['spec']['versions'][0]
-        version['schema']['openAPIV3Schema']['properties']['status'] = {
-            'type': 'object',
-            'properties': {'conditions': conditions},
-        }
+        version = copy.deepcopy(CRD['spec']['versions'][0])
+        status = {'type': 'object', 'properties': {'conditions': conditions}}
+        version['schema']['openAPIV3Schema']['properties']['status'] = status
         await world.aio.patch('customresourcedefinitions', 'things.example.com', {'spec': {'versions': [version]}})
     things.declare(conditions=True, interval=0.05)
     await things.create()
