@@ -55,11 +55,18 @@ class Sighting(NamedTuple):
     """The versions of the states, in their order."""
     is_absent: bool
     """Whether the watch does not have the object: it is deleted, or does not match the selectors any more."""
+    has_left: bool = False
+    """Whether the stream has brought an earlier deletion, so that it brings the newest state only after a return."""
 
     @property
     def newest(self) -> int:
         """The version of the newest state."""
         return self.versions[-1]
+
+    @property
+    def last_stored(self) -> int:
+        """The newest version that was seen, without the mark of a deletion; zero if none was seen."""
+        return max((version for version in self.versions if version != _FOREVER), default=0)
 
 
 class Parked(NamedTuple):
@@ -148,9 +155,12 @@ class SeenStates:
         self._sightings[uid] = Sighting(place, (*former, number), is_absent)
         return True
 
-    def admit_deletion(self, uid: str, place: Place) -> None:
-        """Note that the object is deleted: all that the stream still brings of it is known."""
-        self._sightings[uid] = Sighting(place, (_FOREVER,), True)
+    def admit_deletion(self, uid: str, place: Place, version: str | None = None) -> None:
+        """Note that the object is deleted: all that the stream still brings of it is known, up to this version."""
+        known = self._sightings.get(uid)
+        former = 0 if known is None else known.last_stored
+        number = int(version) if version is not None and version.isdecimal() else 0
+        self._sightings[uid] = Sighting(place, (max(former, number), _FOREVER), True)
 
     # The stream.
 
@@ -164,7 +174,11 @@ class SeenStates:
             successor = self._sightings.get(self._uids.get(place, uid))
             return Verdict.NEWS if successor is None or number > successor.newest else Verdict.ECHO
         if type_ == 'DELETED' and known.is_absent:
-            self._forget(uid)
+            # At an earlier deletion, the object has left the selectors. It can come back before it leaves for good.
+            if number >= known.last_stored:
+                self._forget(uid)
+            else:
+                self._sightings[uid] = known._replace(has_left=True)
             return Verdict.ECHO
         # The version of a deletion is that of the last state if the object was deleted by that very write.
         if number > known.newest or (number == known.newest and type_ == 'DELETED'):
@@ -176,13 +190,21 @@ class SeenStates:
         is_known = number in known.versions or known.newest == _FOREVER
         return Verdict.ECHO if is_known else Verdict.OUTDATED
 
-    def has_missed(self, position: str) -> bool:
+    def reach(self, position: str) -> bool:
         """
-        Check whether the stream has passed the version of a seen state without bringing it.
+        Called when the stream has reached this version; forget what is over.
 
-        Then it was no state of an object of this watch: for example, it was of an object in another cluster.
+        Returns:
+            Whether the stream has passed the version of a seen state without bringing it. Then it was no state of an
+            object of this watch: for example, it was of an object in another cluster.
         """
-        return position.isdecimal() and any(each.newest <= int(position) for each in self._sightings.values())
+        if not position.isdecimal():
+            return False
+        passed = [uid for uid, each in self._sightings.items() if each.newest <= int(position)]
+        for uid in passed:
+            if self._sightings[uid].has_left:
+                self._forget(uid)
+        return any(uid in self._sightings for uid in passed)
 
 
 def _is_newer(one: RawBody, another: RawBody) -> bool:

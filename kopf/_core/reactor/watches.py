@@ -469,7 +469,7 @@ class ResourceWatch:
             if is_older_version(version, self._since):
                 self._go_back()
             self._since = version
-            if self._seen is not None and self._seen.has_missed(version):
+            if self._seen is not None and self._seen.reach(version):
                 raise errors.APIGoneError("the stream has not brought a state that was seen", status=410)
 
     async def _check_version(self) -> None:
@@ -566,7 +566,7 @@ class ResourceWatch:
         )
         predecessor = self.records.get(self._seen.find(place) or '') if known is None else None
         if is_deleted:
-            self._seen.admit_deletion(uid, place)
+            self._seen.admit_deletion(uid, place, version)
         elif not self._seen.admit(uid, place, version, self._since, is_absent=is_selected is False):
             return known  # the stream can have brought it just before, so that it is still being indexed
         if predecessor is not None:
