@@ -403,7 +403,8 @@ async def test_objects_are_let_go_without_the_mandatory_peering_of_their_namespa
     assert not (started and [text for text in world.log.texts if 'pausing' in text.lower()])
 
 
-async def test_paused_operators_do_not_take_over_a_namespace_that_is_being_deleted(peered):
+@pytest.mark.parametrize('late', ['namespaces', 'kopfpeerings'])
+async def test_paused_operators_do_not_take_over_a_namespace_that_is_being_deleted(peered, late):
     world, options = peered, {'standalone': False, 'identity': 'low'}
     boss = {'priority': 100, 'lifetime': 60, 'lastseen': datetime.datetime.now(datetime.UTC).isoformat()}
     await world.aio.patch('kopfpeerings', 'default', {'status': {'boss': boss}}, namespace='one')
@@ -411,6 +412,10 @@ async def test_paused_operators_do_not_take_over_a_namespace_that_is_being_delet
         await world.until_logged('Pausing operations')
         async with world.gap():
             await lose_peering(world)
-        await streaming(world, 'kopfpeerings')
+        before = len(world.sandbox.requests)
+        world.sandbox.faults.delay(0.5, method='GET', resource=late)
+        async with asyncio.timeout(20):  # until both watches work again, the late one last
+            while late not in [each.resource for each in world.sandbox.requests[before:] if each.verb == 'watch']:
+                await asyncio.sleep(0.005)
         await asyncio.sleep(0.3)  # nothing is to happen
     assert not world.calls

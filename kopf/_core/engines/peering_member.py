@@ -101,6 +101,8 @@ class PeeringMember:
         self._seen_at = 0.0  # when that version was received
         self._ending = False  # the namespace is being deleted
         self._observed: dict[str, ObservedPeer] = {}
+        self._former: dict[str, ObservedPeer] = {}  # the records of former objects of this name, while they live
+        self._vanished_at = 0.0  # when the last object of this name was found to be absent
         self._halted = False
         self._written_flags: frozenset[str] = frozenset()
         self._failing = False
@@ -143,20 +145,33 @@ class PeeringMember:
         """
         # Otherwise, the object was created anew while the request was in progress.
         if body is None and (asked_at is None or asked_at >= self._seen_at):
+            if self._present:
+                self._retire_records()
             self._present, self._version, self._listed = False, None, False
             self._expiry = None
             self._renewal = 0.0
         elif body is not None and ((asked_at or 0) > self._seen_at or not self._is_outdated(body)):
             first = not self._present
-            # Observations of a former object of this name say nothing about the records of the new one.
-            if first:
-                self._observed.clear()
             self._present = True
             self._version = (body.get('metadata') or {}).get('resourceVersion')
             self._seen_at = time.monotonic()
             status = body.get('status')
             self._read(status if isinstance(status, Mapping) else {}, first=first)
         self._reconsider()
+
+    def _retire_records(self) -> None:
+        """
+        Called when the object is gone: its records count until their lifetimes end, see `_get_former_end`.
+
+        Operators that work without a peering object continue to do so when it is gone. If it is created anew, they are
+        not in it before they have seen that. And if it is gone with its namespace, this can be seen later: by another
+        watch.
+        """
+        now = self._vanished_at = read_time()
+        self._former = {
+            identity: other for identity, other in (self._former | self._observed).items() if other.until > now
+        }
+        self._observed = {}
 
     def note_ending(self, ending: bool) -> None:
         """Called when the namespace is being deleted: the peering object can be gone before the other objects are."""
@@ -170,9 +185,8 @@ class PeeringMember:
         return bool(self._present) and self._expiry is None and (self.mandatory or not self._refused)
 
     def _is_over(self) -> bool:
-        # The peering object is gone, so no operator can join or renew its record: the known records count until their
-        # lifetimes end. If all operators paused because of the absence, none would remove the finalizers of the objects
-        # that are left in the namespace.
+        # The peering object is gone, so no operator can join or renew its record. If all operators paused because of
+        # its absence, none would remove the finalizers of the objects that are left in the namespace.
         return self._ending and not self._present
 
     def settle(self) -> None:
@@ -213,6 +227,8 @@ class PeeringMember:
             # The end of an unchanged record stays: it is counted from the last observed change, by our own clock.
             observed[identity] = other
         self._observed = observed
+        for identity in observed:
+            self._former.pop(identity, None)
         if self._own is None and isinstance(own := status.get(self._identity), Mapping):
             # A killed operator of the same identity, such as of the same pod, has left its flags.
             self._written_flags = frozenset(_FLAGS.intersection(own))
@@ -247,9 +263,10 @@ class PeeringMember:
         if self._timer is not None:
             self._timer.cancel()
         ends = [other.until for other in self._observed.values()]
+        ends += [self._get_former_end(other) for other in self._former.values()]
         if self._expiry is not None:
             ends.append(self._expiry)
-        end = min((end for end in ends if (self._present or self._ending) and end > now), default=None)
+        end = min((end for end in ends if end > now), default=None)
         self._timer = (
             # The clock of the loop stops while the machine is suspended, the lifetimes continue.
             None if end is None else asyncio.get_running_loop().call_at(end - get_suspended_time(), self._note_end, end)
@@ -284,6 +301,7 @@ class PeeringMember:
         now = read_time()
         priority = self._settings.peering.priority
         alive = [other.peer for other in self._observed.values() if self._is_alive(other, now)]
+        alive += [other.peer for other in self._former.values() if self._get_former_end(other) > now]
         higher = [peer for peer in alive if peer.priority > priority]
         equal = [peer for peer in alive if peer.priority == priority]
         # A working operator does not stop for them: they do nothing new, and only an earlier pause could have helped.
@@ -292,8 +310,8 @@ class PeeringMember:
         ]
         # Our own record is checked before the records of the peers: an operator that its peers do not see must not
         # work.
-        if not self._present and not self._ending:
-            self._set_decision(self.mandatory, 'absent')
+        if not self._present and self.mandatory and not self._ending:
+            self._set_decision(True, 'absent')
         elif self._expiry is not None and self._expiry <= now:
             self._set_decision(True, 'expired')
         elif self._is_unannounced():
@@ -306,6 +324,8 @@ class PeeringMember:
         # It can take hours. So, the operator pauses rather than starts later: it watches, and answers the probes.
         elif pausing:
             self._set_decision(True, 'unfinished', pausing=pausing)
+        elif not self._present and not self._ending:
+            self._set_decision(False, 'absent')
         else:
             self._set_decision(False, None)
         self.known = True
@@ -326,6 +346,13 @@ class PeeringMember:
         # show that the record was not renewed. Without the permission to write, there are no responses.
         is_confirmed = self._confirmed_at >= other.until or not self._present or self._refused
         return self.known and self.paused and not is_confirmed
+
+    def _get_former_end(self, other: ObservedPeer) -> float:
+        """Return until when the record of a former object counts."""
+        if self._is_over():
+            return other.until
+        # Limited, as a record of ``kopf freeze`` can live for days, and users can delete the object to get rid of it.
+        return min(other.until, self._vanished_at + self._settings.peering.lifetime)
 
     def _set_decision(
         self,

@@ -461,6 +461,47 @@ async def test_without_the_object_the_operator_pauses_if_the_peering_is_mandator
     assert "The peering 'default' in 'ns1' is not found; pausing until it is there." in caplog.text
 
 
+async def test_an_operator_stays_paused_if_the_object_is_gone_before_its_namespace_is_known_to_be_deleted(
+    peering_api, join
+):
+    peering_api.put(boss=record(priority=100, lifetime=600))
+    async with join() as member:
+        peering_api.exists = False
+        member.see(None)
+        await passed(10)
+        member.note_ending(True)
+        await passed(580)
+        assert member.changes == [(True, True)]
+        await passed(20)
+        assert member.changes == [(True, True), (True, False)]
+
+
+@pytest.mark.parametrize('lifetime', [60, 3600])
+async def test_without_the_object_the_known_operators_count_for_one_lifetime(peering_api, join, lifetime, caplog):
+    peering_api.put(boss=record(priority=100, lifetime=lifetime))
+    async with join() as member:
+        peering_api.exists = False
+        member.see(None)
+        await passed(59)
+        assert member.paused
+        await passed(1.1)
+        assert not member.paused
+
+
+async def test_the_operators_of_a_former_object_count_until_they_have_joined_the_new_one(peering_api, join):
+    peering_api.put(boss=record(priority=100))
+    async with join() as member:
+        member.see(None)
+        peering_api.put(boss=None)  # created anew, and the boss has not seen that yet
+        await passed(10)
+        assert member.paused
+        peering_api.put(boss=record(priority=100))
+        await passed(10)
+        peering_api.put(boss=None)  # it has ended
+        await passed(0)
+        assert member.changes == [(True, True), (True, False)]
+
+
 @pytest.mark.parametrize('mandatory', [True, False])
 async def test_object_that_vanishes_before_it_is_touched(peering_api, join, settings, mandatory):
     settings.peering.mandatory = mandatory
