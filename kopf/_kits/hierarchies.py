@@ -177,7 +177,7 @@ def harmonize_naming(
     if name is None:
         name = _get_meta(_get_owner(None), 'name') if cause_var.get(None) is not None else None
     if name is None:
-        raise LookupError("There is no name to give: no object with a name is being handled. Give one explicitly.")
+        raise LookupError("No name is given, and no object with a name is being handled: pass name=….")
     for meta in _iter_metadata(objs):
         if forced or (meta.get('name') is None and meta.get('generateName') is None):
             # Only one of them: the API server ignores the prefix if there is a name.

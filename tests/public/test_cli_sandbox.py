@@ -199,7 +199,7 @@ def test_kubeconfigs_of_others_are_spared(run_kopf, tmp_path, content):
     (tmp_path / "config").write_text(content)
     code, output = run_kopf("sandbox", "--kubeconfig", "config")
     assert code == 1
-    assert "not a kubeconfig of a sandbox, and so not overwritten: config" in output
+    assert "config is not overwritten, as it was not written by a sandbox" in output
     assert (tmp_path / "config").read_text() == content
 
 

@@ -40,7 +40,7 @@ class FairPriorityQueue(Generic[KeyT, ValueT]):
         """Add the value to the end of its lane."""
         (self._urgent if urgent else self._common)[key] = value
 
-    def hurry(self, key: KeyT) -> None:
+    def prioritize(self, key: KeyT) -> None:
         """Move the value to the urgent lane if it waits in the other one."""
         if key in self._common:
             self._urgent[key] = self._common.pop(key)

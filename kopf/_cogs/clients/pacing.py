@@ -111,7 +111,7 @@ class Gate:
         self._waiting.push(future, None, urgent=pressure is None)
         # Called now, as no other request would wake up the queue if nothing is in flight: it admits this one, or sets a
         # timer.
-        self._admit()
+        self._start_queued()
         if pressure is not None:
             pressure.size += 1
         try:
@@ -133,7 +133,7 @@ class Gate:
         # because nothing is awaited in between.
         self._count -= 1
         if self._waiting:
-            self._admit()
+            self._start_queued()
 
     async def pass_by(self) -> bool:
         """
@@ -209,8 +209,8 @@ class Gate:
         self._updated = now
         return max(self._held_until - now, (1 - self._tokens) / rate)
 
-    def _admit(self) -> None:
-        """Admit as many queued requests as possible; set the timer for the others."""
+    def _start_queued(self) -> None:
+        """Start as many queued requests as the limits permit; set a timer for the others."""
         while self._waiting and self._count < self._limit:
             if (delay := self._delay()) > 0:
                 if self._timer is None:
@@ -223,4 +223,4 @@ class Gate:
 
     def _look_again(self) -> None:
         self._timer = None
-        self._admit()
+        self._start_queued()

@@ -90,14 +90,15 @@ def open_session(key: credentials.VaultKey, info: credentials.KubeContext) -> Se
     Open a session of the type that the credentials need.
 
     Raises:
-        credentials.LoginError: if they cannot be used; a passing one if their files cannot be read at the moment.
+        credentials.LoginError: if the credentials cannot be used.
+        credentials.PassingLoginError: if their files cannot be read now, which can be different at the next attempt.
     """
     if not info.server.startswith(('http://', 'https://')):
         raise credentials.LoginError(f"The server's address must be an HTTP(S) URL, not {info.server!r}.")
     try:
         if (
             isinstance(info, credentials.AiohttpSession)
-            # A name and a password in the URL itself are also left to aiohttp, as are the variables of the environment.
+            # Only aiohttp supports proxies, credentials in the URL, and the environment variables for both.
             or isinstance(info, credentials.ConnectionInfo)
             and (info.proxy_url or info.trust_env or '@' in urllib.parse.urlsplit(info.server).netloc)
         ):
@@ -154,7 +155,7 @@ def _identify(info: credentials.ConnectionInfo) -> Mapping[str, str]:
     for name, value in headers.items():
         # Otherwise, a line break in a token would begin another header.
         if not value.isascii() or not value.isprintable():
-            raise ValueError(f"characters that are not possible in the header {name}")
+            raise ValueError(f"the value of the header {name} contains non-ASCII or control characters")
     return headers
 
 
@@ -166,7 +167,7 @@ class DirectSession(Session):
 
         super().__init__(key, info)
         if not self.server.isascii() or not self.server.isprintable() or ' ' in self.server:
-            raise ValueError("only ASCII characters without spaces are possible in the address")
+            raise ValueError("the server's address contains spaces, control characters, or non-ASCII characters")
         parts, host, port = connection_pools.split_url(self.server)
         self._prefix = parts.path
         self._host = parts.netloc
@@ -281,7 +282,7 @@ class Lines:
                 if self._size > _MAX_LINE:
                     self._rest.clear()
                     self._stream.abort()
-                    raise errors.APIConnectionError(f"The stream is refused: a line is larger than {_MAX_LINE} bytes.")
+                    raise errors.APIConnectionError(f"The stream is closed: a line is longer than {_MAX_LINE} bytes.")
                 continue
             self._rest.append(head)
             lines = [line for line in b''.join(self._rest).split(b'\n') if line]
@@ -300,7 +301,7 @@ class Lines:
 
 
 def is_distrust(error: errors.APIError) -> bool:
-    """Check whether the connection has failed because of certificates: the server's, or the client's for the server."""
+    """Check whether the connection has failed because one side has rejected the certificate of the other side."""
     # By the text, since the exceptions of asyncio and of aiohttp have no class in common for that.
     text = str(error.__cause__)
     return 'SSL' in text and ('CERTIFICATE' in text or 'UNKNOWN_CA' in text)

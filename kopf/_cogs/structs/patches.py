@@ -129,7 +129,7 @@ class Patch(dict[str, Any]):
 
     def __missing__(self, key: str) -> Any:
         hint = (
-            f"The patch has no {key!r} yet: write patch.{key}[...] = ..., which makes it"
+            f"The patch has no {key!r} yet. To create it, assign a field: patch.{key}[...] = ..."
             if key in ('spec', 'status', 'metadata')
             else key
         )
@@ -237,7 +237,7 @@ def _merge(old: Any, changes: Any) -> Any:
             new.pop(key, None)
         else:
             value = _merge(new.get(key), change)
-            # Otherwise, the purging of a record that is not there would create its empty parents.
+            # No empty parents are created for removals only: the patch that purges an absent record is a no-op.
             only_removals = value == {} and change != {}
             if key in new or not only_removals:
                 new[key] = value

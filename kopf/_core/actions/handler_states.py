@@ -33,8 +33,8 @@ STORED_DELAY = 300.0
 """
 The delay above which records contain the delay itself, too (in seconds).
 
-Otherwise, they contain only the time of the next attempt. For an operator whose clock is behind, that time comes too
-late; with the delay, it waits no longer than this delay.
+Records with shorter delays contain only the time of the next attempt. If another operator continues the cycle and its
+clock is behind, it reaches that time too late. The stored delay limits this wait.
 """
 
 MAX_DELAY = 10 * 365 * 86400.0
@@ -96,7 +96,7 @@ class HandlerState(NamedTuple):
             failure=outcome.final and outcome.exception is not None,
             message=outcome.message,
             subrefs=self.subrefs,
-            # The digest of what a finished handler has seen is added by `see`, when the effects of its patch are known.
+            # `see` adds the digest for a finished handler later, as the handler's own patch changes the essence, too.
             digest=None if outcome.final else self.digest,
             delay=delay if delay is not None and delay > STORED_DELAY else None,
             carried=outcome.carried,
@@ -116,8 +116,8 @@ class HandlerState(NamedTuple):
 
     def limited(self, now: datetime.datetime) -> 'HandlerState':
         """Return the state without effects of wrong clocks: a start in the future, or a wait longer than its delay."""
-        # A record of an operator whose clock was ahead: without the shift, time-outs would come too late by
-        # the difference.
+        # A start in the future was stored by an operator whose clock was ahead. Without the shift, the handler would
+        # time out too late, by the difference of the clocks.
         state = self if self.started <= now else self.shifted(now - self.started)
         if state.delayed is None or state.delay is None:
             return state
@@ -148,8 +148,7 @@ class HandlerState(NamedTuple):
         Return the record to be stored.
 
         Args:
-            usual: whether the record must have only the fields of upstream kopf. If so, the digest is in the last
-                digits of a timestamp.
+            usual: use only the fields of upstream kopf. The digest is then put into the last digits of a timestamp.
         """
         record: dict[str, Any] = {
             'started': self.started.isoformat(timespec='microseconds'),
@@ -178,13 +177,13 @@ class HandlerState(NamedTuple):
 
 
 class Fetching(Protocol):
-    """The part of a progress storage that reads records."""
+    """The methods of a progress storage that read records."""
 
     def fetch(self, *, key: HandlerId, body: Body) -> ProgressRecord | None: ...
 
 
 class Storing(Protocol):
-    """The part of a progress storage that writes records."""
+    """The methods of a progress storage that write records."""
 
     def store(self, *, key: HandlerId, record: ProgressRecord, body: Body, patch: Patch) -> None: ...
 
@@ -276,7 +275,7 @@ class State(Mapping[HandlerId, HandlerState]):
         self._set(key, HandlerState(started=old.stopped or old.started, purpose=self.purpose, digest=digest))
 
     def carry_over(self, other: 'State', ids: Iterable[HandlerId]) -> None:
-        """Take over the records of those of these handlers that have finished in a superseded cycle."""
+        """Copy the records of finished handlers from a superseded cycle, for the given ids only."""
         for key in ids:
             state = other.get(key)
             if state is not None and state.finished and key not in self._states:
@@ -295,7 +294,7 @@ class State(Mapping[HandlerId, HandlerState]):
                     self._set(key, state._replace(subrefs=subrefs))
 
     def see(self, keys: Iterable[HandlerId], digest: str) -> None:
-        """Mark the essence with this digest as seen by those of the handlers that are finished."""
+        """Store in the records of the finished handlers that they have seen the essence with this digest."""
         for key in keys:
             state = self._states.get(key)
             if state is not None and state.finished and state.digest != digest:
@@ -342,15 +341,14 @@ class State(Mapping[HandlerId, HandlerState]):
     def store(self, *, storage: Storing, body: Body, patch: Patch) -> None:
         """Add the changed records to the patch."""
         shift = get_shift()
-        # With a base, the records have a field that upstream does not know, so the digest need not be hidden from
-        # it either.
+        # With a base, the record has a field that upstream kopf does not know anyway, so the digest can be another one.
         usual = self.purpose == 'create' and self.base is None
         for key in self._states:
             if key in self._dirty:
                 record = self._states[key].shifted(shift).as_record(usual=usual)
                 storage.store(key=key, record=record, body=body, patch=patch)
-        # Handlers of a deletion can be retried for long, and the records of superseded cycles would stay for all
-        # that time.
+        # Why not at the end, as in other cycles? Deletion handlers can be retried for days, and the object would keep
+        # the useless records of superseded cycles for all that time.
         if self.purpose == 'delete' and self._dirty:
             for key in sorted(self._stored - self._states.keys()):
                 storage.purge(key=key, body=body, patch=patch)
@@ -413,11 +411,11 @@ def _parse_digest(time: str | None) -> str | None:
 
 
 def parse_time(text: str | None) -> datetime.datetime | None:
-    """Return the time of a stored timestamp; those without an offset are in UTC."""
+    """Return the time of a stored timestamp; a timestamp without an offset is in UTC."""
     if not text:
         return None
     value = datetime.datetime.fromisoformat(text)
-    # Old versions of upstream have stored such times.
+    # Old versions of upstream kopf have stored timestamps without an offset.
     return value if value.tzinfo is not None else value.replace(tzinfo=datetime.UTC)
 
 

@@ -481,7 +481,7 @@ class Leveler:
         """Let the whole operator know the state of a child from the response to a write."""
         self._levels.see(raw)
 
-    def notice(self, record: Record, raw: RawBody, *, asked_at: float | None = None) -> None:
+    def receive(self, record: Record, raw: RawBody, *, asked_at: float | None = None) -> None:
         """
         Receive a state of the object, and trigger the handlers for which it has changed.
 
@@ -624,9 +624,9 @@ class Leveler:
         finally:
             aside = level.end_patching()
             if aside is not None and level.record.level is level:
-                level.leveler.notice(level.record, aside[0], asked_at=aside[1])
+                level.leveler.receive(level.record, aside[0], asked_at=aside[1])
 
-    def notice_patched(self, run: Run, raw: RawBody, patch: Patch, *, observed: int | None = None) -> bool:
+    def receive_response(self, run: Run, raw: RawBody, patch: Patch, *, observed: int | None = None) -> bool:
         """
         Receive the response to a patch of a run. Changes that the patch explains do not trigger its handler.
 
@@ -705,11 +705,11 @@ class Leveler:
 
     # Runs.
 
-    def give_back(self, record: Record) -> None:
-        """Called when the worker does other work on the object first: handlers of other objects can run meanwhile."""
+    def yield_slots(self, record: Record) -> None:
+        """Called when the worker does other work on the object first: its slots go to other objects meanwhile."""
         if record.level is not None:
             for plan in record.level.plans:
-                plan.controller.planner.give_back(plan)
+                plan.controller.planner.yield_slot(plan)
 
     def is_pending(self, record: Record) -> bool:
         """Check whether any handler is triggered, and waits only for the worker of the object."""

@@ -141,15 +141,15 @@ class Planner:
     # Awaited lists.
 
     def expect(self, key: Hashable) -> None:
-        """Begin no runs until `dismiss` is called with this key: the awaited list would trigger another run."""
+        """Begin no runs until `dismiss` is called with this key: the awaited list would trigger all of them again."""
         self._awaited.add(key)
 
     def dismiss(self, key: Hashable) -> None:
         """Stop waiting for the list of this key: it is received, or it has failed."""
         self._awaited.discard(key)
-        self._admit()
+        self._fill_slots()
 
-    def _has_place(self) -> bool:
+    def _has_slot(self) -> bool:
         limit = self._pace.concurrency
         return not self._awaited and (limit is None or self._occupied < limit)
 
@@ -161,7 +161,7 @@ class Planner:
         if reason not in _CALM and not plan.is_urgent:
             plan.is_urgent = True
             if plan.is_waiting:
-                self._queue.hurry(plan)
+                self._queue.prioritize(plan)
         self._request(plan)
 
     def ring(self, plan: Plan, now: float) -> None:
@@ -173,13 +173,13 @@ class Planner:
             self.trigger(plan, plan.due_reason)
 
     def drop(self, plan: Plan) -> None:
-        """Drop the plan; a run in progress continues to its end."""
+        """Cancel the planned runs of the object; a run in progress continues to its end."""
         plan.reasons, plan.is_urgent, plan.due_at, plan.failures = NONE, False, None, 0
         plan.paused_until = None
         if plan.is_waiting:
             plan.is_waiting = False
             self._queue.discard(plan)
-        self.give_back(plan)
+        self.yield_slot(plan)
 
     def pause(self, plan: Plan, until: float) -> None:
         """Begin no run before this time."""
@@ -200,7 +200,7 @@ class Planner:
             return
         if plan.paused_until is not None:
             return
-        if not self._has_place():
+        if not self._has_slot():
             plan.is_waiting = True
             self._queue.push(plan, None, urgent=plan.is_urgent)
         else:
@@ -211,33 +211,33 @@ class Planner:
         self._occupied += 1
         if not self._call(plan):
             # The worker is busy with other work on this object. It calls `take` itself when that is done. Until then,
-            # the place is free for other objects.
-            self._take_back(plan)
+            # the slot is free for other objects.
+            self._free_slot(plan)
 
-    def _take_back(self, plan: Plan) -> None:
+    def _free_slot(self, plan: Plan) -> None:
         plan.is_granted = False
         self._occupied -= 1
 
-    def _admit(self) -> None:
-        while self._queue and self._has_place():
+    def _fill_slots(self) -> None:
+        while self._queue and self._has_slot():
             plan, _ = self._queue.pop()
             plan.is_waiting = False
             self._grant(plan)
 
     # Runs.
 
-    def give_back(self, plan: Plan) -> None:
-        """Called when the worker does other work on the object first. Meanwhile, another object can run."""
+    def yield_slot(self, plan: Plan) -> None:
+        """Called when the worker does other work on the object first: the slot goes to another object meanwhile."""
         if plan.is_granted:
-            self._take_back(plan)
-            self._admit()
+            self._free_slot(plan)
+            self._fill_slots()
 
     def take(self, plan: Plan) -> frozenset[Trigger]:
         """Begin a run if it is triggered and concurrency permits; return its reasons, or none if it can't begin now."""
         if not plan.is_granted:
             if not plan.reasons or plan.is_running or plan.is_held or plan.is_waiting or plan.paused_until is not None:
                 return NONE
-            if not self._has_place():
+            if not self._has_slot():
                 self._request(plan)
                 return NONE
             self._occupied += 1
@@ -284,8 +284,8 @@ class Planner:
             plan.failures = 0
             if outcome.exception is None and recurring:
                 self._plan_next(plan, outcome.result, now)
-        self._admit()
-        # Queued behind the others: an object that is triggered all the time must not keep its place.
+        self._fill_slots()
+        # Queued behind the others: an object that is triggered all the time must not keep its slot.
         self._request(plan)
 
     def _plan_next(self, plan: Plan, result: object, now: float) -> None:

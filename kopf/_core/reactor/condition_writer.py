@@ -122,7 +122,7 @@ class ConditionWriter:
                 if result.body is not None:
                     self._warn_if_pruned(run, edits, result.body)
                     observed = max((each.observed for each in edits if each.observed is not None), default=None)
-                    self._leveler.notice_patched(run, result.body, patch, observed=observed)
+                    self._leveler.receive_response(run, result.body, patch, observed=observed)
             if not result.remaining_fns:
                 return True
             # If another run is due, it writes its newer conditions together with these. Retries would delay that run.

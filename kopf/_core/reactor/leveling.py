@@ -87,7 +87,7 @@ class LevelProcessor(Processor):
             if event['type'] == 'DELETED':
                 self._leveler.forget(record)
             elif not self._workers.paused:  # events of a pause are skipped: all objects are listed again after it
-                self._leveler.notice(record, event['object'], asked_at=listed_since)
+                self._leveler.receive(record, event['object'], asked_at=listed_since)
         super().receive(record, event, listed_since=listed_since)
 
     def _note_ending(self, record: ObjectRecord, event: RawEvent) -> None:
@@ -158,7 +158,7 @@ class LevelProcessor(Processor):
 
     async def work(self, record: ObjectRecord) -> None:
         if record.pending is not None or record.body is not None:
-            self._leveler.give_back(record)
+            self._leveler.yield_slots(record)
         has_run = False
         while True:
             # The other handlers run first, so that level-triggered handlers see the state after these.
@@ -167,7 +167,7 @@ class LevelProcessor(Processor):
             if self._successor is not None or self._dropped:
                 return
             if record.has_work or record.throttled or self._workers.halted or (has_run and self._workers.is_overloaded):
-                self._leveler.give_back(record)
+                self._leveler.yield_slots(record)
                 if self._leveler.is_pending(record):
                     record.requeue()
                 return
@@ -183,7 +183,7 @@ class LevelProcessor(Processor):
         delay = await super()._process(record, event)
         if record.body is not None and not record.is_vanishing:  # a handler can have run while the object was deleted
             # The body is the response to the patch of the other handlers: the stream can bring this state much later.
-            self._leveler.notice(record, record.body)
+            self._leveler.receive(record, record.body)
         return delay
 
     async def _run(self, record: ObjectRecord, run: Run) -> bool:
@@ -239,7 +239,7 @@ class LevelProcessor(Processor):
                     record.keep_patch(former)  # this patch is not kept: the next run makes a new one
                     raise
             if applied and record.body is not None and record.body is not run.raw:
-                is_ours = self._leveler.notice_patched(run, record.body, patch)
+                is_ours = self._leveler.receive_response(run, record.body, patch)
                 # What has come before the patch has triggered the next run: this one has not seen it.
                 if is_ours and not run.plan.reasons:
                     for each in edits:
@@ -291,7 +291,7 @@ class LevelProcessor(Processor):
             for delay in (*CONFLICT_DELAYS, None):
                 result = await self._patch(level.record, body, patch, known, logger)
                 if result.body is not None:
-                    self._leveler.notice_patched(run, result.body, patch)
+                    self._leveler.receive_response(run, result.body, patch)
                 is_ending = result.body is not None and result.body['metadata'].get('deletionTimestamp') is not None
                 if result.gone or is_ending:
                     raise NotReadyError("The object is being deleted, so nothing is applied for it any more")

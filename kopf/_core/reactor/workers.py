@@ -134,7 +134,7 @@ class WorkerPool:
             # A live change of a queued object of the initial list: it must not wait behind thousands of others.
             if urgent and record in self._not_urgent:
                 self._not_urgent.discard(record)
-                self._queue.hurry(record)
+                self._queue.prioritize(record)
                 self._start_queued()
             return
         # The operator is ending, and no task may begin that `close`

@@ -97,7 +97,8 @@ class Instance:
                 if not text or {item['name'] for item in orjson.loads(text)['clusters']} == {'sandbox'}:
                     return
             raise FileExistsError(
-                errno.EEXIST, f'not a kubeconfig of a sandbox, and so not overwritten: {self.kubeconfig}'
+                errno.EEXIST,
+                f'{self.kubeconfig} is not overwritten, as it was not written by a sandbox: choose another path',
             )
 
     def _write(self) -> None:
@@ -168,7 +169,7 @@ class Runner:
         """Stop the thread, and wait for its end."""
         self._stopping = True
         if self._loop is not None and self._stop is not None:
-            # The loop is closed, maybe at this moment, because the server has not started.
+            # RuntimeError: the loop is already closed, or is closed at this moment, as the server has failed to start.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._stop.set)
         if self._thread is not None:

@@ -37,7 +37,7 @@ def test_a_single_lane_gets_all_turns():
 def test_hurried_values_are_the_last_of_the_urgent():
     queue = fill(common='abc', urgent='xy')
     for key in 'bx?':
-        queue.hurry(key)
+        queue.prioritize(key)
     assert drain(queue) == list('xybac')
 
 
@@ -65,7 +65,7 @@ def test_nothing_is_taken_from_an_empty_queue():
     st.lists(
         st.one_of(
             st.tuples(st.just('push'), st.integers(0, 20), st.booleans()),
-            st.tuples(st.sampled_from(['hurry', 'discard']), st.integers(0, 20)),
+            st.tuples(st.sampled_from(['prioritize', 'discard']), st.integers(0, 20)),
             st.just(('pop',)),
         )
     )
@@ -77,8 +77,8 @@ def test_nothing_is_lost_or_doubled(steps):
             case 'push', key, urgent if key not in present:
                 queue.push(key, key, urgent=urgent)
                 present.add(key)
-            case 'hurry', key:
-                queue.hurry(key)
+            case 'prioritize', key:
+                queue.prioritize(key)
             case 'discard', key:
                 queue.discard(key)
                 present.discard(key)

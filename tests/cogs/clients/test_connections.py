@@ -386,6 +386,6 @@ async def test_lines_without_an_end_are_refused(monkeypatch):
 
     monkeypatch.setattr(sessions, '_MAX_LINE', 2**16)
     stream = Endless()
-    with pytest.raises(errors.APIConnectionError, match='a line is larger than 65536 bytes'):
+    with pytest.raises(errors.APIConnectionError, match='a line is longer than 65536 bytes'):
         await anext(sessions.Lines(stream))
     assert stream.aborted

@@ -60,8 +60,8 @@ class World:
             'spec': {'field': field},
         }
 
-    def notice(self, *args, asked_at=None, **kwargs):
-        self.leveler.notice(self.record, self.state(*args, **kwargs), asked_at=asked_at)
+    def receive(self, *args, asked_at=None, **kwargs):
+        self.leveler.receive(self.record, self.state(*args, **kwargs), asked_at=asked_at)
 
     def run(self):
         """Run what is due; return for what reasons."""
@@ -79,23 +79,23 @@ def world():
 
 async def test_only_new_essences_trigger(world):
     world.start()
-    world.notice(1)
+    world.receive(1)
     assert world.run() == {'change'}
-    world.notice(1)
-    world.notice(2)
-    world.notice(3, annotations={'kopf.zalando.org/x': 'y'})
+    world.receive(1)
+    world.receive(2)
+    world.receive(3, annotations={'kopf.zalando.org/x': 'y'})
     assert world.run() is None
-    world.notice(4, 'y')
+    world.receive(4, 'y')
     assert world.run() == {'change'} and world.run() is None
 
 
 async def test_older_states_do_not_trigger_unless_they_are_listed_later(world, monkeypatch):
     world.start()
-    world.notice(5, 'y')
+    world.receive(5, 'y')
     world.run()
-    world.notice(4, 'x')
+    world.receive(4, 'x')
     assert world.run() is None
-    world.notice(4, 'x', asked_at=float('inf'))  # the storage was restored from a backup
+    world.receive(4, 'x', asked_at=float('inf'))  # the storage was restored from a backup
     assert world.run() == {'change'}
 
 
@@ -105,73 +105,73 @@ async def patch(world, *during, answer, field='patched'):
     run.patch.spec['field'] = field
     with world.leveler.patching(run):
         for state in during:
-            world.leveler.notice(world.record, state)
+            world.leveler.receive(world.record, state)
         if answer is not None:
-            world.leveler.notice_patched(run, answer, run.patch)
+            world.leveler.receive_response(run, answer, run.patch)
     world.leveler.end(run, Outcome(final=True))
 
 
 async def test_echoes_that_are_faster_than_the_answer_do_not_trigger(world):
     world.start()
-    world.notice(1)
+    world.receive(1)
     await patch(world, world.state(2, 'patched'), answer=world.state(2, 'patched'))
-    world.notice(2, 'patched')
+    world.receive(2, 'patched')
     assert world.run() is None
-    world.notice(3, 'y')
+    world.receive(3, 'y')
     assert world.run() == {'change'}
 
 
 @pytest.mark.parametrize('seen', [True, False], ids=['seen', 'unseen'])
 async def test_edits_before_the_patch_trigger_even_if_the_stream_brings_them_late(world, seen):
     world.start()
-    world.notice(1)
+    world.receive(1)
     edited = world.state(2, 'x', labels={'a': 'b'})
     await patch(world, *([edited] if seen else []), answer=world.state(3, 'patched', labels={'a': 'b'}))
-    world.leveler.notice(world.record, edited)
+    world.leveler.receive(world.record, edited)
     assert world.run() == {'change'} and world.run() is None
 
 
 async def test_edits_after_the_patch_trigger_even_if_the_stream_brings_them_early(world):
     world.start()
-    world.notice(1)
+    world.receive(1)
     await patch(world, world.state(2, 'patched'), world.state(3, 'edited'), answer=world.state(2, 'patched'))
     assert world.run() == {'change'} and world.run() is None
 
 
 async def test_edits_during_a_patch_that_fails_trigger(world):
     world.start()
-    world.notice(1)
+    world.receive(1)
     await patch(world, world.state(2, 'edited'), answer=None)
     assert world.run() == {'change'}
 
 
 async def test_values_adjusted_by_the_server_do_not_trigger(world):
     world.start()
-    world.notice(1)
+    world.receive(1)
     await patch(world, answer=world.state(2, 'PATCHED'))
     assert world.run() is None
 
 
 async def test_a_handler_that_begins_to_match_is_triggered_and_is_not_run_when_it_does_not_match_any_more(world):
     world.start(labels={'a': 'b'})
-    world.notice(1)
+    world.receive(1)
     assert world.run() is None
-    world.notice(2, labels={'a': 'b'})
-    world.notice(3)
+    world.receive(2, labels={'a': 'b'})
+    world.receive(3)
     assert world.run() is None
-    world.notice(4, labels={'a': 'b'})
+    world.receive(4, labels={'a': 'b'})
     assert world.run() == {'change'}
 
 
 async def test_a_removed_field_is_a_change_of_it(world):
     world.start(field='spec.field')
-    world.notice(1, None)
+    world.receive(1, None)
     assert world.run() is None
-    world.notice(2, 'x')
+    world.receive(2, 'x')
     assert world.run() == {'change'}
-    world.notice(3, None)
+    world.receive(3, None)
     assert world.run() == {'change'}
-    world.notice(4, None, labels={'a': 'b'})
+    world.receive(4, None, labels={'a': 'b'})
     assert world.run() is None
 
 
@@ -180,43 +180,43 @@ async def test_filters_that_fail_leave_the_handler_as_it_is(world):
         return spec['field'] != 'broken' or 1 / 0
 
     world.start(when=when)
-    world.notice(1)
-    world.notice(2, 'broken')
+    world.receive(1)
+    world.receive(2, 'broken')
     assert world.run() == {'change'}
-    world.notice(3, 'broken', labels={'a': 'b'})
+    world.receive(3, 'broken', labels={'a': 'b'})
     assert world.run() is None
-    world.notice(4, 'mended')
+    world.receive(4, 'mended')
     assert world.run() == {'change'}
 
 
 async def test_objects_that_are_being_deleted_are_forgotten(world):
     world.start(interval=100)
-    world.notice(1)
+    world.receive(1)
     assert world.run() == {'change'} and world.record.level.timer is not None
     level = world.record.level
-    world.notice(2, 'y', deletionTimestamp='2020-01-01T00:00:00Z')
+    world.receive(2, 'y', deletionTimestamp='2020-01-01T00:00:00Z')
     assert world.record.level is None and level.timer is None and world.run() is None
-    world.notice(3, 'z', deletionTimestamp='2020-01-01T00:00:00Z')
+    world.receive(3, 'z', deletionTimestamp='2020-01-01T00:00:00Z')
     assert world.record.level is None
 
 
 async def test_no_timers_are_left_of_an_operator_that_has_ended(world):
     world.start(interval=100)
-    world.notice(1)
+    world.receive(1)
     assert world.run() and (level := world.record.level).timer is not None
-    world.notice(2, 'y')
+    world.receive(2, 'y')
     run = world.leveler.begin(world.record)
     world.leveler.end(run, Outcome(final=True))
     assert level.timer is not None
     world.levels.close()
     assert level.timer is None
-    world.notice(3, 'z')
+    world.receive(3, 'z')
     assert world.run() and level.timer is None
 
 
 async def test_a_run_that_ends_after_its_object_plans_nothing(world):
     world.start(interval=100)
-    world.notice(1)
+    world.receive(1)
     run, level = world.leveler.begin(world.record), world.record.level
     world.leveler.forget(world.record)
     world.leveler.end(run, Outcome(final=False, delay=1))
@@ -225,25 +225,25 @@ async def test_a_run_that_ends_after_its_object_plans_nothing(world):
 
 async def test_after_a_pause_everything_is_run_again(world):
     world.start()
-    world.notice(1)
+    world.receive(1)
     world.run()
-    world.notice(2, 'y')
+    world.receive(2, 'y')
     run = world.leveler.begin(world.record)
     world.leveler.reset(world.record)
     world.leveler.end(run, Outcome(final=True))
     assert world.run() is None
-    world.notice(2, 'y', asked_at=float('inf'))
+    world.receive(2, 'y', asked_at=float('inf'))
     assert world.run() == {'start'}
 
 
 async def test_after_a_pause_everything_is_run_again_even_if_a_patch_was_on_its_way(world):
     world.start()
-    world.notice(1)
+    world.receive(1)
     run = world.leveler.begin(world.record)
     run.patch.spec['field'] = 'patched'
     with world.leveler.patching(run):
         world.leveler.reset(world.record)
-        world.leveler.notice_patched(run, world.state(2, 'patched'), run.patch)
+        world.leveler.receive_response(run, world.state(2, 'patched'), run.patch)
     world.leveler.end(run, Outcome(final=True))
-    world.notice(2, 'patched', asked_at=float('inf'))
+    world.receive(2, 'patched', asked_at=float('inf'))
     assert world.run() is not None

@@ -95,7 +95,7 @@ class Model:
     def come(self, plan):
         """Begin to work: sometimes with something else, which takes long."""
         if self.rng.random() < 0.2:
-            self.planner.give_back(plan)
+            self.planner.yield_slot(plan)
             self.at(self.rng.random() * 5, self.look, plan)
         else:
             self.look(plan)
@@ -222,7 +222,7 @@ def test_workers_that_have_something_else_to_do_first_give_their_place_to_others
     calls, first, second = Calls(concurrency=1), Plan('first'), Plan('second')
     calls.planner.trigger(first, Trigger.CHANGE)
     calls.planner.trigger(second, Trigger.CHANGE)
-    calls.planner.give_back(first)
+    calls.planner.yield_slot(first)
     assert calls.called == ['first', 'second']
     assert not calls.planner.take(first)
     calls.run(second)

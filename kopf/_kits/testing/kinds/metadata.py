@@ -93,7 +93,7 @@ def _check_time(value: str) -> None:
 
 
 def repeated_problems(meta: Mapping[str, Any]) -> list[Cause]:
-    """Return the errors of the checks that a real server repeats at each update, for all changes together."""
+    """Return the errors that a real server reports once more, on each update, because it runs some checks twice."""
     return [*_label_problems(meta), *_annotation_problems(meta), *_owner_problems(meta.get('ownerReferences') or ())]
 
 

@@ -1,8 +1,8 @@
 """
-The results of patches: whether a patched object is still an object of its kind, under its name.
+Check the result of a patch: the object must still have the same kind and the same name.
 
-Refusals have messages of their own here: a real server decodes the result once more, and quotes it, or the patch, in
-its error.
+The error messages differ from those of other requests: a real server decodes the patched object again, and its error
+quotes the object or the patch.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from kopf._kits.testing.wire import gotext, json_patches, statuses
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Patched:
-    """The origin of a patched object: what messages quote, the text of the patch, the options."""
+    """A patch request, as far as errors need it: the document to quote, the text of the patch, and the options."""
 
     document: Any
     strategic: bool
@@ -94,7 +94,7 @@ def check(new: Any, kind: Kind, namespace: str, name: str, source: Patched) -> B
 
 
 def check_words(patch: Mapping[str, Any], kind: Kind) -> None:
-    """Refuse (422) a strategic merge patch whose kind or version is not a string; other strings are ignored."""
+    """Refuse (422) a strategic merge patch whose kind or version is not a string; a different string is accepted."""
     for key in ('apiVersion', 'kind'):
         if not isinstance(value := patch.get(key), (str, type(None))):
             spot = decoding.Spot(kind.name, key, 'string')

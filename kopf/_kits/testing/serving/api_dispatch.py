@@ -55,7 +55,7 @@ PATCHES = (rest.JSON_PATCH, rest.MERGE_PATCH)
 _DONE = orjson.dumps({'kind': 'Status', 'apiVersion': 'v1', 'metadata': {}, 'status': 'Success', 'code': 201})
 _NO_DEFINITIONS = b'\x0a\x032.0\x12\x11\x0a\x0aKubernetes\x12\x03v1.'
 """
-An OpenAPI v2 document in protobuf, without any definition: kubectl looks up kinds of lists there.
+An empty OpenAPI v2 document in protobuf. Kubectl requires one, as it looks for the definitions of list kinds there.
 """
 VERSION = {
     'major': '1',
@@ -131,7 +131,7 @@ class Api:
 
     def _load(self, rows: Iterable[Row]) -> None:
         for row in rows:
-            # Objects of kinds that are not served are only in files that were changed by hand.
+            # A kind that is not served is skipped: such rows exist only if the file was edited by hand.
             with contextlib.suppress(KeyError):
                 table = self.storage.table(row.group, row.plural)
                 self.storage.load(table, orjson.loads(row.body), row.version, row.stored)
@@ -254,7 +254,7 @@ class Api:
                 try:
                     body = _decode_object(seen, kind, options)
                 except statuses.Refusal as refusal:
-                    if refusal.code == 422:  # A wrong kind of object is reported after an absent object.
+                    if refusal.code == 422:  # As on a real server, a missing object (404) precedes a wrong kind (422).
                         self.objects.get(kind, namespace, name)
                     raise
                 raw, created = await self.objects.replace(kind, namespace, name, body, options, subresource)
@@ -266,7 +266,7 @@ class Api:
                 return 201 if created else 200, raw
             case 'patch':
                 if seen.content_type != rest.APPLY_PATCH:
-                    self.objects.get(kind, namespace, name)  # An absent object is reported before the patch is read.
+                    self.objects.get(kind, namespace, name)  # As on a real server, 404 precedes errors in the patch.
                 patch = _decoded_patch(seen, kind, options)
                 raw = await self.objects.patch(
                     kind, namespace, name, patch, seen.content_type, options, subresource, seen.body
@@ -489,7 +489,11 @@ def _decoded_patch(seen: SeenRequest, kind: Kind, options: Options) -> Any:
 
 
 def _scale_patch(seen: SeenRequest, kind: Kind, options: Options) -> Callable[[Body], Any]:
-    """Return the function of a patch for a scale; without lists, strategic merge patches are merge patches."""
+    """
+    Return a function that applies the patch to a scale.
+
+    A strategic merge patch is applied as a merge patch. The two differ only for lists, and a scale has none.
+    """
     if seen.content_type == rest.STRATEGIC_PATCH and not kind.custom:
         seen = dataclasses.replace(seen, content_type=rest.MERGE_PATCH)
     patch = _decoded_patch(seen, kind, options)

@@ -1,5 +1,5 @@
 """
-Sharded lists and watches (``shardSelector``): a part of the objects by the hashes of their uids or namespaces.
+Sharded lists and watches (``shardSelector``): each shard has the objects whose uids or namespaces hash into its ranges.
 
 It is an alpha feature of Kubernetes 1.36, off by default there and here. The syntax is a tiny part of CEL:
 ``shardRange(object.metadata.uid, '0x0000000000000000', '0x8000000000000000')``, joined by ``||``.
@@ -105,7 +105,7 @@ def _ranges(text: str) -> Iterator[Range]:
 
 
 def _complaint(text: str) -> str:
-    """Return the error of a text that is not a call, with the numbers of the library that a real server uses."""
+    """Return the error message for an invalid call; the kinds of expressions have the same numbers as in cel-go."""
     if '&&' in text:
         return 'unsupported function "_&&_"; only shardRange() and || are allowed'
     for kind, pattern in ((3, r'[A-Za-z_]\w*'), (5, r"""\d+|'[^']*'|"[^"]*\""""), (7, r'\w+(\.\w+)+')):
