@@ -5,6 +5,9 @@ They are found by the owner references of the changed object, or by a function o
 object and the keys of its dependents are kept; the whole object only if the handler reads or applies its children. When
 an object changes, both its former and its new dependents are triggered. Why not call the function with the old object,
 too? The old objects would be kept in memory, and the function could return other keys than before: it need not be pure.
+It can find the keys in an index, for example. Then the keys change without a change of the object. That is no problem
+while the object exists, as the objects in the index are triggered by their own changes. But when the object is deleted,
+the remembered keys can be outdated, so the function is called once more.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -109,6 +112,16 @@ class Relations:
             self._known.pop(uid, None)
         return known | keys
 
+    def remove(self, uid: str, raw: Mapping[str, Any], make_cause: Callable[[], ResourceCause]) -> Collection[Key]:
+        """Receive the last state of a deleted object; return the keys of its dependents, including the former ones."""
+        keys = NO_KEYS
+        if self.source.fn is not None:
+            # If the stream has not brought the deletion, the state consists only of the identity. The functions of
+            # users do not expect that, and can fail.
+            is_whole = raw['metadata'].get('resourceVersion') is not None
+            keys = self._find_keys(uid, raw, make_cause, NO_KEYS, is_reported=is_whole)
+        return frozenset(self.forget(uid)) | keys
+
     def forget(self, uid: str) -> Collection[Key]:
         """Called when the object is gone; return the keys of its former dependents."""
         if self.objects is not None:
@@ -123,6 +136,8 @@ class Relations:
         raw: Mapping[str, Any],
         make_cause: Callable[[], ResourceCause],
         known: frozenset[Key],
+        *,
+        is_reported: bool = True,
     ) -> frozenset[Key]:
         if self.source.fn is None:
             return find_owners(raw)
@@ -130,7 +145,8 @@ class Relations:
         try:
             keys = self._call(cause, self.source.fn)
         except MappingError as error:
-            self._report(uid, error, cause.logger)
+            if is_reported:
+                self._report(uid, error, cause.logger)
             return known  # a wrong trigger costs one run, a missing one would leave an object unreconciled
         self._failed.discard(uid)
         return keys

@@ -141,13 +141,26 @@ def find_missing(handler: DeclaredHandler, indices: Collection[str]) -> Iterator
             f"{_explain_missing(name, provided, indices)}"
         )
     for option, callback, positional in handler.iter_callbacks() if isinstance(handler, ResourceHandler) else ():
-        known = provided if option == 'initial_delay' else provided - _ONLY_OF_HANDLERS
+        known = _list_arguments_of_callback(option, provided)
         for fn in iter_parts(callback):
             what = f"{option}= of {handler} ({locate(fn)})"
             if (name := _find_first(fn, positional, known, indices)) is not None:
-                yield f"{what} asks for {name!r}, which it is not given. {_explain_missing(name, known, indices)}"
+                reason = (
+                    "It is called for the watched objects, not for those of the handler."
+                    if option == 'watches' and name in provided
+                    else _explain_missing(name, known, indices)
+                )
+                yield f"{what} asks for {name!r}, which it is not given. {reason}"
             elif positional and (name := _find_clash(fn, {*known, *indices})) is not None:
                 yield f"{what} takes its value as {name!r}, which is the name of an argument: give it another name."
+
+
+def _list_arguments_of_callback(option: str, provided: frozenset[str]) -> frozenset[str]:
+    """Return the names of the arguments that the callbacks in this option of a handler get."""
+    if option == 'initial_delay':
+        return provided
+    # The functions of ``watches=`` are called for other objects than the handler, as functions of indices are.
+    return (list_arguments(IndexingHandler) if option == 'watches' else provided) - _ONLY_OF_HANDLERS
 
 
 def list_arguments(kind: type[DeclaredHandler]) -> frozenset[str]:

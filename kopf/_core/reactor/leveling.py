@@ -398,7 +398,7 @@ class RelationSink(ObjectSink):
             is_initial = listed_since is not None and not relations.is_known(record.uid)
             keys: Collection[Key]
             if event['type'] == 'DELETED':
-                keys = relations.forget(record.uid)
+                keys = relations.remove(record.uid, raw, lambda: self._make_cause(record, raw))
             else:
                 keys = relations.note(record.uid, raw, lambda: self._make_cause(record, raw), asked_at=listed_since)
             if keys:
@@ -426,6 +426,7 @@ class RelationSink(ObjectSink):
         return ResourceCause(
             logger=LocalObjectLogger(body=body, settings=context.settings),
             memo=record.get_memo(context.copy_memo),
+            indices=context.indices,
             resource=self._table.resource,
             body=body,
             patch=Patch(),

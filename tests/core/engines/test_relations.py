@@ -30,18 +30,21 @@ class Scene:
         self.causes = 0
 
     def note(self, raw):
-        def make_cause():
-            self.causes += 1
-            return ResourceCause(
-                logger=logging.getLogger('kopf.test'),
-                memo=None,
-                indices={},
-                resource=PODS,
-                body=Body(raw),
-                patch=Patch(),
-            )
+        return set(self.relations.note('p', raw, lambda: self.make_cause(raw)))
 
-        return set(self.relations.note('p', raw, make_cause))
+    def remove(self, raw):
+        return set(self.relations.remove('p', raw, lambda: self.make_cause(raw)))
+
+    def make_cause(self, raw):
+        self.causes += 1
+        return ResourceCause(
+            logger=logging.getLogger('kopf.test'),
+            memo=None,
+            indices={},
+            resource=PODS,
+            body=Body(raw),
+            patch=Patch(),
+        )
 
 
 def by_label(labels, namespace, **_):
@@ -111,3 +114,23 @@ def test_failing_functions_keep_the_former_result_and_are_reported_once(caplog):
     assert scene.note(pod(4, of='y')) == {('ns', 'x'), ('ns', 'y')}
     scene.note(pod(5))
     assert caplog.text.count("watches= of reconciler 'fn'") == 2
+
+
+def test_functions_are_called_for_deleted_objects_too_as_their_results_can_have_changed():
+    keys = [('ns', 'x')]
+    scene = Scene(watches={'pods': lambda **_: keys})
+    assert scene.note(pod(1)) == {('ns', 'x')}
+    keys = [('ns', 'y')]
+    assert scene.remove(pod(2)) == {('ns', 'x'), ('ns', 'y')}
+    keys = []
+    assert scene.remove(pod(3)) == set()
+
+
+def test_functions_that_fail_for_an_unseen_deletion_are_not_reported(caplog):
+    scene = Scene(watches={'pods': lambda labels, namespace, **_: [(namespace, labels['of'])]})
+    scene.note(pod(1, of='x'))
+    assert scene.remove({'metadata': {'name': 'pod', 'namespace': 'ns', 'uid': 'p'}}) == {('ns', 'x')}
+    assert not caplog.text
+    scene.note(pod(2, of='x'))
+    assert scene.remove(pod(3)) == {('ns', 'x')}
+    assert "KeyError: 'of'" in caplog.text

@@ -182,6 +182,41 @@ def test_callbacks_that_ask_for_what_there_is_not(options, message):
 
 
 @pytest.mark.parametrize(
+    'fn, message',
+    [
+        (
+            lambda specs, **_: [],
+            "watches= of Reconciler 'x' (...) asks for 'specs', ... Did you mean spec? There are: ",
+        ),
+        (
+            lambda children, **_: [],
+            "watches= of Reconciler 'x' (...) asks for 'children', which it is not given. It is called for the watched "
+            "objects, not for those of the handler.",
+        ),
+        (lambda conditions: [], "It is called for the watched objects, not for those of the handler."),
+        (lambda reasons: [], "It is called for the watched objects, not for those of the handler."),
+        (lambda retry: [], "It is called for the watched objects, not for those of the handler."),
+        (lambda event: [], "asks for 'event', which it is not given. It is given to: @kopf.on.event."),
+    ],
+)
+def test_functions_of_watches_that_ask_for_what_there_is_not(fn, message):
+    registry = kopf.OperatorRegistry()
+    kopf.on.reconcile('kopfexamples', id='x', registry=registry, watches={'pods': fn})(lambda: None)
+    pattern = '.*'.join(re.escape(part) for part in message.split('...'))
+    with pytest.raises(mistakes.DeclarationError, match=pattern):
+        mistakes.check_registry(registry)
+
+
+def test_functions_of_watches_can_ask_for_what_index_functions_get():
+    registry = kopf.OperatorRegistry()
+    names = mistakes.list_arguments(handlers.IndexingHandler) - {'retry', 'started', 'runtime'}
+    fn = eval(f"lambda {', '.join(names)}, pods: []")
+    kopf.index('pods', id='pods', registry=registry)(lambda **_: None)
+    kopf.on.reconcile('kopfexamples', id='x', registry=registry, watches={'pods': fn})(lambda: None)
+    mistakes.check_registry(registry)
+
+
+@pytest.mark.parametrize(
     'options',
     [
         {'when': lambda spec, pods, extra=1: True},

@@ -148,6 +148,37 @@ async def test_objects_are_found_by_former_and_present_keys_of_what_they_watch(w
     assert reasons(world)[3:] == [{'watched'}] * 4
 
 
+@pytest.mark.parametrize('gap', [False, True], ids=['seen', 'in a gap'])
+@in_virtual_time
+async def test_objects_are_found_by_an_index_even_if_they_are_younger_than_what_they_watch(world, gap):
+    @kopf.index('kopfexamples', id='users', registry=world.registry)
+    def users(name, namespace, spec, **_):
+        return {(namespace, spec['field']): name}
+
+    def find_users(name, namespace, users, **_):
+        world.note('find_users', name)
+        return [(namespace, user) for user in users.get((namespace, name), [])]
+
+    world.declare(RECONCILE, 'fn', watches={'configmaps': find_users})
+    config_map = {'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': 'cm'}, 'data': {}}
+    async with world.operator():
+        await world.aio.create(config_map)
+        await world.until(lambda: world.called('find_users', 'cm'))
+        for name, field in ('a', 'cm'), ('b', 'other'), ('c', 'cm'):
+            await world.create(name, spec={'field': field})
+        await world.until_called('fn', times=3)
+        if gap:
+            async with world.gap():
+                await world.aio.delete('configmaps', 'cm', namespace='default')
+        else:
+            await world.aio.delete('configmaps', 'cm', namespace='default')
+        await world.until_called('fn', times=5)
+        await world.aio.create(config_map)
+        await world.until_called('fn', times=7)
+        await rest(world)
+    assert {name: len(world.called('fn', name)) for name in ('a', 'b', 'c')} == {'a': 3, 'b': 1, 'c': 3}
+
+
 @pytest.mark.parametrize('broken', ['raise', 'exit', 'text', 'number', 'namespaces', 'nameless'])
 @in_virtual_time
 async def test_the_former_keys_stay_if_the_function_fails(world, broken):
