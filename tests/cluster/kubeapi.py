@@ -5,6 +5,7 @@ is not made twice and cannot hide. Objects are plain dicts.
 """
 
 import functools
+import http.client
 import json
 import pathlib
 import time
@@ -82,6 +83,12 @@ class KubeApi:
             except (ValueError, KeyError, TypeError):
                 pass
             raise ApiError(error.code, text) from None
+
+    def open(self, path: str) -> http.client.HTTPResponse:
+        """Send a request for a stream, such as a watch; return the response, to be read line by line."""
+        response = self._opener.open(urllib.request.Request(self._server + path, headers=self._headers))
+        assert isinstance(response, http.client.HTTPResponse)
+        return response
 
     def path(self, api_version: str, kind: str, namespace: str | None = None, name: str = "") -> str:
         """Return the URL path of an object, or of a list; cluster-scoped kinds ignore the namespace."""

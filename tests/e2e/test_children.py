@@ -158,23 +158,6 @@ def test_each_child_that_another_client_edits_or_deletes_is_back_with_one_write(
     assert operator.stop()[0] == 0
 
 
-def test_the_second_pass_writes_nothing(kubeapi, namespace, run, request):
-    parents, children = (200, 5) if request.config.getoption("--thorough") else (20, 5)
-    operator = run(WANTED)
-    for number in range(parents):
-        kubeapi.apply(example(f"obj-{number}", count=children, value="a"), namespace)
-    for number in range(parents):
-        operator.wait_output(f"obj-{number} is reconciled for a")
-    assert count_applied(operator) == parents * children
-    for number in range(parents):
-        kubeapi.patch(*KEX, namespace, f"obj-{number}", {"spec": {"field": "other"}})
-    for number in range(parents):
-        wait(lambda number=number: operator.output.count(f"obj-{number} is reconciled for a") > 1, "the second pass")
-    time.sleep(1)
-    assert count_applied(operator) == parents * children
-    assert operator.stop()[0] == 0
-
-
 def test_killed_operators_leave_nothing_over_and_delete_nothing_wanted(kubeapi, namespace, run):
     def get_names():
         found = kubeapi.items("v1", "ConfigMap", namespace)
