@@ -87,7 +87,7 @@ def _check_stateful_set(obj: JSON) -> Readiness:
     if (ready := _count(status, 'readyReplicas')) < wanted:
         return _wait(f"{ready} of {wanted} replicas are ready")
     if (extra := _count(status, 'replicas') - wanted) > 0:
-        return _wait(f"{extra} replicas too many are not terminated yet")
+        return _wait(f"{extra} surplus replicas are not terminated yet")
     if strategy.get('type') == 'OnDelete':  # the old replicas stay until they are deleted by another client
         return _pass(f"all {wanted} replicas are ready")
     partition = _count(_get(strategy, 'rollingUpdate'), 'partition')
@@ -125,7 +125,7 @@ def _check_replica_set(obj: JSON) -> Readiness:
         if (number := _count(status, key)) < wanted:
             return _wait(f"{number} of {wanted} replicas are {verb}")
     if (extra := _count(status, 'replicas') - wanted) > 0:
-        return _wait(f"{extra} replicas too many are not terminated yet")
+        return _wait(f"{extra} surplus replicas are not terminated yet")
     return _pass(f"all {wanted} replicas are available")
 
 

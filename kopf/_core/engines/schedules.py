@@ -19,7 +19,9 @@ from kopf._core.intents.handlers import ScheduleHandler
 from kopf._core.intents.registries import OperatorRegistry
 
 OVERDUE_DELAY = 0.1
-"""The interval of checks whether an operator that must pause has paused (in seconds)."""
+"""
+How often a due run checks whether the operator has paused, while it must pause but has not done so yet (in seconds).
+"""
 
 EXIT_TIMEOUT = 5.0
 """How long an exiting operator waits for a running handler (in seconds)."""
@@ -50,14 +52,14 @@ class Schedules:
         return len(self._registry.activities.get_schedules())
 
     def permit(self, permitted: bool) -> None:
-        """Permit or forbid new runs. Runs that become due meanwhile begin as soon as they are permitted again."""
+        """Permit or forbid new runs. A run that is due meanwhile begins as soon as runs are permitted again."""
         if permitted:
             self._permitted.set()
         else:
             self._permitted.clear()
 
     def set_overdue_check(self, is_overdue: Callable[[], bool]) -> None:
-        """Set the check that precedes each run: whether the operator must pause, but has not done so yet."""
+        """Set the check that precedes each run: whether the operator must pause, although it has not paused yet."""
         self._is_overdue = is_overdue
 
     async def _wait_for_permission(self) -> None:

@@ -9,8 +9,8 @@ runs twice. If another client edits the object in the middle of a cycle, the eff
   delayed for long, this state is stored with their records. Otherwise, only the digests of the states are stored:
   if the operator is killed then, the next one knows that there were edits, but not what they have changed.
 
-Why not simply store the state in all cases? It can be as large as the object, and most creations take one step.
-The changes made by the operator's own patches count as seen by all handlers.
+Why not simply store the state in all cases? It can be as large as the object, and most creations take one step. All
+handlers count as having seen the changes made by the operator's own patches.
 """
 
 import dataclasses
@@ -50,19 +50,25 @@ class Cycle:
     missed: dict[HandlerId, BodyEssence | None] = dataclasses.field(default_factory=dict)
     """The essences that finished handlers have seen before an edit; ``None`` if unknown."""
     revived: dict[HandlerId, BodyEssence | None] = dataclasses.field(default_factory=dict)
-    """The same for the handlers that are run again because of the edit, until they are finished."""
+    """
+    The essences of `missed` that belong to handlers which are being run again because of the edit, until they finish.
+    """
     unconfirmed: tuple[BodyEssence, BodyEssence] | None = None
-    """The known essence and the base, in case the last patch was stored although the request has failed."""
+    """The essence and the base that hold if the last patch was stored, although its request has failed."""
     skipping: bool = False
-    """Whether filters have failed: their handlers may be due, so the cycle does not end before the next change."""
+    """Whether some filters have failed: as their handlers may be due, the cycle must not end before the next change."""
     patched: Patch | None = None
     """The last patch, if its effect on the object could not be determined yet."""
     edited: bool = False
-    """Whether the base must be stored before the end of the cycle, because the object does not contain it any more."""
+    """
+    Whether the base must be stored before the end of the cycle: the object was edited, so it does not show the base.
+    """
     assumed: BodyEssence | None = None
     """The last handled essence if it is only in memory: it is stored with the first step of an update."""
     external: Any = None
-    """What storages of users had elsewhere than on the object when it was last saved; see `Decider.look_up`."""
+    """
+    The data that custom storages kept outside of the object when its progress was last saved; see `Decider.look_up`.
+    """
 
     def recall(self, essence: BodyEssence, *, creating: bool) -> None:
         """Begin with the state that was remembered when no handler matched the object; see `find_missing_fields`."""
@@ -73,7 +79,7 @@ class Cycle:
             self.assumed = essence
 
     def note_external(self, external: Any) -> None:
-        """Remember what storages of users have before a pause; ``None`` when the pause is over."""
+        """Remember the data of custom storages at the beginning of a pause; ``None`` when the pause is over."""
         self.external = external
 
     def skip(self, skipping: bool) -> None:
@@ -90,7 +96,7 @@ class Cycle:
         self.base = original if self.base is changed else self.base
 
     def retract(self, before: tuple[BodyEssence, BodyEssence], *, lost: bool) -> None:
-        """Undo the effect of a patch that was refused, or of which it is unknown whether it was stored (``lost``)."""
+        """Undo the expected effect of a patch that was refused, or, with ``lost``, whose response was lost."""
         unconfirmed = self.known, self.base
         self.known, self.base = before
         if lost:
@@ -130,14 +136,15 @@ class Cycles:
     ) -> Cycle:
         """Return the cycle for this cause: the current one with the edits noted, the stored one, or a new one."""
         if cycle is None or (
-            # An update that is reverted to the last handled state is still the same cycle: its handlers have to
-            # see that.
+            # If an update is reverted to the last handled state, its cycle continues, so that its handlers see the
+            # reversal.
             cycle.state.purpose != cause.reason
             and not (cause.reason in UNCHANGED and cycle.state.purpose == Reason.UPDATE)
         ):
             loaded = self._load(cause, essence, last, now)
             if cycle is not None:
-                # A resuming handler must run only once in a process, even if its cycle is superseded.
+                # A resuming handler must run only once in a process, even if another cycle supersedes the one in which
+                # it ran.
                 loaded.state.carry_over(cycle.state, self._table.only_resuming_ids)
             return loaded
         if cycle.patched is not None:
@@ -145,8 +152,8 @@ class Cycles:
             cycle.patched = None
         if cycle.unconfirmed is not None:
             unconfirmed, base = cycle.unconfirmed
-            # If the patch was stored, and another client has edited the object, too, there are fewer differences from
-            # the patched essence than from the former one.
+            # Was the patch stored? Another client can have edited the object as well, so both essences can differ from
+            # the present one. The one with fewer differences is assumed to be right.
             if is_same(essence, unconfirmed) or (
                 not is_same(essence, cycle.known) and len(diff(unconfirmed, essence)) < len(diff(cycle.known, essence))
             ):
@@ -165,7 +172,8 @@ class Cycles:
     ) -> Cycle:
         """Return a new cycle, or the one whose records are stored in the object."""
         if cause.reason in UNCHANGED:
-            # Nothing has changed since the last update, but some handlers can have seen a state in between.
+            # The object is as it was after the last update, but some handlers can have seen another state in the
+            # meantime.
             cycle = self._load_for(Reason.UPDATE, cause, essence, last, now)
             if cause.reason is Reason.NOOP or cycle.missed or cycle.revived:
                 return cycle
@@ -182,7 +190,7 @@ class Cycles:
         state = State(purpose=purpose)
         ids, kept = self._table.changing_ids, self._table.only_resuming_ids
         state.load(ids, storage=self._records, body=cause.body, now=now, keep=kept)
-        # While a creation is in progress, the stored state is the one that its first handlers have seen.
+        # If a state is stored while a creation is in progress, it is the state that the first handlers have seen.
         base = last if last is not None and cause.reason is Reason.CREATE else essence
         cycle = Cycle(state=state, known=essence, base=base)
         outdated = find_outdated(state, essence)
@@ -194,7 +202,8 @@ class Cycles:
                 outdated = [key for key, record in state.items() if record.finished]
             cycle.missed = {key: None for key in outdated if key in self._updating}
             if outdated and last is None:
-                # It was edited while no operator ran. If the former state is unknown, all fields count as changed.
+                # The object was edited while no operator was running. If its former state is unknown, all fields count
+                # as changed.
                 cycle.base, cycle.edited = self._essences.unpack(state.base, essence, cause.body), True
         return cycle
 
@@ -216,12 +225,13 @@ class Cycles:
             finished = [key for key in finished if key in self._updating]
         if cycle.state.purpose in (Reason.CREATE, Reason.UPDATE):
             for key in finished:
-                # If there are several edits, the handler has seen the state before the first one.
+                # With several edits, the state that the handler has seen is the one before the first edit: keep that.
                 cycle.missed.setdefault(key, cycle.known)
             for key in [key for key, seen in cycle.missed.items() if is_same(seen, essence)]:
                 del cycle.missed[key]  # the edit was reverted
         if cycle.state.purpose == Reason.UPDATE:
-            # Handlers that are run again anyway may not match the last edit, but they have missed it, too.
+            # Handlers that are already being run again have missed this edit, too, even if their filters do not match
+            # it.
             cycle.revived.update(
                 {
                     key: None
@@ -240,7 +250,7 @@ class Cycles:
         now: datetime.datetime,
     ) -> list[ChangingHandler]:
         """Restart the finished handlers that have missed an edit; return all matching ones, with the restarted ones."""
-        # In a creation, the edit is left to the update that follows; in a deletion, it does not matter any more.
+        # In a creation, the update that follows handles the edit; in a deletion, the edit does not matter any more.
         if cause.reason is not Reason.UPDATE or not (cycle.missed or cycle.revived):
             return matching
         for key in [key for key in cycle.revived if key in cycle.state and cycle.state[key].finished]:
@@ -249,7 +259,7 @@ class Cycles:
             if handler.id in cycle.missed and is_for_updates(handler):
                 seen = cycle.missed.pop(handler.id)
                 # Matched with the change since the state that the handler has seen, which can differ from the change of
-                # the cycle. If that state is unknown, the handler is run: once too often is better than not at all.
+                # the cycle. If that state is unknown, the handler is run: a needless run is better than a lost update.
                 if seen is None or filters.may_match(
                     handler, dataclasses.replace(cause, old=seen, diff=diff(seen, cause.new))
                 ):
@@ -268,8 +278,8 @@ class Cycles:
         """
         Return the update that follows an edited creation, if any; it is stored together with the end of the creation.
 
-        The update is from the state that the first handler of the creation has seen. The handlers that have seen other
-        states are run in the update, even if the object returns to that first state.
+        The update starts from the state that the first creation handler has seen. Handlers that have seen another state
+        are run in the update even if the object is back in that first state.
         """
         if cycle.state.purpose != Reason.CREATE or (is_same(cycle.base, essence) and not cycle.missed):
             return None
@@ -284,12 +294,13 @@ class Cycles:
                 dataclasses.replace(cause, reason=Reason.UPDATE, old=cycle.base, new=seen, diff=diff(cycle.base, seen)),
             ):
                 followup.revived[handler.id] = seen
-                # The digest shows what the handler has seen: an operator that continues the update finds it outdated.
+                # The digest in the record shows which state the handler has seen, so another operator can tell that it
+                # is outdated.
                 followup.state.inherit(handler.id, record, '' if seen is None else digest_essence(seen))
         return followup if followup.revived else None
 
     def advance(self, cycle: Cycle, body: Body, essence: BodyEssence, patch: Patch) -> None:
-        """Count what the patch changes as seen by all handlers."""
+        """Treat the changes of the patch as seen by all handlers."""
         cycle.unconfirmed = None
         self.predict(cycle, body, essence, patch)
         creating = cycle.state.purpose == Reason.CREATE and bool(self._updating)
@@ -302,7 +313,7 @@ class Cycles:
                 cycle.state.see(finished, digest_essence(cycle.known))
 
     def predict(self, cycle: Cycle, body: Body, essence: BodyEssence, patch: Patch) -> None:
-        """Replace the known essence and the base with those that the patch will make of them."""
+        """Replace the known essence and the base with those that are expected after the patch."""
         predicted = self._essences.predict(body, patch)
         if not is_same(predicted, essence) and cycle.state.purpose == Reason.CREATE:
             same = is_same(cycle.base, essence)
@@ -311,7 +322,7 @@ class Cycles:
 
 
 def _is_put_off(cycle: Cycle, body: Body) -> bool:
-    """Check whether another operator could continue the creation without having seen the edits until then."""
+    """Check whether another operator that continues the creation could not detect the edits made so far."""
     if cycle.state.base is not None:
         return True
     if not isinstance(body.metadata.get('generation'), int):  # many built-in kinds have none

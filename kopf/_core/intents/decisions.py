@@ -1,5 +1,5 @@
 """
-Deciding what to do for an object, from its body and from what is remembered of it: without I/O, clocks, and delays.
+Decide what to do for an object, from its body and from the memory about it: without I/O, clocks, and delays.
 
 `Decider.decide` finds the reason of the change and the handlers to run; the caller runs them; `Decider.conclude` puts
 their effects into one patch. The progress in between is remembered in a cycle (see `cycles`).
@@ -49,7 +49,7 @@ NO_FIELDS: Final[frozenset[FieldPath]] = frozenset()
 
 
 class MakeCause(Protocol):
-    """Creates a cause from these facts and from what the caller knows of the object."""
+    """Creates a cause from these facts, and from further facts that only the caller has (memo, logger, indices)."""
 
     def __call__(
         self,
@@ -101,11 +101,13 @@ class Decision:
     add_finalizer: bool = False
     remove_finalizer: bool = False
     relevant: bool = False
-    """Whether any change-detecting handlers prematch the object."""
+    """
+    Whether any change-detecting handler is for the object at all, regardless of the change; see `filters.prematch`.
+    """
     before: tuple[BodyEssence, BodyEssence] | None = None
-    """The essences `known` and `base` of the cycle, as they were before the expected effects of the patch."""
+    """The essences `known` and `base` of the cycle, without the expected effects of the patch."""
     stored: BodyEssence | None = None
-    """The essence that is stored as the last handled one, or was stored before; ``None`` if the cycle continues."""
+    """The essence that is (or already was) stored as the last handled one; ``None`` if the cycle continues."""
     followup: Cycle | None = None
     """The cycle that follows this one; determined at the end of this one."""
 
@@ -115,7 +117,7 @@ class Decision:
         return self.cause.reason
 
     def hold_back(self) -> None:
-        """Run no handlers now: only the effects of the former steps are stored."""
+        """Run no handlers in this step: it only stores the effects of former steps."""
         self.due = ()
 
     @property
@@ -143,11 +145,11 @@ class Decider:
         self.records = ProgressRecords(persistence.progress_storage)
         self.essences = Essences(table, persistence)
         self._cycles = Cycles(table, self.essences, self.records)
-        # Whether objects at rest have the operator's finalizer; None if it depends on the object.
+        # Whether objects at rest have the operator's finalizer; `None` if that differs between objects.
         self._held_if_settled: bool | None = False if not table.finalizing else None
         if any(filters.is_unconditional(handler) for handler in table.finalizing):
             self._held_if_settled = True
-        # The handlers to run when their field is added, though they do not match objects without the field.
+        # The update handlers that do not match objects without their field, but must run when the field is added.
         self._awaiting_fields = tuple(
             handler for handler in table.changing if handler.reason is Reason.UPDATE and handler.field
         )
@@ -170,7 +172,7 @@ class Decider:
         failures: filters.Failures | None = None,
     ) -> Decision | None:
         """
-        Decide what to do about the object now; return ``None`` if the operator has nothing to do with it.
+        Decide what to do for the object now; return ``None`` if the operator ignores the object.
 
         Args:
             body: the newest state of the object.
@@ -178,7 +180,7 @@ class Decider:
             make_cause: creates the cause of the change.
             holding: whether the object must stay for another reason, such as a running daemon.
             now: the current time.
-            failures: the mapping to which the method adds handlers that would be run if their filters had not failed.
+            failures: the method adds the handlers whose filters have failed to this mapping, if they could be run now.
         """
         deleting = body['metadata'].get('deletionTimestamp') is not None
         held = self._is_held(body)
@@ -197,13 +199,15 @@ class Decider:
         if recalled is not None:
             cycle.recall(recalled, creating=cause.reason is Reason.CREATE)
         if cause.reason in UNCHANGED and relevant and (cycle.missed or cycle.revived):
-            # The edits have reverted each other, but some handlers have seen only one of them.
+            # The object is as before, as one edit has reverted another, but some handlers have seen the state in
+            # between.
             cause = dataclasses.replace(cause, reason=Reason.UPDATE)
         decision = Decision(cause=cause, cycle=cycle, essence=essence, last=last, relevant=bool(relevant))
         # The API server refuses new finalizers on an object that is being deleted.
         decision.add_finalizer = needed and not held and not deleting
         decision.remove_finalizer = held and not needed and not deleting and not self._may_need_finalizer(failed)
-        # The handlers must wait for the finalizer: an object that is deleted after their start must not vanish unseen.
+        # The handlers wait until the finalizer is stored: if the object is deleted while they run, it must not vanish
+        # unseen.
         if not (decision.add_finalizer or cause.reason is Reason.FREE or (deleting and memory.deletion_handled)):
             self._choose_handlers(decision, relevant, failed, failures, now)
         return decision
@@ -218,9 +222,10 @@ class Decider:
         deleting: bool,
     ) -> tuple[BodyEssence | None, BodyEssence | None]:
         """
-        Return the last handled essence, and the recalled one, if the object has got fields that were missing before.
+        Return the last handled essence and the recalled one.
 
-        The recalled essence is the present one without these fields.
+        The latter exists only if the object has got fields that were missing before: it is the present essence without
+        these fields.
         """
         last = self.essences.fetch_last(body, essence, memory.handled_digest)
         if last is not None:
@@ -243,14 +248,14 @@ class Decider:
         *,
         deleting: bool,
     ) -> ChangingCause:
-        """Create the cause of what has happened to the object since the last handled essence."""
+        """Create the cause of the change since the last handled essence."""
         if deleting:
             reason = Reason.DELETE if self._is_held(body) else Reason.FREE
             changes = EMPTY if last is None else diff(last, essence)
-        # A new object is created, not resumed, even if it is older than this process.
+        # An object that was never handled is created, not resumed, even if it is older than this process.
         elif last is None or self._is_creation_going_on(body, memory.cycle):
-            # If the object was edited during its creation, it has a last handled state already, from which the update
-            # will start. But the creation comes first, and has no old state.
+            # If the object was edited during its creation, a last handled state is already stored, for the update that
+            # follows. But the creation must end first, and a creation has no old state.
             return make_cause(reason=Reason.CREATE, initial=False, old=None, new=essence, diff=diff(None, essence))
         elif changes := diff(last, essence):
             reason = Reason.UPDATE
@@ -269,8 +274,8 @@ class Decider:
         """Put the matching handlers and those to be run now into the decision; begin their records."""
         cause, cycle = decision.cause, decision.cycle
         matching = filters.sift(relevant, cause, filters.match_change, failed)
-        # If filters have failed, the cycle waits for the next change. But if the object was edited during its creation,
-        # the creation must end, so that the update follows.
+        # If filters have failed, the cycle waits for the next change. Exception: if the object was edited during its
+        # creation, the creation ends, as the update is that next change.
         skipping = self._skip(cause, failed, skipped) and not (cause.reason is Reason.CREATE and cycle.edited)
         cycle.skip(skipping)
         decision.incomplete = skipping
@@ -299,22 +304,24 @@ class Decider:
         if skipped is not None:
             skipped.update(due)
             if cause.body['metadata'].get('deletionTimestamp') is None:
-                # Other handlers are not run yet, but it is unknown whether the object needs the finalizer for them.
+                # Without the finalizer, no other handlers are run yet. But it is unknown whether the object needs it
+                # for these ones.
                 skipped.update((handler, failed[handler]) for handler in self.table.finalizing if handler in failed)
         return bool(due)
 
     def find_missing_fields(self, body: Body, make_cause: MakeCause) -> frozenset[FieldPath]:
-        """Return the missing fields with which the object would match update handlers."""
+        """Return the fields that the object lacks, and with which it would match update handlers."""
         if not self._awaiting_fields or body['metadata'].get('deletionTimestamp') is not None:
             return NO_FIELDS
-        # A cause without a change: whether a field is missing depends only on the object.
+        # The cause has no change, because the change does not matter here: only the object tells which fields are
+        # missing.
         cause = make_cause(reason=Reason.NOOP, initial=False, old=None, new=self.essences.of(body), diff=EMPTY)
         missing_fields = filters.sift(self._awaiting_fields, cause, filters.lacks_field, {})
         return frozenset(handler.field for handler in missing_fields if handler.field)
 
     def find_handled_digest(self, decision: Decision, body: Body) -> str | None:
         """
-        Return the digest of the handled state if the object is still in that state, but the storage has not kept it.
+        Return the digest of the handled state if the object is still in that state, but the storage has lost it.
 
         Some storages store nothing, and the API server drops the fields that are not in the schema of the kind, e.g. in
         the status. Without the digest, the same state would be handled again and again.
@@ -323,16 +330,17 @@ class Decider:
             return None
         try:
             essence = self.essences.of(body)
-            # An edit by another client: the state in the object is to be handled in any case.
+            # Another client has edited the object: its new state must be handled in any case, so no digest is needed.
             if not is_same(essence, decision.stored) or self.essences.is_last(body, essence):
                 return None
             is_kept = is_same(self.essences.fetch_last(body, essence), essence)
         except StorageError:
-            is_kept = False  # then, the digest is remembered in addition
+            # it cannot be verified whether the storage has kept the state, so the digest is remembered to be safe
+            is_kept = False
         return None if is_kept else digest_essence(decision.stored)
 
     def find_own_changes(self, decision: Decision, patch: Patch, conclusion: Patch, raw: RawBody | None) -> Diff:
-        """Return the differences from the handled state if they are the effect of the operator's own last patch."""
+        """Return the differences from the handled state if they can only come from the operator's own last patch."""
         if raw is None or decision.stored is None:
             return EMPTY
         try:
@@ -350,13 +358,13 @@ class Decider:
 
     def is_settled(self, body: Body, *, holding: bool = False, handled_digest: str | None = None) -> bool:
         """
-        Check quickly whether there is nothing to do about the object; return false if that is not certain.
+        Check quickly whether the object certainly requires no action; return false if it may require one.
 
         Why not simply `decide`? It costs many times more, and most events need no action.
         """
         metadata = body['metadata']
         needed = holding or self._held_if_settled
-        # Deletions are rare; and where filters decide about the finalizer, they have to be called in any case.
+        # Deletions are rare, and need no fast path. Where filters decide about the finalizer, only `decide` calls them.
         if metadata.get('deletionTimestamp') is not None or needed is None:
             return False
         if (self.finalizer in (metadata.get('finalizers') or ())) is not needed:
@@ -373,7 +381,7 @@ class Decider:
 
     @property
     def is_external(self) -> bool:
-        """Return whether progress or handled states can be elsewhere than on the objects, in storages of users."""
+        """Return whether custom storages can keep progress or handled states outside of the objects."""
         return self.records.is_external or self.essences.is_external
 
     def look_up(self, body: Body, cycle: Cycle) -> tuple[Any, BodyEssence | None] | None:
@@ -381,7 +389,7 @@ class Decider:
         keys = {**dict.fromkeys(self.table.changing_ids), **dict.fromkeys(cycle.state)}
         try:
             records = {key: self.records.fetch(key=key, body=body) for key in keys}
-            # Copied, as storages can return what they modify later.
+            # Copied, as storages can return their own mutable data.
             return copy.deepcopy((records, self.essences.fetch_last(body, self.essences.of(body))))
         except StorageError:
             return None
@@ -390,8 +398,7 @@ class Decider:
         """
         Check whether no other operator has stored progress or a handled state since the earlier state of the object.
 
-        If users' storages keep data elsewhere than on the object, their present data are compared with those that were
-        noted before the pause.
+        Custom storages can keep data outside of the object: these are compared with the data noted before the pause.
         """
         before = cycle.external if self.is_external else self.look_up(earlier, cycle)
         after = self.look_up(body, cycle)
@@ -404,11 +411,11 @@ class Decider:
         make_cause: MakeCause,
     ) -> tuple[BodyEssence | None, bool]:
         """
-        Return the essence without the fields that are added now, and whether their addition is handled as an update.
+        Return the essence without the newly added fields, and whether their addition is handled as an update.
 
         The essence is ``None`` if no missing field was added. If creation handlers match the object now, it is created
-        first, and the update follows. Then, the fields of these creation handlers are not left out, as the creation
-        handles them.
+        first, and the update follows. The returned essence then contains the fields of these creation handlers, as the
+        creation handles them.
         """
         added = {field for field in missing_fields if resolve(essence, field, None) is not None}
         if not added:
@@ -464,14 +471,15 @@ class Decider:
             if decision.relevant and reason in _STORING and not is_same(decision.stored, decision.last):
                 self.essences.store_last(body, decision.stored, conclusion)
         else:
-            # Kept until the patch is stored, so that `retract` can undo the prediction.
+            # Kept until the patch is stored: `retract` restores them if the patch fails.
             decision.before = cycle.known, cycle.base
             self._cycles.advance(cycle, body, decision.essence, patch)
             cycle.state.store(storage=self.records, body=body, patch=conclusion)
             if cycle.edited and not is_same(cycle.base, decision.last):
                 self.essences.store_last(body, cycle.base, conclusion)
             elif cycle.assumed is not None and cycle.assumed is decision.last:
-                # Otherwise, a restarted operator would handle the update as a creation.
+                # Without the last handled essence on the object, a restarted operator would handle the update as a
+                # creation.
                 self.essences.store_last(body, cycle.assumed, conclusion)
 
     def retract(self, decision: Decision, stored: Patch | None) -> None:

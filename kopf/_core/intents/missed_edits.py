@@ -2,9 +2,9 @@
 Edits that other clients have made in the middle of a creation while no operator ran.
 
 If the remaining creation handlers are delayed for long, the records of the handlers contain the essence that the first
-handler has seen. Otherwise, the records contain only digests; and the records of upstream do not contain even these.
-In this case, the metadata of the API server help: they count the changes of the spec (``generation``), and name the
-clients that have changed the labels and annotations, with the times (``managedFields``).
+handler has seen. Otherwise, the records contain only digests, and the records of upstream kopf not even these. Then the
+operator looks at the metadata that the API server maintains: ``generation`` counts the changes of the spec, and
+``managedFields`` tells which client has changed the labels and annotations, and when.
 """
 
 import json
@@ -16,7 +16,7 @@ from kopf._cogs.helpers.versions import user_agent
 from kopf._cogs.structs.bodies import Body, BodyEssence
 
 RESERVE: Final = 32 * 1024
-"""The size of the annotations that is reserved for other records and other clients (in bytes)."""
+"""The part of the size limit of annotations that is left to other records and other clients (in bytes)."""
 
 _MANAGER: Final = user_agent.partition('/')[0]
 
@@ -29,7 +29,7 @@ def pack(essence: BodyEssence, body: Body) -> str | None:
         - RESERVE
         - storage_formats.measure_annotations(storage_formats.get_annotations(body))
     )
-    return text if 2 * len(text) <= room else None  # there can be two keys for one record
+    return text if 2 * len(text) <= room else None  # twice, as a storage can write one record under two keys
 
 
 def unpack(text: str | None) -> BodyEssence | None:
@@ -55,9 +55,9 @@ def _is_labelled_by_others(body: Body) -> bool:
         for entry in body.metadata.get('managedFields') or ()
         if isinstance(entry, Mapping) and not entry.get('subresource')
     ]
-    # Without an entry of this operator, it is unknown what it has seen: then nothing counts as an edit.
+    # Only changes after the last write of this operator count as edits. If it has written nothing, no change counts.
     ours = max((_get_time(entry) for entry in entries if entry.get('manager') == _MANAGER), default='')
-    return bool(ours) and any(  # the times are in whole seconds
+    return bool(ours) and any(  # an edit in the same second is not detected: the times are in whole seconds
         entry.get('manager') != _MANAGER and _get_time(entry) > ours and _has_essential_metadata(entry)
         for entry in entries
     )

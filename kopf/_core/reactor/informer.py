@@ -3,7 +3,7 @@ Indexing the objects of a watch before their events are processed.
 
 If a resource is indexed, there is an `Informer` between its watch and its `Processor`. It passes an event on when the
 object is indexed. So, slow index functions delay the handlers of the object, but slow handlers do not delay indexing.
-For an indexed object, only its values in the indices are kept, and its exclusions from indices while they last.
+Of an indexed object, the memory holds only its values in the indices, and the indices that it is excluded from.
 
 The `IndexingGate` delays all handlers until the indices that they can use are complete.
 """
@@ -32,10 +32,12 @@ from kopf._core.reactor.watches import ResourceWatch
 logger = logging.getLogger(__name__)
 
 MAX_REFUSALS = 2
-"""After how many refusals to list a resource no handlers wait for it any more."""
+"""The number of refused lists of a resource, after which no handlers wait for its objects any more."""
 
 MAX_FAILURES = 2
-"""After how many other failures to list a resource only handlers that can use its indices wait for it."""
+"""
+The number of otherwise failed lists of a resource, after which only handlers that can use its indices wait for it.
+"""
 
 
 ListedEvent = tuple[RawEvent, float | None]
@@ -49,7 +51,10 @@ class IndexingState:
 
     def __init__(self) -> None:
         self.events: list[ListedEvent] = []
-        """The newest event that is not indexed yet; and before it the deletion, if the object is back since then."""
+        """
+        The newest event that is not indexed yet. If it is of an object that was deleted and is back, the deletion
+        precedes it.
+        """
         self.running = False
         """Whether a task is indexing the object."""
         self.ended: asyncio.Future[None] | None = None
@@ -80,7 +85,7 @@ class IndexingState:
         return self.events.pop(0) if self.events else None
 
     def keep_deletion(self) -> None:
-        """Drop the other events, as the next watch lists these states again. No list brings a deletion again."""
+        """Drop all events except for the deletion: the next watch lists these states again, but never a deletion."""
         self.events = [each for each in self.events if is_deletion(each[0])]
 
     def end(self) -> None:
@@ -162,11 +167,12 @@ class Informer(ObjectSink):
 
     def refused(self, watch: ResourceWatch, error: APIError) -> bool:
         self._refusals += 1
-        # Why not at the first refusal? API servers that have just started refuse requests that they permit soon after.
+        # Why not at the first refusal? An API server that has just started refuses requests until it has loaded the
+        # RBAC rules.
         if self._refusals == MAX_REFUSALS and self._counting:
             logger.error(
-                "The handlers do not wait for %s any more, as it cannot be listed. "
-                "Its objects are absent from the indices until it can be: %s",
+                "The handlers do not wait for %s any more, as its objects cannot be listed. "
+                "Until they can be, the indices do not contain them: %s",
                 watch,
                 error,
             )
@@ -255,7 +261,7 @@ class Informer(ObjectSink):
                 if is_deletion(event):
                     self._discard(record)
                 else:
-                    if record.indexing is not state:  # it was deleted just now, and is back
+                    if record.indexing is not state:  # the object was deleted by the previous event, and is back
                         record.begin_indexing(state)
                     await self._index(record, state, event)
                     if self._is_over():
@@ -264,7 +270,7 @@ class Informer(ObjectSink):
                     break
         finally:
             state.end()
-            # Why again? A function that ended after `_remove` has stored its values in between.
+            # Why once more? A function that was running during `_remove` has stored its values after it.
             if self._dropped:
                 self._discard(record)
                 if self._successor is not None and state.events:
@@ -273,7 +279,7 @@ class Informer(ObjectSink):
                 record.end_indexing()
 
     def _pass_deletion_on(self, record: ObjectRecord, state: IndexingState) -> None:
-        """Remove the object from the indices, and pass the events on, of which the deletion is the last one."""
+        """Remove the object from the indices, and pass on its pending events; the last of them is the deletion."""
         while (listed_event := state.take()) is not None:
             self._discard(record)
             if not self._pass_on(record, state, listed_event[0], listed_since=listed_event[1]):
@@ -302,7 +308,8 @@ class Informer(ObjectSink):
             )
             state.cancel_timer()
             state.put_back(event, listed_since)
-            # After a deletion, it is not attached any more. Without it, the next event would not stop the timer.
+            # A deletion has detached the state from the record. Without the state, the next event could not cancel the
+            # timer.
             record.begin_indexing(state)
             state.timer = asyncio.get_running_loop().call_later(delay, self._retry, record, state)
             return False
@@ -314,7 +321,7 @@ class Informer(ObjectSink):
         return self._dropped
 
     def resume_indexing(self, record: ObjectRecord, state: IndexingState) -> None:
-        """Called when an index function of the former informer has ended, and there is a newer event of the object."""
+        """Called when the index functions of the former informer have ended, and the object has pending events."""
         record.begin_indexing(state)
         self._start(record, state, counted=self._counting)
 

@@ -39,7 +39,8 @@ class SeenRequest:
     query: Mapping[str, str]
     user_agent: str
     content_type: str
-    time: float = dataclasses.field(default_factory=lambda: time.time())  # looked up then: it can be virtual
+    # not `time.time` itself: virtual time replaces it later
+    time: float = dataclasses.field(default_factory=lambda: time.time())
     verb: str = ''
     group: str = ''
     version: str = ''
@@ -60,7 +61,7 @@ class Fault:
 
     Empty conditions match everything; ``path`` and ``query`` are regular expressions that are searched for. ``seconds``
     is the length of a delay, or of a freeze (None: until `Faults.clear`); ``line`` is the line to insert; ``function``
-    is what to call, before the request is executed or (``late``) before it is answered.
+    is called before the request is executed, or, with ``late``, after that but before the response.
     """
 
     action: Action
@@ -121,7 +122,7 @@ class Faults:
             raise ValueError(f'unknown fault {action!r}: it must be one of {", ".join(get_args(Action))}')
         rule = Fault(action, **fields)
         if (action == 'call') is not callable(rule.function):
-            raise ValueError('function= is for the fault "call", which calls it: it is not for other clients')
+            raise ValueError('function= is required for the fault "call", and not allowed for other faults')
 
         def append() -> None:
             self._rules.append(rule)
@@ -178,7 +179,7 @@ class Faults:
         return self.add('end', times=times, **fields)
 
     def say(self, line: str, *, times: int | None = 1, **fields: Any) -> Fault:
-        """Insert any line into watches; they go on after it."""
+        """Insert an arbitrary line into watches, which continue after it."""
         return self.add('say', line=line, times=times, **fields)
 
     def drop_watches(self) -> int:
@@ -228,7 +229,14 @@ class Faults:
         return list(self._rules)
 
     def take(self, request: SeenRequest, *, watching: bool = False, idle: bool = False) -> Fault | None:
-        """Return the rule for a request (or an open stream: ``watching``, ``idle``), and use it up by one."""
+        """
+        Return the first rule that matches the request, and count its use.
+
+        Args:
+            request: the request; it can be that of an open watch.
+            watching: whether to look for rules about watches, or else for those about requests.
+            idle: whether the watch has no line to send now, so that no line can be cut.
+        """
         for rule in self._rules:
             if (rule.action in WATCH_ACTIONS) is not watching or (idle and rule.action == 'cut'):
                 continue
@@ -243,7 +251,7 @@ class Faults:
         return None
 
     def is_frozen(self, rule: Fault) -> bool:
-        """Check whether a freeze still holds (apart from its time)."""
+        """Check whether a freeze is still in force; its time limit is not considered."""
         return rule in self._frozen
 
 

@@ -12,7 +12,7 @@ FieldsOf = Callable[[Mapping[str, Any]], Mapping[str, str]]
 
 
 def paths(version: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the fields that one version of a CRD names, as selectors name them: without the dot."""
+    """Return the selectable fields of one version of a CRD, without the leading dot, as field selectors name them."""
     return tuple(item['jsonPath'].lstrip('.') for item in version.get('selectableFields') or ())
 
 
