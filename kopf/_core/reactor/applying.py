@@ -48,6 +48,7 @@ class Applier:
         decision: Decision | None,
         patch: Patch,
         conclusion: Patch,
+        seen: RawBody | None = None,
     ) -> Application:
         """
         Send the patch with the conclusion, and keep what could not be applied.
@@ -58,16 +59,18 @@ class Applier:
             patch: the changes that handlers request.
             conclusion: the framework's own data (progress, handled state, finalizers), stored only with all the
                 changes.
+            seen: the state that the patch was made for; by default, the newest known state.
         """
+        known = cast(RawBody, record.body if seen is None else seen)
         # Taken before the request: events that arrive while it is in progress can be newer than its response.
         asked_at = time.monotonic()
         try:
             result = await self._send(
                 record,
                 # Why not `record.uid`? It is a made-up key if the object has no uid.
-                cast(RawBody, record.body)['metadata'].get('uid'),
+                known['metadata'].get('uid'),
                 patch,
-                record.body,
+                known,
                 make_logger(record, self._decider.table.resource, self._settings),
                 conclusion,
             )
@@ -97,10 +100,13 @@ class Applier:
             if self._decider.table.managing and not result.remaining_fns:
                 # Why not wait for the event of this patch? It is dropped as an echo, and this state is at hand already.
                 record.requeue()
-        if record.requeued or not result.remaining_fns:
-            return Application(not result.remaining_fns)
+        if not result.remaining_fns:
+            return Application(True)
+        if record.requeued and seen is None:
+            return Application(False)
         # Usually, an event brings the state that the functions can be applied to. If it is late, or if the refusal
         # had another reason, the state is requested: otherwise, the same patch would be refused again and again.
+        record.adopt(known)
         record.mark_outdated()
         return Application(False, CONFLICT_DELAYS[-1])
 

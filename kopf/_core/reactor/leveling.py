@@ -224,21 +224,20 @@ class LevelProcessor(Processor):
 
     async def _apply(self, record: ObjectRecord, run: Run, edits: 'Collection[ConditionEdits]') -> None:
         """Apply the patch of the handler, together with former patches that could not be applied."""
-        patch, former = run.patch, record.pending_patch
+        patch, former, known = run.patch, record.pending_patch, record.body
         complete(record, patch, run.logger)
         if not patch:
             return
-        # The applier patches the body in the record, which an object at rest does not have. The patch is for the state
-        # that the run has seen.
-        record.accept(run.raw)
         with self._leveler.patching(run):
             with background(not self._workers.is_urgent(record), self._workers.pressure):
                 try:
-                    applied, delay = await self._applier.apply(record, None, patch, Patch())
+                    # Why not put the seen state into the record? It can be stale, from before the last patch of other
+                    # handlers, while the echo of that is awaited: these would be run again for it.
+                    applied, delay = await self._applier.apply(record, None, patch, Patch(), run.raw)
                 except Exception:
                     record.keep_patch(former)  # this patch is not kept: the next run makes a new one
                     raise
-            if applied and record.body is not None and record.body is not run.raw:
+            if applied and record.body is not None and record.body is not known:
                 is_ours = self._leveler.receive_response(run, record.body, patch)
                 # What has come before the patch has triggered the next run: this one has not seen it.
                 if is_ours and not run.plan.reasons:

@@ -781,6 +781,40 @@ async def test_refused_patches_are_failures_that_are_retried_up_to_the_limit(wor
 
 
 @in_virtual_time
+async def test_a_refused_patch_for_a_stale_state_does_not_repeat_other_handlers(world):
+    is_indexed = asyncio.Event()
+
+    async def creating(**_):
+        await world.edit(metadata={'labels': {'app': 'y'}})
+        await world.edit(metadata={'labels': {'app': 'x', 'back': 'yes'}})
+        await is_indexed.wait()
+
+    async def indexing(labels, **_):
+        # The creation is handled while this state is indexed: so it is passed on later than the response to the patch
+        # with the success.
+        if labels.get('back'):
+            is_indexed.set()
+        await asyncio.sleep(1)
+
+    async def patching(patch, body, **_):
+        if len(world.called('fn')) == 1:
+            await own(world, 'child', body)  # another run is requested, so that the object is processed once more
+            await rest(world, 0.1)
+            world.sandbox.faults.error(500, method='PATCH', resource='kopfexamples', times=1)
+        patch.status['seen'] = True
+
+    world.settings.watching.label_selectors['kopfexamples'] = 'app=x'
+    world.declare(kopf.on.create, 'create', does=creating)
+    world.declare(RECONCILE, 'fn', does=patching, owns=['configmaps'], backoff=(0.01, 1))
+    kopf.index('kopfexamples', id='index', registry=world.registry)(indexing)
+    async with world.operator():
+        await world.create(labels={'app': 'x'})
+        await world.aio.wait_for('kopfexamples', 'obj', lambda body: body.get('status', {}).get('seen'))
+        await rest(world, 5)
+    assert world.ids.count('create') == 1
+
+
+@in_virtual_time
 async def test_what_other_handlers_want_to_patch_is_kept_when_a_patch_of_a_run_is_refused(world):
     async def patching(patch, spec, **_):
         if 'created' not in spec:
