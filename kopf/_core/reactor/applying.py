@@ -170,16 +170,17 @@ class Applier:
 
     async def reload(self, record: ObjectRecord, known: RawBody) -> None:
         """Request the newest state of the object from the API server, instead of waiting for an event."""
-        record.clear_outdated()
         resource = self._decider.table.resource
         url = resource.get_url(namespace=record.namespace, name=record.name)
         asked_at = time.monotonic()
         try:
             raw = await self._client.get_json(url, logger=make_logger(record, resource, self._settings))
         except APIForbiddenError:
+            record.clear_outdated()
             return  # RBAC permits watching, but not getting: only an event can bring the state
         except APINotFoundError:
             raw = None
+        record.clear_outdated()  # not before: if the request fails, it is repeated
         # The response can be about a new object of the same name. It is ignored: a patch for the former object must
         # never reach the new one, which comes by its own event.
         if raw is not None and raw['metadata'].get('uid') == known['metadata'].get('uid'):

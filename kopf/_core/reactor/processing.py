@@ -351,6 +351,7 @@ class Processor(ObjectSink):
             doubtful = record.outdated and record.body is None  # the API has said that there is no such object
             record.accept(event['object'])
             if doubtful:
+                record.mark_outdated()  # until the request succeeds
                 await self._applier.reload(record, event['object'])
         elif record.body is not None and self._is_foreign(record.body):
             await self._applier.reload(record, record.body)

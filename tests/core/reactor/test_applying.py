@@ -73,19 +73,22 @@ async def test_an_object_that_is_gone_is_not_handled_anew_when_the_stream_is_beh
     assert len(world.called('create', 'obj')) == 1
 
 
+@pytest.mark.parametrize('failures', [0, 2])
 @pytest.mark.parametrize('observing', [True, False])
 @in_virtual_time
-async def test_an_object_that_is_gone_is_not_handled_anew_when_the_stream_is_far_behind(world, observing):
+async def test_an_object_that_is_gone_is_not_handled_anew_when_the_stream_is_far_behind(world, observing, failures):
     world.settings.persistence.consistency_timeout = 0.1
     world.declare(kopf.on.create, 'create')
     if observing:
         world.declare(kopf.on.event, 'event')
     async with world.operator():
         await create_but_tell_that_it_is_gone(world)
+        if failures:
+            world.sandbox.faults.error(500, times=failures, verb='get', name='obj')
         world.sandbox.faults.error(404, times=1, verb='get', name='obj')
         await world.edit(field='v2')  # as if this was from before the deletion
         async with asyncio.timeout(10):
-            while not any(seen.verb == 'get' and seen.name == 'obj' for seen in world.sandbox.requests):
+            while not any(seen.verb == 'get' and seen.status == 404 for seen in world.sandbox.requests):
                 await asyncio.sleep(0.01)
         await world.settled()
     assert len(world.called('create', 'obj')) == 1
