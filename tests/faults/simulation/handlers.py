@@ -159,15 +159,18 @@ class Handlers:
         kopf.on.create(RESOURCE, id='p', **common)(parent)
         kopf.on.update(RESOURCE, id='p', field='spec.items', **common)(parent)
 
-    async def _run_child(self, item, *, uid, **_):
+    async def _run_child(self, item, *, uid, body, reason, **_):
         await self._process.alive()
-        token = self._ledger.enter(self._process, uid, f'p/{item}')
+        id, seen = f'p/{item}', look_at(body)
+        done = Run(self._process, id, uid, str(reason), seen, 'all', called=self._ledger.now)
+        token = self._ledger.enter(self._process, uid, id)
         try:
             await asyncio.sleep(self._rng.choice([0, 0.05, 0.2]))
             await self._process.alive()
             if self._ledger.chaos and self._rng.random() < self._options.error_rate * 0.5:
                 raise kopf.TemporaryError('child', delay=0.1)
             self._ledger.subhandlers[uid][item] = self._ledger.now
+            self._ledger.add(done)
         finally:
             self._ledger.leave(uid, token)
 

@@ -160,12 +160,16 @@ class Ledger:
 
     def finish(self, run):
         """Note the end of a call: the handler has succeeded, or failed for good."""
-        run.ended = self.now
         self.note(f'{run.process} finished {run.reason} {run.id} {run.uid[-4:]} {run.value}')
         past = [one for one in self.runs[run.uid, run.id] if one.reason == run.reason]
         if past and not self.restored and self._is_double(run, past[-1]):
             former = f'{past[-1].process} at {past[-1].ended:.3f}'
             self.fault(f'done twice: {run.reason} {run.id} {run.uid} by {former}, then by {run.process}: {run.value}')
+        self.add(run)
+
+    def add(self, run):
+        """Add a call that has come to its end, without a check whether it was needed."""
+        run.ended = self.now
         self.runs[run.uid, run.id].append(run)
         self._unstored.append(run)
 
