@@ -31,7 +31,7 @@ from kopf._core.intents.cycles import Cycle
 from kopf._core.intents.decisions import NO_FIELDS, TITLES, Decider, Decision
 from kopf._core.intents.results import deliver_results, is_delivered
 from kopf._core.intents.storage_errors import StorageError
-from kopf._core.reactor.applying import Applier, complete
+from kopf._core.reactor.applying import CONFLICT_DELAYS, Applier, complete
 from kopf._core.reactor.hosting import ObjectHost
 from kopf._core.reactor.object_records import ObjectRecord, make_logger
 from kopf._core.reactor.selftriggers import SelfTriggers
@@ -424,12 +424,22 @@ class Reconciler:
 
     async def save(self, record: ObjectRecord) -> None:
         """Store on the object what is only in memory yet, without running any handlers."""
-        if record.body is None or not record.in_memory_only or record.unverified:
-            return
-        record.cancel_wakeup()
-        body = Body(record.body)
+        for delay in CONFLICT_DELAYS:
+            if record.body is None or not record.in_memory_only or record.unverified:
+                return
+            record.cancel_wakeup()
+            record.cancel_requeue()  # otherwise, a refused patch would be left to the next step, which does not come
+            await self._save(record, record.body)
+            if not record.outdated or record.body is None:
+                return
+            # Other clients change the object all the time. It is the last chance: no event starts another attempt.
+            await asyncio.sleep(delay)
+            await self._applier.reload(record, record.body)
+
+    async def _save(self, record: ObjectRecord, raw: RawBody) -> None:
+        body = Body(raw)
         patch, conclusion = Patch(body=body), Patch()
-        holding = self._host.spawner is not None and self._host.spawner.plan(record, record.body).holding
+        holding = self._host.spawner is not None and self._host.spawner.plan(record, raw).holding
         decision = self._decide(record, body, patch, holding=holding) if self._managing else None
         # Only the cycle whose handlers have run is stored. A newer change is
         # found by the next operator, or after the pause, as it was found here.

@@ -135,6 +135,27 @@ async def test_deletions_are_stored_also_when_the_object_leaves_the_selection(wo
     assert len(world.called('delete')) == 1
 
 
+@pytest.mark.parametrize('leaving', [True, False])
+@in_virtual_time
+async def test_deletions_are_stored_at_last_even_if_the_object_changes_all_the_time(world, leaving):
+    world.settings.watching.label_selectors['kopfexamples'] = 'app=x'
+    world.settings.queueing.error_delays = [60]
+    world.declare(kopf.on.delete, 'delete')
+    async with world.operator():
+        await world.create(labels={'app': 'x'})
+        await world.handled()
+        world.sandbox.faults.error(500, method='PATCH', resource='kopfexamples', times=None)
+        await world.delete()
+        await world.until_logged('Throttling for 60 seconds')
+        world.sandbox.faults.clear()
+        world.sandbox.faults.error(409, method='PATCH', resource='kopfexamples', user_agent='kopf', times=7)
+        if leaving:
+            await world.edit(metadata={'labels': {'app': 'y'}})
+            await world.gone()
+    await world.gone()
+    assert len(world.called('delete')) == 1
+
+
 class Database:
     """The records of one object, outside of the cluster."""
 
