@@ -266,6 +266,8 @@ class Simulation:
         """Check that nothing is left of objects that do not exist; dead processes cannot clean up."""
         if len(self.processes) != 1 or self._started != 1 + len(self._stopped_at):
             return
+        # Records of deleted objects that have left the selector before are kept until their last echo is overdue.
+        await asyncio.sleep(self.options.consistency_timeout)
         await asyncio.sleep(max(0.0, max(self._stopped_at, default=0) + LONGEST_TIMER - self.clock.now))
         gc.collect()
         live = {body['metadata']['uid'] for body in await self.cluster.list()}
