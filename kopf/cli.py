@@ -209,14 +209,18 @@ def _check_scope(namespaces: tuple[str, ...], *, clusterwide: bool) -> None:
         raise click.UsageError(f"No namespace can be named {wrong[0]!r}. {hint}")
 
 
+_ENDPOINTS = {'metrics_endpoint': {'purpose': 'metrics', 'example': 'http://0.0.0.0:9090/metrics'}}
+"""How the errors of URLs name the endpoints; see `status_server.Endpoint.parse`."""
+
+
 def _check_endpoint(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     if value is None:
         return None
-    from kopf._core.engines import probing
+    from kopf._core.engines import status_server
 
     try:
-        probing.Endpoint.parse(value)
-    except probing.EndpointError as error:
+        status_server.Endpoint.parse(value, **_ENDPOINTS.get(param.name or '', {}))
+    except status_server.EndpointError as error:
         raise click.BadParameter(str(error)) from error
     return value
 
@@ -346,6 +350,13 @@ def _load(
     metavar='URL',
     callback=_check_endpoint,
     help="Where to serve the probes, e.g. http://0.0.0.0:8080/healthz.",
+)
+@option(
+    '--metrics',
+    'metrics_endpoint',
+    metavar='URL',
+    callback=_check_endpoint,
+    help="Where to serve metrics, e.g. http://0.0.0.0:9090/metrics; it can be the port of the probes.",
 )
 @option(
     '-P',

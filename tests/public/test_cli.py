@@ -146,6 +146,7 @@ def test_options_have_their_defaults(invoke, operator, handlers):
         'priority': None,
         'peering_name': None,
         'liveness_endpoint': None,
+        'metrics_endpoint': None,
     }
 
 
@@ -162,6 +163,7 @@ def test_options_have_their_defaults(invoke, operator, handlers):
         (['-P', 'name'], {'peering_name': 'name'}),
         (['--peering=name'], {'peering_name': 'name'}),
         (['-L', 'http://:80/'], {'liveness_endpoint': 'http://:80/'}),
+        (['--metrics=http://:90/'], {'metrics_endpoint': 'http://:90/'}),
         (['--liveness=http://:80/'], {'liveness_endpoint': 'http://:80/'}),
     ],
 )
@@ -183,6 +185,7 @@ def test_options_are_passed_to_the_operator(invoke, operator, handlers, args, ex
         ('PEERING', 'name', {'peering_name': 'name'}),
         ('PEERING_NAME', 'name', {'peering_name': 'name'}),
         ('LIVENESS', 'http://:80/', {'liveness_endpoint': 'http://:80/'}),
+        ('METRICS', 'http://:90/', {'metrics_endpoint': 'http://:90/'}),
         ('LIVENESS_ENDPOINT', 'http://:80/', {'liveness_endpoint': 'http://:80/'}),
         ('PRIORITY', '', {'priority': None}),
     ],

@@ -117,5 +117,8 @@ def test_failures_are_told_and_exit_with_1(invoke, operator, caplog):
 def test_wrong_liveness_endpoints_are_refused(invoke, operator, url):
     result = invoke('run', '--liveness', url)
     assert result.exit_code == 2
-    assert url in result.output
+    assert url in result.output and "liveness endpoint" in result.output
+    result = invoke('run', '--metrics', url)
+    assert result.exit_code == 2
+    assert url in result.output and "metrics endpoint" in result.output
     assert operator.kwargs is None

@@ -57,6 +57,12 @@ EXTRAS = {  # of those operators only that have something for them to do
     'kopf._cogs.structs.conditions',
     'kopf._core.reactor.seen_states',
     'kopf._core.engines.probing',
+    'kopf._core.engines.metrics',
+    'kopf._core.engines.status_server',
+    'kopf._core.reactor.census',
+    'kopf._core.reactor.status_runtime',
+    'kopf._cogs.structs.meters',
+    'prometheus_client',
     'kopf._cogs.clients.execplugins',
     'kopf._kits',
     'cryptography',
@@ -86,7 +92,7 @@ def test_operators_import_what_their_options_need(kopf_sandbox, kopf_operator, h
     kopf_sandbox.apply(OBJECT)
     with kopf_operator(handlers, '--liveness', 'http://127.0.0.1:0/healthz') as operator:
         modules = operator.wait_for_output(r'^MODULES: (.*) END$')[1].split()
-    assert 'kopf._core.engines.probing' in modules
+    assert 'kopf._core.engines.probing' in modules and 'kopf._core.engines.metrics' not in modules
 
 
 @pytest.mark.parametrize(

@@ -469,6 +469,23 @@ class ProbingSettings(_Group):
 
 
 @dataclasses.dataclass
+class MetricsSettings(_Group):
+    """The metrics for Prometheus."""
+
+    endpoint: str | None = None
+    """
+    The URL where the metrics are served, such as ``http://0.0.0.0:9090/metrics``. `None`: there are no metrics. It is
+    read after the startup handlers; ``kopf run --metrics`` sets it.
+    """
+
+    registry: Any = None
+    """The registry of ``prometheus_client`` with the metrics of the program. `None`: the default one of the library."""
+
+    timeout: float = 10.0
+    """How long (in seconds) the metrics may be collected. Then the request fails."""
+
+
+@dataclasses.dataclass
 class OperatorSettings(_Group):
     """All settings of an operator, by groups."""
 
@@ -484,6 +501,7 @@ class OperatorSettings(_Group):
     networking: NetworkingSettings = dataclasses.field(default_factory=NetworkingSettings)
     persistence: PersistenceSettings = dataclasses.field(default_factory=PersistenceSettings)
     probing: ProbingSettings = dataclasses.field(default_factory=ProbingSettings)
+    metrics: MetricsSettings = dataclasses.field(default_factory=MetricsSettings)
     applying: ApplyingSettings = dataclasses.field(default_factory=ApplyingSettings)
 
     @property

@@ -18,10 +18,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar, Token
 from types import TracebackType
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.references import Namespace, Resource
+
+if TYPE_CHECKING:
+    from kopf._cogs.structs.meters import Meters
 
 logger = logging.getLogger(__name__)
 
@@ -84,9 +87,14 @@ _POINTS: Mapping[str, tuple[str, ...]] = {
 
 
 class Instruments:
-    """The instruments of one operator; for each point, the tuple of the instruments that listen there."""
+    """
+    The instruments of one operator; for each point, the tuple of the instruments that listen there.
 
-    __slots__ = ('_members', *_POINTS)
+    Besides them, there can be meters, for the points where the facts for instruments would cost more than the metrics
+    are worth: the queue, the steps, and the handlers. The owners of these points call the meters directly.
+    """
+
+    __slots__ = ('_members', 'meters', 'observes_handlers', *_POINTS)
 
     steps: Listeners
     handlers: Listeners
@@ -96,6 +104,10 @@ class Instruments:
 
     def __init__(self, members: Iterable[Instrument] = ()) -> None:
         self._members: Listeners = ()
+        self.meters: Meters | None = None
+        """The meters, if there are metrics."""
+        self.observes_handlers = False
+        """Whether handlers are measured, or instruments listen to them: one test for both."""
         self._find_listeners()
         for member in members:
             self.add(member)
@@ -116,9 +128,15 @@ class Instruments:
         self._members = tuple(member for member in self._members if member is not instrument)
         self._find_listeners()
 
+    def measure(self, meters: 'Meters') -> None:
+        """Let these meters measure all that begins from now on."""
+        self.meters = meters
+        self._find_listeners()
+
     def _find_listeners(self) -> None:
         for point, hooks in _POINTS.items():
             setattr(self, point, tuple(member for member in self._members if _overrides(member, hooks)))
+        self.observes_handlers = bool(self.handlers) or self.meters is not None
 
     def tell(self, listeners: Listeners, hook: str, facts: object) -> None:
         """Call the hook of these instruments, except for removed ones; remove an instrument if its hook fails."""

@@ -13,6 +13,7 @@ import logging
 import math
 import os
 import pathlib
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Executor
 from contextvars import ContextVar
@@ -141,6 +142,11 @@ class Outcome(NamedTuple):
         return 'failed' if self.exception is not None else 'ignored' if self.ignored else 'succeeded'
 
     @property
+    def is_error(self) -> bool:
+        """Return whether the attempt has failed, and not only asked for a retry by a `TemporaryError`."""
+        return self.exception is not None and not isinstance(self.exception, TemporaryError)
+
+    @property
     def message(self) -> str | None:
         """The text of the error to be stored in the progress, if there is one."""
         if self.exception is None or isinstance(self.exception, HandlerChildrenRetry):
@@ -250,6 +256,7 @@ async def run_handler(
     rules: Execution,
     *,
     after: Callable[[], Awaitable[None]] | None = None,
+    observed: bool = True,
 ) -> Outcome:
     """
     Run the handler once, and log the outcome. Handlers of all kinds are run here, and nowhere else.
@@ -262,6 +269,7 @@ async def run_handler(
         state: the progress of the previous attempts.
         rules: the executor for sync functions, the defaults for errors, and the instruments.
         after: a function to be called after that of the handler; its errors count as errors of the handler.
+        observed: whether to tell the instruments, if there are any.
 
     Returns:
         The outcome, including any error of the function.
@@ -270,7 +278,7 @@ async def run_handler(
         asyncio.CancelledError: if the task is cancelled. No other exception is raised.
     """
     # The only cost of instruments if there are none.
-    if rules.instruments.handlers:
+    if rules.instruments.observes_handlers and observed:
         return await _run_observed(handler, cause, state, rules, after)
     logger, limits = cause.logger, _Limits(handler, state)
     debugging = logger.isEnabledFor(logging.DEBUG)
@@ -319,6 +327,32 @@ async def _run_observed(
     rules: Execution,
     after: Callable[[], Awaitable[None]] | None,
 ) -> Outcome:
+    """Run the handler once; measure it, and tell the instruments."""
+    meters = rules.instruments.meters
+    if meters is None:
+        return await _run_told(handler, cause, state, rules, after)
+    parent, began, verdict = handler_var.get(None), time.monotonic(), 'cancelled'
+    try:
+        if rules.instruments.handlers:
+            outcome = await _run_told(handler, cause, state, rules, after)
+        else:
+            outcome = await run_handler(handler, cause, state, rules, after=after, observed=False)
+        verdict = outcome.verdict
+        if outcome.is_error:
+            meters.note_failure(handler.kind, cause.key)
+        return outcome
+    finally:
+        parent_id = None if parent is None else parent.id
+        meters.note_attempt(handler.id, parent_id, verdict, time.monotonic() - began)
+
+
+async def _run_told(
+    handler: Handler,
+    cause: RunnableCause,
+    state: 'HandlerState',
+    rules: Execution,
+    after: Callable[[], Awaitable[None]] | None,
+) -> Outcome:
     """Run the handler once, and tell the instruments when it begins and when it ends."""
     call = HandlerCall(
         rules.instruments,
@@ -331,7 +365,7 @@ async def _run_observed(
     )
     with call:
         # Why not two functions, one around the other? Without instruments, each handler would be one call deeper.
-        outcome = await run_handler(handler, cause, state, rules._replace(instruments=NO_INSTRUMENTS), after=after)
+        outcome = await run_handler(handler, cause, state, rules, after=after, observed=False)
         call.conclude(outcome.verdict, delay=outcome.delay, message=outcome.message, exception=outcome.exception)
     return outcome if call.carried is None else outcome._replace(carried=call.carried)
 

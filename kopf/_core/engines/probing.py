@@ -1,34 +1,28 @@
 """
-The HTTP server for the liveness and readiness probes of Kubernetes.
+The responses to the liveness and readiness probes of Kubernetes.
 
-The server has a thread and an event loop of its own, as it must respond, with a failure, when the operator's loop is
-stuck. The liveness endpoint runs the probe handlers and returns their results. It fails if a handler fails, or if the
-operator has not worked for long. The readiness endpoint succeeds when the operator has begun to work. Specified in the
-documentation's "Probes".
+They are made in the thread of the status server, as a stuck operator must respond, too, with a failure. The liveness
+endpoint runs the probe handlers and returns their results. It fails if a handler fails, or if the operator has not
+worked for long. The readiness endpoint succeeds when the operator has begun to work. Specified in the documentation's
+"Probes".
 """
 
 import asyncio
-import concurrent.futures
-import contextlib
-import dataclasses
 import json
 import logging
-import threading
 import time
-import urllib.parse
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import orjson
 
 from kopf._cogs.aiokits.loop_monitors import LoopMonitor, rouse
 from kopf._cogs.aiokits.loops import end
 from kopf._cogs.configs.configuration import OperatorSettings
-from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.structs.ids import HandlerId
 from kopf._core.actions.execution import run_handler, utcnow
 from kopf._core.actions.handler_states import HandlerState
+from kopf._core.engines.status_server import Respond
 from kopf._core.intents.causes import Activity, ActivityCause
 from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.handlers import ActivityHandler
@@ -39,46 +33,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class ProbesError(ExplainedError, OSError):
-    """Raised when the server cannot listen at the endpoint. The message contains the reason and the remedy."""
-
-
 READINESS_PATH = '/readyz'
 TIMEOUT_MARGIN = 1.0
 """How much longer the server's loop waits for the probe handlers than the operator's loop (in seconds)."""
 
 EXIT_TIMEOUT = 2.0
 """How long the exiting operator waits for the cancelled probe handlers (in seconds)."""
-
-
-class EndpointError(ValueError):
-    """Raised when the URL of the liveness endpoint is invalid."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Endpoint:
-    """The address to listen at, on all interfaces if there is no host; and the path of the liveness probe."""
-
-    host: str | None
-    port: int
-    path: str
-
-    @classmethod
-    def parse(cls, url: str) -> Self:
-        """
-        Return the endpoint for a URL such as ``http://:8080/healthz``.
-
-        Raises:
-            EndpointError: if it is not such a URL.
-        """
-        parts = urllib.parse.urlsplit(url)
-        try:
-            port = parts.port
-        except ValueError as error:
-            raise EndpointError(f"Wrong port in the liveness endpoint {url!r}: {error}") from error
-        if parts.scheme != 'http' or not parts.netloc:
-            raise EndpointError(f"The liveness endpoint must be like http://0.0.0.0:8080/healthz, not {url!r}.")
-        return cls(parts.hostname or None, 80 if port is None else port, parts.path or '/')
 
 
 class Condition(Protocol):
@@ -118,6 +78,7 @@ class Probes:
         self._findings: dict[HandlerId, ProbeResult] = {}
         self._expiry: float | None = None
         self._task: asyncio.Task[None] | None = None
+        self._closed = False
 
     async def collect(self) -> dict[HandlerId, ProbeResult]:
         """
@@ -126,6 +87,8 @@ class Probes:
         Raises:
             TimeoutError: if the handlers do not end in time. They go on, and the next call waits for them.
         """
+        if self._closed:
+            return self._findings
         if self._task is None and (self._expiry is None or self._expiry <= time.monotonic()):
             self._task = asyncio.create_task(self._run(), name='probes')
         if self._task is not None:
@@ -153,107 +116,40 @@ class Probes:
         return finding
 
     async def close(self) -> None:
-        """Cancel the running handlers."""
+        """Cancel the running handlers, and run none any more."""
+        self._closed = True
         if self._task is not None:
             await end({self._task}, timeout=EXIT_TIMEOUT, what="The probes")
 
 
-class ProbeServer:
+class ProbeResponder:
     """
-    The server of the probes; an async context manager.
+    Responds to the requests of Kubernetes, in the loop of the status server.
 
     Args:
-        endpoint: the address to listen at.
         probes: the probe handlers.
         condition: the health of the operator.
-        monitor: the monitor of the operator's event loop.
+        monitor: the monitor of the operator's event loop, which is the running loop now.
         settings: the settings of the operator.
     """
 
     def __init__(
         self,
-        endpoint: Endpoint,
         *,
         probes: Probes,
         condition: Condition,
         monitor: LoopMonitor[Any],
         settings: OperatorSettings,
     ) -> None:
-        self._endpoint = endpoint
         self._probes = probes
         self._condition = condition
         self._settings = settings
         self._monitor = monitor
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._listening: concurrent.futures.Future[int] = concurrent.futures.Future()
-        self._closing: Callable[[], object] = lambda: None
-        self._closed: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self.port = endpoint.port
-        """The port at which the server listens. It is the port of the endpoint, unless that is 0."""
-
-    async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
-        # Why not an executor? Its threads are joined at exit, so a stuck server would keep the process alive.
-        threading.Thread(target=self._run, name='kopf-probes', daemon=True).start()
-        try:
-            self.port = await asyncio.wrap_future(self._listening)
-        except BaseException:
-            await self.__aexit__(None, None, None)
-            raise
-        return self
 
-    async def __aexit__(
-        self,
-        type_: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._closing()
-        await self._probes.close()
-        await asyncio.wrap_future(self._closed)
-
-    # In the thread of the server.
-
-    def _run(self) -> None:
-        try:
-            asyncio.run(self._serve())
-        except BaseException as error:
-            if not self._listening.done():
-                self._listening.set_exception(error)
-            else:
-                logger.exception("The server of probes has failed: %s", error)
-        finally:
-            self._closed.set_result(None)
-
-    async def _serve(self) -> None:
-        from aiohttp import web
-
-        loop, closing = asyncio.get_running_loop(), asyncio.Event()
-
-        def close() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed already
-                loop.call_soon_threadsafe(closing.set)
-
-        self._closing = close
-        app = web.Application()
-        app.router.add_get(self._endpoint.path, self._answer_liveness)
-        if self._endpoint.path != READINESS_PATH:
-            app.router.add_get(READINESS_PATH, self._answer_readiness)
-        runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=1.0)
-        await runner.setup()
-        try:
-            try:
-                await web.TCPSite(runner, self._endpoint.host, self._endpoint.port).start()
-            except OSError as error:
-                raise ProbesError(
-                    error.errno,
-                    f"The probes cannot be answered at {self._endpoint.host}:{self._endpoint.port}: {error.strerror}. "
-                    f"Choose what is free on this machine for the liveness endpoint.",
-                ) from None
-            self._listening.set_result(runner.addresses[0][1])
-            await closing.wait()
-        finally:
-            await runner.cleanup()
+    def get_routes(self, path: str) -> dict[str, Respond]:
+        """Return the routes: for liveness at this path, for readiness at a fixed one."""
+        return {READINESS_PATH: self._answer_readiness, path: self._answer_liveness}
 
     async def _answer_liveness(self, request: 'web.Request') -> 'web.Response':
         reasons = list(self._find_reasons(self._condition.find_failures))
@@ -279,7 +175,6 @@ class ProbeServer:
         return make_response({}, list(self._find_reasons(self._condition.find_delays)))
 
     async def _collect(self) -> Mapping[HandlerId, ProbeResult]:
-        assert self._loop is not None
         future = asyncio.run_coroutine_threadsafe(self._probes.collect(), self._loop)
         # Normally, `collect` times out first. This timeout is for an operator's loop that becomes stuck.
         async with asyncio.timeout(self._settings.probing.timeout + TIMEOUT_MARGIN):

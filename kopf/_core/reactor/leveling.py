@@ -11,6 +11,7 @@ A `RelationSink` is put between the watch and the processor of a resource that s
 
 import asyncio
 import logging
+import time
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, cast
 
@@ -42,6 +43,7 @@ from kopf._core.reactor.workers import WorkerPool
 
 if TYPE_CHECKING:
     from kopf._cogs.structs.conditions import ConditionEdits
+    from kopf._cogs.structs.meters import ResourceMeter
     from kopf._core.reactor.condition_writer import ConditionWriter
 
 logger = logging.getLogger(__name__)
@@ -69,6 +71,8 @@ class LevelProcessor(Processor):
         self._client = client
         self._leveler = Leveler(self, self._decider, levels)
         self._operator = context.settings.applying.operator
+        if not self._observing and not self._managing:
+            self._step_meter = None  # such steps only plan the runs, and the runs are the reconciliations
         self._ending: dict[ObjectRecord, RawBody] = {}
         """The objects that are being deleted, and wait for the deletion of their remote children."""
         self._writer: ConditionWriter | None = None
@@ -189,12 +193,21 @@ class LevelProcessor(Processor):
     async def _run(self, record: ObjectRecord, run: Run) -> bool:
         """Run the handler, and apply its patch; return whether the worker can continue with the object."""
         outcome: Outcome | None = None
+        began = 0.0 if self.meter is None else time.monotonic()
         try:
             outcome = await self._execute(record, run)
         finally:
             self._leveler.end(run, outcome)
+            if self.meter is not None and outcome is not None:
+                self._measure(record, self.meter, began, outcome)
             del outcome  # see `Outcome.without_exception`
         return not record.throttled
+
+    def _measure(self, record: ObjectRecord, meter: 'ResourceMeter', began: float, outcome: Outcome) -> None:
+        if outcome.delay is not None:
+            meter.retry()
+        result = 'success' if outcome.delay is None else 'requeue_after'
+        meter.conclude(began, 'error' if outcome.is_error else result, record.uid)
 
     async def _execute(self, record: ObjectRecord, run: Run) -> Outcome:
         """Run the handler, apply its patch, and then write the conditions, also those of a failed run."""

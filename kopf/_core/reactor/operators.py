@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from kopf._cogs.aiokits.flags import Flag, ServingFlag, raise_flag, wait_flag
 from kopf._cogs.aiokits.loop_monitors import LoopMonitor
@@ -41,9 +41,6 @@ from kopf._core.reactor.indexing_gate import IndexingGate
 from kopf._core.reactor.orchestration import Orchestrator, Tools, WriteThrough, write_through_var
 from kopf._core.reactor.workers import WorkerPool
 
-if TYPE_CHECKING:
-    from kopf._core.engines import probing
-
 logger = logging.getLogger(__name__)
 
 T = TypeVar('T')
@@ -70,6 +67,7 @@ class OperatorOptions(TypedDict, total=False):
     priority: int | None
     peering_name: str | None
     liveness_endpoint: str | None
+    metrics_endpoint: str | None
     clusterwide: bool
     namespaces: Collection[NamespacePattern]
     namespace: NamespacePattern | None
@@ -121,6 +119,8 @@ class Operator:
         if (name := options.get('peering_name')) is not None:
             # Documented: an explicitly named peering is waited for, while the default one can be absent.
             settings.name, settings.mandatory = name, True
+        if (endpoint := options.get('metrics_endpoint')) is not None:
+            self.settings.metrics.endpoint = endpoint
 
     def _make_children(self, cause: ResourceCause, handler: Handler) -> Any:
         """Create the argument ``children`` of a handler that is not level-triggered."""
@@ -273,8 +273,7 @@ class Operator:
             stack.push_async_callback(indexing_gate.close)
             stack.callback(orchestrator.end)
             async with tasks:
-                if self._options.get('liveness_endpoint') is not None:
-                    await stack.enter_async_context(self._make_probe_server(orchestrator, monitor))
+                await self._serve_status(stack, orchestrator, workers, monitor)
                 tasks.create_task(self._watch_failures(workers.failure), name='workers')
                 tasks.create_task(self._watch_failures(indexing_gate.failure), name='indexing')
                 if orchestrator.webhooks is not None:
@@ -284,17 +283,21 @@ class Operator:
                 tasks.create_task(schedules.run(), name='schedules')
                 await self._tell_readiness(serving=True)
 
-    def _make_probe_server(self, condition: 'probing.Condition', monitor: LoopMonitor[Any]) -> 'probing.ProbeServer':
-        from kopf._core.engines import probing
+    async def _serve_status(
+        self,
+        stack: contextlib.AsyncExitStack,
+        orchestrator: Orchestrator,
+        workers: WorkerPool,
+        monitor: LoopMonitor[Any],
+    ) -> None:
+        """Start the servers of the probes and the metrics if they are requested."""
+        liveness, metrics = self._options.get('liveness_endpoint'), self.settings.metrics.endpoint
+        if liveness is None and metrics is None:
+            return
+        from kopf._core.reactor.status_runtime import Status, serve_status
 
-        probes = probing.Probes(
-            self.registry.activities.get_handlers(Activity.PROBE),
-            self._context,
-        )
-        endpoint = probing.Endpoint.parse(self._options.get('liveness_endpoint') or '')
-        return probing.ProbeServer(
-            endpoint, probes=probes, condition=condition, monitor=monitor, settings=self.settings
-        )
+        status = Status(context=self._context, orchestrator=orchestrator, workers=workers, monitor=monitor)
+        await serve_status(stack, status, liveness=liveness, metrics=metrics)
 
     async def _watch_failures(self, failure: asyncio.Future[None]) -> None:
         await failure

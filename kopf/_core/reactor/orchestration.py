@@ -306,12 +306,15 @@ class Orchestrator:
                         records.append(record)
         return records
 
+    def get_watches(self) -> Collection[ResourceWatch]:
+        """Return the watches of the objects that are handled; callable from any thread."""
+        # Copied first: the dict can change meanwhile.
+        return [watch for watch, _, _ in list(self._watches.values())]
+
     def find_failures(self) -> Iterator[str]:
         """Return messages about watches and logins that have been failing for long, for the probes."""
         limit = self._tools.context.settings.probing.failing_watch_limit
-        # Copied first: the probes are answered in another thread, and the dict can change meanwhile.
-        watches = [watch for watch, _, _ in list(self._watches.values())]
-        for watch in [*self._observers, *self.coordinator.watches, *watches]:
+        for watch in [*self._observers, *self.coordinator.watches, *self.get_watches()]:
             if limit is not None and watch.failing_for > limit:
                 yield f"The watch-stream for {watch} has been failing for {watch.failing_for:.0f} s: {watch.failure}"
         if limit is not None and self._tools.vault.failing_for > limit:
@@ -323,7 +326,7 @@ class Orchestrator:
             yield "The resources are not discovered yet."
         if self.webhooks is not None and not self.webhooks.listening:
             yield "The webhook server does not listen yet."
-        watches = [] if self._paused else [watch for watch, _, _ in list(self._watches.values())]
+        watches = [] if self._paused else self.get_watches()
         for watch in [*self._observers, *self.coordinator.watches, *watches]:
             if not watch.complete and not watch.refused:
                 yield f"The list of {watch} is not complete yet{f': {watch.failure}' if watch.failure else '.'}"

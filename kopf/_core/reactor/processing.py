@@ -8,7 +8,9 @@ its resource version. A delayed retry holds no worker: it is a timer and the rec
 """
 
 import asyncio
+import time
 from collections.abc import Collection, Set
+from typing import TYPE_CHECKING
 
 from kopf._cogs.clients.api import ApiClient
 from kopf._cogs.structs.bodies import Body, RawBody, RawEvent
@@ -32,6 +34,9 @@ from kopf._core.reactor.throttling import Throttling
 from kopf._core.reactor.watches import ResourceWatch
 from kopf._core.reactor.workers import WorkerPool
 
+if TYPE_CHECKING:
+    from kopf._cogs.structs.meters import ResourceMeter
+
 MAX_STEPS = 1000
 """The number of steps without an event, after which the object is throttled: only a bug can cause so many."""
 
@@ -50,6 +55,10 @@ class Processor(ObjectSink):
         self._settings = settings = context.settings
         self._workers = workers
         self._instruments = context.instruments
+        meters = context.instruments.meters
+        self.meter: ResourceMeter | None = None if meters is None else meters.get(table.resource)
+        """The meter of the resource, if there are metrics."""
+        self._step_meter = self.meter
         self._decider = Decider(table, settings.persistence)
         self._applier = Applier(client, settings, self._decider)
         self._throttling = Throttling(settings, self._decider)
@@ -283,8 +292,10 @@ class Processor(ObjectSink):
             try:
                 if steps > MAX_STEPS:
                     raise RuntimeError(f"The object does not come to rest in {MAX_STEPS} steps.")
-                if self._instruments.steps:
-                    delay = await self._process_observed(record, event, number=steps)
+                if self._step_meter is not None:
+                    delay = await self._process_measured(record, event, self._step_meter, number=steps)
+                elif self._instruments.steps:
+                    delay = await self._process_told(record, event, number=steps)
                 else:
                     delay = await self._process(record, event)
             # Why not throttle the object? Without credentials, no object can be handled, so the operator ends.
@@ -305,7 +316,23 @@ class Processor(ObjectSink):
         if record.wakeup is None and record.cycle is None and record.pending_patch is None:
             record.drop_body()
 
-    async def _process_observed(self, record: ObjectRecord, event: RawEvent | None, *, number: int) -> float | None:
+    async def _process_measured(
+        self, record: ObjectRecord, event: RawEvent | None, meter: 'ResourceMeter', *, number: int
+    ) -> float | None:
+        began = time.monotonic()
+        try:
+            if self._instruments.steps:
+                delay = await self._process_told(record, event, number=number)
+            else:
+                delay = await self._process(record, event)
+        except Exception:
+            meter.conclude(began, 'error', record.uid)
+            raise
+        result = 'requeue' if record.has_work else 'success' if delay is None else 'requeue_after'
+        meter.conclude(began, result, record.uid)
+        return delay
+
+    async def _process_told(self, record: ObjectRecord, event: RawEvent | None, *, number: int) -> float | None:
         key = get_key(record, self.resource)
         type_ = None if event is None else event['type'] or LISTED
         with ObjectStep(self._instruments, key, event=type_, number=number) as step:
@@ -440,6 +467,8 @@ class Processor(ObjectSink):
                 )
 
     def _wake_later(self, record: ObjectRecord, delay: float, *, reason: str = 'delayed') -> None:
+        if self.meter is not None:
+            self.meter.retry()
         if self._instruments.queue:
             self._workers.tell('object_requeued', self, record, delay, reason)
         record.wake_by(asyncio.get_running_loop().call_later(delay, self._wake, record))

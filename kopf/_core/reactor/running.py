@@ -85,6 +85,7 @@ async def operator(**options: Unpack[OperatorOptions]) -> None:
         priority: the priority among the peers.
         peering_name: the name of the peering object.
         liveness_endpoint: the URL of the server for probes.
+        metrics_endpoint: the URL of the server for metrics; it can be the same server.
 
     Raises:
         kopf.LoginError: if there are no credentials, or if none are accepted.

@@ -14,7 +14,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable, Collection, Coroutine
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kopf._cogs.aiokits.eager import create_eager_task
 from kopf._cogs.aiokits.loops import abandon
@@ -26,6 +26,9 @@ from kopf._cogs.structs.references import Resource
 from kopf._core.engines.spawning import OperatorDaemons
 from kopf._core.reactor.indexing_gate import IndexingGate
 from kopf._core.reactor.object_records import ObjectRecord, get_key
+
+if TYPE_CHECKING:
+    from kopf._cogs.structs.meters import ResourceMeter
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +61,10 @@ class ObjectProcessor(Protocol):
     @property
     def arguments(self) -> frozenset[str] | None:
         """The arguments that the handlers can use, including indices; ``None`` if they can use any."""
+
+    @property
+    def meter(self) -> 'ResourceMeter | None':
+        """The meter of the resource, if there are metrics."""
 
     def work(self, record: ObjectRecord) -> Coroutine[Any, Any, None]:
         """Process the object until nothing is left to do now."""
@@ -147,14 +154,20 @@ class WorkerPool:
         if self._instruments.queue:
             self.tell('object_queued', processor, record)
         if not self._is_gate_open(processor):
+            self._note_waiting(processor, record)
             self._hold(processor, record)
         elif not self._can_start(processor, urgent=urgent):
+            self._note_waiting(processor, record)
             record.fold_pending()
             self._queue.push(record, processor, urgent=urgent)
         elif at_once:
             self._start_eagerly(processor, record)
         else:
             self._start_task(processor, record)
+
+    def _note_waiting(self, processor: ObjectProcessor, record: ObjectRecord) -> None:
+        if processor.meter is not None:
+            processor.meter.queue(record)
 
     def tell(
         self,
@@ -274,11 +287,15 @@ class WorkerPool:
         self._start_queued()
 
     def _start_task(self, processor: ObjectProcessor, record: ObjectRecord) -> None:
+        if processor.meter is not None:
+            processor.meter.take(record)
         if self._instruments.queue:
             self.tell('object_taken', processor, record)
         self._follow(processor, record, asyncio.create_task(processor.work(record)))
 
     def _start_eagerly(self, processor: ObjectProcessor, record: ObjectRecord) -> None:
+        if processor.meter is not None:
+            processor.meter.take(record)
         if self._instruments.queue:
             self.tell('object_taken', processor, record)
         # The worker runs inside of this call, but is not in `_tasks`
@@ -310,6 +327,8 @@ class WorkerPool:
 
     def _conclude(self, processor: ObjectProcessor, record: ObjectRecord) -> None:
         """Start the queued objects; queue this one again if it has got an event meanwhile."""
+        if processor.meter is not None:
+            processor.meter.leave(record)
         if self._instruments.queue:
             self.tell('object_done', processor, record)
         record.free_worker()
@@ -329,6 +348,8 @@ class WorkerPool:
         """
         for record in records:
             if record.has_worker and (processor := self._unqueue(record)) is not None:
+                if processor.meter is not None:
+                    processor.meter.leave(record)
                 if self._instruments.queue:
                     self.tell('object_done', processor, record)
                 record.free_worker()

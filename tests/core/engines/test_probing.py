@@ -1,9 +1,9 @@
 """The endpoints of probes: the responses of a healthy operator, of a failing, and of a stuck one."""
 
 import asyncio
+import contextlib
 import json
 import logging
-import socket
 import threading
 import time
 import urllib.error
@@ -14,7 +14,8 @@ import pytest
 import kopf
 from kopf._cogs.aiokits import loop_monitors
 from kopf._core.engines.blocking import BlockingReporter
-from kopf._core.engines.probing import Endpoint, EndpointError, Probes, ProbeServer
+from kopf._core.engines.probing import ProbeResponder, Probes
+from kopf._core.engines.status_server import Endpoint, StatusServer
 from kopf._core.intents.causes import Activity
 from kopf._core.intents.contexts import OperatorContext
 
@@ -75,38 +76,19 @@ def condition():
 
 @pytest.fixture
 def serve(registry, settings, condition, monitor):
-    def serve(endpoint='http://127.0.0.1:0/healthz'):
-        probes = Probes(
-            registry.activities.get_handlers(Activity.PROBE),
-            OperatorContext(settings=settings, memo=kopf.Memo(x='y')),
-        )
-        return ProbeServer(
-            Endpoint.parse(endpoint), condition=condition, settings=settings, probes=probes, monitor=monitor
-        )
+    @contextlib.asynccontextmanager
+    async def serve(url='http://127.0.0.1:0/healthz'):
+        context = OperatorContext(settings=settings, memo=kopf.Memo(x='y'))
+        probes = Probes(registry.activities.get_handlers(Activity.PROBE), context)
+        responder = ProbeResponder(condition=condition, settings=settings, probes=probes, monitor=monitor)
+        endpoint = Endpoint.parse(url)
+        async with StatusServer(
+            endpoint.host, endpoint.port, responder.get_routes(endpoint.path), purpose="the probes"
+        ) as server:
+            yield server
+            await probes.close()
 
     return serve
-
-
-@pytest.mark.parametrize(
-    'url, host, port, path',
-    [
-        ('http://0.0.0.0:8080/healthz', '0.0.0.0', 8080, '/healthz'),
-        ('http://:8080/path', None, 8080, '/path'),
-        ('http://localhost:8080', 'localhost', 8080, '/'),
-        ('http://localhost', 'localhost', 80, '/'),
-        ('http://[::1]:8080/', '::1', 8080, '/'),
-    ],
-)
-def test_endpoints_are_read_from_urls(url, host, port, path):
-    assert Endpoint.parse(url) == Endpoint(host, port, path)
-
-
-@pytest.mark.parametrize(
-    'url', ['', 'https://localhost/', 'localhost:8080', 'http://', 'http://x:99999/', 'http://x:y/']
-)
-def test_urls_that_are_no_endpoints_are_refused(url):
-    with pytest.raises(EndpointError):
-        Endpoint.parse(url)
 
 
 async def test_without_probes_the_operator_is_alive_with_an_empty_response(serve):
@@ -295,23 +277,12 @@ async def test_requests_are_in_the_access_log(serve, caplog):
     assert "GET /healthz" in caplog.text
 
 
-async def test_a_port_in_use_is_named_in_the_error(serve):
-    with socket.create_server(('127.0.0.1', 0)) as taken:
-        with pytest.raises(OSError, match=r"The probes cannot be answered at 127\.0\.0\.1:\d+: .*already in use"):
-            async with serve(f'http://127.0.0.1:{taken.getsockname()[1]}/healthz'):
-                pass
-
-
-async def test_nothing_is_left_behind(serve):
-    before = set(threading.enumerate())
-    async with serve() as server:
-        await ask(server)
-    for thread in set(threading.enumerate()) - before:
-        if thread.name == 'kopf-probes':
-            thread.join(5)
-            assert not thread.is_alive()
-    with pytest.raises(OSError):
-        ask_now(server.port)
+async def test_no_probes_are_run_when_the_operator_is_ending(registry, settings):
+    calls = []
+    kopf.on.probe(registry=registry, id='probe')(lambda **_: calls.append(1))
+    probes = Probes(registry.activities.get_handlers(Activity.PROBE), OperatorContext(settings=settings))
+    await probes.close()
+    assert await probes.collect() == {} and not calls
 
 
 async def test_errors_are_freed_without_the_garbage_collector(registry, settings, failing):

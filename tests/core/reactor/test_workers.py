@@ -116,6 +116,8 @@ async def test_the_initial_list_is_not_stuck_behind_live_changes(world, crowd):
 
 async def test_ends_that_are_cut_short_leave_no_tasks_but_those_of_handlers():
     class Processor:
+        meter = None
+
         async def work(self, record):
             await asyncio.sleep(999)
 
@@ -207,6 +209,7 @@ class Crowd:
 
     requesting = True
     arguments = None
+    meter = None
     afterwards = 0  # for how long they do something else after the request
 
     def __init__(self, number=20):

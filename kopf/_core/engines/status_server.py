@@ -1,0 +1,157 @@
+"""
+The HTTP server for requests about the operator itself: probes, metrics.
+
+The server has a thread and an event loop of its own, as it must respond also when the operator's loop is stuck. Each
+feature brings its routes; features with the same address share one server.
+"""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import dataclasses
+import logging
+import threading
+import urllib.parse
+from collections.abc import Awaitable, Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from kopf._cogs.helpers.explanations import ExplainedError
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+logger = logging.getLogger(__name__)
+
+Respond = Callable[['web.Request'], Awaitable['web.StreamResponse']]
+"""A coroutine function that responds to a request, in the loop of the server."""
+
+ANY_HOST = (None, '0.0.0.0', '::')
+"""The hosts of URLs that stand for all network interfaces."""
+
+
+class StatusServerError(ExplainedError, OSError):
+    """Raised when the server cannot listen at its address. The message contains the reason and the remedy."""
+
+
+class EndpointError(ValueError):
+    """Raised when the URL of an endpoint is invalid."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Endpoint:
+    """The address to listen at, on all interfaces if there is no host; and the path."""
+
+    host: str | None
+    port: int
+    path: str
+
+    @classmethod
+    def parse(cls, url: str, *, purpose: str = 'liveness', example: str = 'http://0.0.0.0:8080/healthz') -> Self:
+        """
+        Return the endpoint for a URL such as ``http://:8080/healthz``.
+
+        Args:
+            url: the URL.
+            purpose: the name of the endpoint, for the message of the error.
+            example: a valid URL, also for the message.
+
+        Raises:
+            EndpointError: if it is not such a URL.
+        """
+        parts = urllib.parse.urlsplit(url)
+        try:
+            port = parts.port
+        except ValueError as error:
+            raise EndpointError(f"Wrong port in the {purpose} endpoint {url!r}: {error}") from error
+        if parts.scheme != 'http' or not parts.netloc:
+            raise EndpointError(f"The {purpose} endpoint must be like {example}, not {url!r}.")
+        return cls(parts.hostname or None, 80 if port is None else port, parts.path or '/')
+
+    def shares_server(self, other: 'Endpoint') -> bool:
+        """Check whether one server can listen at both endpoints."""
+        same_host = self.host == other.host or (self.host in ANY_HOST and other.host in ANY_HOST)
+        return self.port == other.port and same_host
+
+
+class StatusServer:
+    """
+    One server at one address; an async context manager.
+
+    Args:
+        host: the host to listen at; ``None`` for all interfaces.
+        port: the port to listen at; 0 for any free port.
+        routes: the responses by their paths.
+        purpose: what the server is for, in messages: ``the probes``.
+    """
+
+    def __init__(self, host: str | None, port: int, routes: Mapping[str, Respond], *, purpose: str) -> None:
+        self._host = host
+        self._routes = routes
+        self._purpose = purpose
+        self._listening: concurrent.futures.Future[int] = concurrent.futures.Future()
+        self._closing: Callable[[], object] = lambda: None
+        self._closed: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self.port = port
+        """The port at which the server listens: the requested one, unless that is 0."""
+
+    async def __aenter__(self) -> Self:
+        # Why not an executor? Its threads are joined at exit, so a stuck server would keep the process alive.
+        threading.Thread(target=self._run, name='kopf-status', daemon=True).start()
+        try:
+            self.port = await asyncio.wrap_future(self._listening)
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        type_: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._closing()
+        await asyncio.wrap_future(self._closed)
+
+    # In the thread of the server.
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:
+            if not self._listening.done():
+                self._listening.set_exception(error)
+            else:
+                logger.exception("The server of %s has failed: %s", self._purpose, error)
+        finally:
+            self._closed.set_result(None)
+
+    async def _serve(self) -> None:
+        from aiohttp import web
+
+        loop, closing = asyncio.get_running_loop(), asyncio.Event()
+
+        def close() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed already
+                loop.call_soon_threadsafe(closing.set)
+
+        self._closing = close
+        app = web.Application()
+        for path, respond in self._routes.items():
+            app.router.add_get(path, respond)
+        runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=1.0)
+        await runner.setup()
+        try:
+            try:
+                await web.TCPSite(runner, self._host, self.port).start()
+            except OSError as error:
+                raise StatusServerError(
+                    error.errno,
+                    f"The server of {self._purpose} cannot listen at {self._host or '*'}:{self.port}: "
+                    f"{error.strerror}. Choose what is free on this machine for its endpoint.",
+                ) from None
+            self._listening.set_result(runner.addresses[0][1])
+            await closing.wait()
+        finally:
+            await runner.cleanup()

@@ -1,0 +1,67 @@
+"""
+A census: what an operator knows of its objects and watches at this moment, for metrics.
+
+Nothing is counted while the operator works: the records and the watches are looked at when the numbers are requested.
+This is done in another thread, so each collection is copied at once before it is looked through.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+
+from kopf._cogs.structs.meters import name_resource
+from kopf._core.reactor.object_records import ObjectRecord
+from kopf._core.reactor.orchestration import Orchestrator
+from kopf._core.reactor.workers import WorkerPool
+
+STATES = ('resting', 'queued', 'handling', 'waiting', 'throttled')
+"""The states of objects: see `find_state`."""
+
+
+class Census:
+    """Looks up the facts about the objects and the watches of an operator; callable from any thread."""
+
+    def __init__(self, orchestrator: Orchestrator, workers: WorkerPool) -> None:
+        self._orchestrator = orchestrator
+        self._workers = workers
+
+    def count_objects(self) -> Mapping[tuple[str, str], int]:
+        """Return the number of known objects by the names of their resources, and by their states."""
+        counts: Counter[tuple[str, str]] = Counter()
+        working = self._workers.find_working()
+        for watch in self._orchestrator.get_watches():
+            name = name_resource(watch.resource)
+            counts.update({(name, state): 0 for state in STATES})
+            for record in list(watch.records.values()):
+                counts[name, find_state(record, is_working=record in working)] += 1
+        return counts
+
+    def measure_silences(self) -> Mapping[str, float]:
+        """Return how long the watches of each resource have brought nothing (in seconds), not even bookmarks."""
+        silences: dict[str, float] = {}
+        now = time.monotonic()
+        for watch in self._orchestrator.get_watches():
+            name = name_resource(watch.resource)
+            silences[name] = max(silences.get(name, 0.0), now - watch.last_event_at)
+        return silences
+
+
+def find_state(record: ObjectRecord, *, is_working: bool) -> str:
+    """
+    Return the state of the object in one word.
+
+    Args:
+        record: the record of the object.
+        is_working: whether its worker is running.
+
+    Returns:
+        ``handling`` with a running worker; ``throttled`` after an unexpected error of the framework or the API;
+        ``queued`` for a worker; ``waiting`` until its delayed handlers are due; otherwise, ``resting``.
+    """
+    if is_working:
+        return 'handling'
+    if record.throttled:
+        return 'throttled'
+    if record.has_worker:
+        return 'queued'
+    return 'resting' if record.wakeup is None else 'waiting'

@@ -1,0 +1,130 @@
+"""
+The endpoints of an operator: which ones there are, by the options and the settings, and what responds there.
+
+It is imported only by operators that have such endpoints. Endpoints with the same address share one server.
+"""
+
+import contextlib
+import dataclasses
+import logging
+from typing import Any
+
+from kopf._cogs.aiokits.loop_monitors import LoopMonitor
+from kopf._core.engines.status_server import Endpoint, Respond, StatusServer, StatusServerError
+from kopf._core.intents.causes import Activity
+from kopf._core.intents.contexts import OperatorContext
+from kopf._core.reactor.orchestration import Orchestrator
+from kopf._core.reactor.workers import WorkerPool
+
+logger = logging.getLogger(__name__)
+
+METRICS_PATH = '/metrics'
+"""The path of the metrics if their URL has none."""
+
+
+def parse_liveness_endpoint(url: str) -> Endpoint:
+    """Return the endpoint of the probes; raise `EndpointError` if the URL is invalid."""
+    return Endpoint.parse(url)
+
+
+def parse_metrics_endpoint(url: str) -> Endpoint:
+    """Return the endpoint of the metrics; raise `EndpointError` if the URL is invalid."""
+    endpoint = Endpoint.parse(url, purpose='metrics', example='http://0.0.0.0:9090/metrics')
+    return endpoint if endpoint.path != '/' else dataclasses.replace(endpoint, path=METRICS_PATH)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Status:
+    """What the endpoints of an operator respond from."""
+
+    context: OperatorContext
+    orchestrator: Orchestrator
+    workers: WorkerPool
+    monitor: LoopMonitor[Any]
+
+
+class _Plan:
+    """The servers to start: for each address, the routes and the purposes."""
+
+    def __init__(self) -> None:
+        self._servers: list[tuple[Endpoint, dict[str, Respond], list[str]]] = []
+
+    def add(self, endpoint: Endpoint, routes: dict[str, Respond], purpose: str) -> None:
+        """
+        Add the routes to the server at the address of the endpoint.
+
+        Raises:
+            StatusServerError: if another endpoint has the same address and the same path.
+        """
+        for other, known, purposes in self._servers:
+            if endpoint.shares_server(other):
+                if clashes := sorted(known.keys() & routes.keys()):
+                    raise StatusServerError(
+                        f"The endpoints of {purposes[-1]} and of {purpose} are the same: port {endpoint.port}, path "
+                        f"{clashes[0]}. Choose another path for one of them."
+                    )
+                known.update(routes)
+                purposes.append(purpose)
+                return
+        self._servers.append((endpoint, routes, [purpose]))
+
+    async def start(self, stack: contextlib.AsyncExitStack) -> None:
+        """Start the servers; stop them with the stack."""
+        for endpoint, routes, purposes in self._servers:
+            purpose = ' and of '.join(purposes)
+            server = StatusServer(endpoint.host, endpoint.port, routes, purpose=purpose)
+            await stack.enter_async_context(server)
+            if not endpoint.port:
+                logger.info("The server of %s listens at port %d.", purpose, server.port)
+
+
+async def serve_status(
+    stack: contextlib.AsyncExitStack, status: Status, *, liveness: str | None, metrics: str | None
+) -> None:
+    """
+    Start the servers for the endpoints with these URLs, and stop them with the stack.
+
+    Raises:
+        EndpointError: if a URL is invalid.
+        StatusServerError: if a server cannot be started.
+        MetricsError: if there can be no metrics.
+    """
+    plan = _Plan()
+    if liveness is not None:
+        _add_probes(plan, status, liveness, stack)
+    if metrics is not None:
+        _add_metrics(plan, status, metrics, stack)
+    await plan.start(stack)
+
+
+def _add_probes(plan: _Plan, status: Status, url: str, stack: contextlib.AsyncExitStack) -> None:
+    from kopf._core.engines.probing import ProbeResponder, Probes
+
+    endpoint = parse_liveness_endpoint(url)
+    handlers = status.context.registry.activities.get_handlers(Activity.PROBE)
+    probes = Probes(handlers, status.context)
+    stack.push_async_callback(probes.close)
+    responder = ProbeResponder(
+        probes=probes,
+        condition=status.orchestrator,
+        monitor=status.monitor,
+        settings=status.context.settings,
+    )
+    plan.add(endpoint, responder.get_routes(endpoint.path), "the probes")
+
+
+def _add_metrics(plan: _Plan, status: Status, url: str, stack: contextlib.AsyncExitStack) -> None:
+    from kopf._cogs.structs.meters import Meters
+    from kopf._core.engines.metrics import MetricsCollector, MetricsResponder, RequestMeter, load_prometheus
+    from kopf._core.reactor.census import Census
+
+    endpoint = parse_metrics_endpoint(url)
+    prometheus = load_prometheus()
+    meters, requests = Meters(), RequestMeter()
+    census = Census(status.orchestrator, status.workers)
+    collector = MetricsCollector(meters, requests, census, prometheus)
+    responder = MetricsResponder(collector, status.monitor, status.context.settings.metrics, prometheus)
+    stack.callback(responder.close)
+    plan.add(endpoint, responder.get_routes(endpoint.path), "the metrics")
+    status.context.instruments.measure(meters)
+    status.context.instruments.add(requests)

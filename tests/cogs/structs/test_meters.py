@@ -1,0 +1,105 @@
+"""Meters: what is counted of the work on objects."""
+
+import pytest
+
+from kopf._cogs.structs import meters as meters_module
+from kopf._cogs.structs.instruments import ObjectKey
+from kopf._cogs.structs.meters import BOUNDS, Durations, Meters, ResourceMeter, name_handler, name_resource
+from kopf._cogs.structs.references import Resource
+
+RESOURCE = Resource('kopf.dev', 'v1', 'kopfexamples')
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(meters_module, 'time', clock)
+    return clock
+
+
+@pytest.mark.parametrize(
+    'seconds, bucket', [(0, 0), (0.005, 0), (0.006, 1), (0.5, 3), (60, 6), (61, 7)], ids=lambda value: str(value)
+)
+def test_durations_are_counted_up_to_the_upper_bounds(seconds, bucket):
+    durations = Durations()
+    durations.add(seconds)
+    assert durations.counts == [int(number == bucket) for number in range(len(BOUNDS) + 1)]
+    assert durations.total == seconds
+
+
+def test_queued_objects_are_measured_until_they_are_taken(clock):
+    meter = ResourceMeter()
+    meter.queue('a')
+    assert (meter.adds, len(meter.waiting)) == (1, 1)
+    clock.now += 2
+    meter.take('a')
+    assert (meter.adds, len(meter.waiting), len(meter.running)) == (1, 0, 1)
+    assert meter.queueing.total == 2
+    clock.now += 3
+    meter.leave('a')
+    assert (len(meter.running), meter.working.total) == (0, 3)
+
+
+def test_objects_that_get_a_worker_at_once_have_waited_for_no_time(clock):
+    meter = ResourceMeter()
+    meter.take('a')
+    assert (meter.adds, meter.queueing.counts[0], meter.queueing.total) == (1, 1, 0)
+
+
+def test_objects_that_leave_the_queue_are_not_measured(clock):
+    meter = ResourceMeter()
+    meter.queue('a')
+    meter.leave('a')
+    assert not meter.waiting and sum(meter.queueing.counts) == sum(meter.working.counts) == 0
+
+
+def test_a_failed_handler_makes_the_reconciliation_of_its_object_fail(clock):
+    meters = Meters()
+    meter = meters.get(RESOURCE)
+    meters.note_failure('Handler', ObjectKey(RESOURCE, 'default', 'x', 'uid1'))
+    meter.conclude(clock.now - 1, 'requeue_after', 'uid2')
+    meter.conclude(clock.now - 1, 'requeue_after', 'uid1')
+    meter.conclude(clock.now - 1, 'success', 'uid1')
+    assert meter.results == {'success': 1, 'error': 1, 'requeue': 0, 'requeue_after': 1}
+    assert meter.handling.total == 3
+
+
+@pytest.mark.parametrize('kind, key', [('Daemon', ObjectKey(RESOURCE, None, 'x', 'uid')), ('Handler', None)])
+def test_other_handlers_do_not_make_reconciliations_fail(clock, kind, key):
+    meters = Meters()
+    meters.note_failure(kind, key)
+    meters.get(RESOURCE).conclude(clock.now, 'success', 'uid')
+    assert meters.get(RESOURCE).results['error'] == 0
+
+
+def test_versions_of_a_resource_share_a_meter():
+    meters = Meters()
+    assert meters.get(RESOURCE) is meters.get(Resource('kopf.dev', 'v2', 'kopfexamples'))
+    assert meters.get(RESOURCE) is not meters.get(Resource('other', 'v1', 'kopfexamples'))
+
+
+def test_names_of_resources_have_no_version():
+    assert name_resource(RESOURCE) == 'kopfexamples.kopf.dev'
+    assert name_resource(Resource('', 'v1', 'pods')) == 'pods'
+
+
+@pytest.mark.parametrize(
+    'id, parent, name',
+    [
+        ('fn', None, 'fn'),
+        ('fn/spec.field', None, 'fn/spec.field'),
+        ('fn/sub', 'fn', 'fn/*'),
+        ('fn/sub/sub', 'fn/sub', 'fn/*'),
+        ('other', 'fn', 'other'),
+    ],
+)
+def test_subhandlers_share_a_name(id, parent, name):
+    assert name_handler(id, parent) == name

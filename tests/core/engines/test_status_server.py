@@ -1,0 +1,91 @@
+"""The server for requests about the operator: where it listens, and that it leaves nothing behind."""
+
+import asyncio
+import socket
+import threading
+import urllib.request
+
+import pytest
+from aiohttp import web
+
+from kopf._core.engines.status_server import Endpoint, EndpointError, StatusServer, StatusServerError
+
+
+async def greet(request):
+    return web.Response(text="Hello!")
+
+
+def ask_now(port):
+    with urllib.request.urlopen(f'http://127.0.0.1:{port}/hello', timeout=60) as response:
+        return response.read()
+
+
+def make_server(port=0):
+    return StatusServer('127.0.0.1', port, {'/hello': greet}, purpose="the greetings")
+
+
+@pytest.mark.parametrize(
+    'url, host, port, path',
+    [
+        ('http://0.0.0.0:8080/healthz', '0.0.0.0', 8080, '/healthz'),
+        ('http://:8080/path', None, 8080, '/path'),
+        ('http://localhost:8080', 'localhost', 8080, '/'),
+        ('http://localhost', 'localhost', 80, '/'),
+        ('http://[::1]:8080/', '::1', 8080, '/'),
+    ],
+)
+def test_endpoints_are_read_from_urls(url, host, port, path):
+    assert Endpoint.parse(url) == Endpoint(host, port, path)
+
+
+@pytest.mark.parametrize(
+    'url', ['', 'https://localhost/', 'localhost:8080', 'http://', 'http://x:99999/', 'http://x:y/']
+)
+def test_urls_that_are_no_endpoints_are_refused(url):
+    with pytest.raises(EndpointError):
+        Endpoint.parse(url)
+
+
+@pytest.mark.parametrize(
+    'url, other, shared',
+    [
+        ('http://0.0.0.0:80/a', 'http://0.0.0.0:80/b', True),
+        ('http://:80/a', 'http://0.0.0.0:80/b', True),
+        ('http://[::]:80/a', 'http://:80/b', True),
+        ('http://:80/a', 'http://:81/b', False),
+        ('http://localhost:80/a', 'http://:80/b', False),
+    ],
+)
+def test_endpoints_of_one_address_share_a_server(url, other, shared):
+    assert Endpoint.parse(url).shares_server(Endpoint.parse(other)) is shared
+
+
+async def test_the_server_responds_while_the_loop_is_blocked():
+    async with make_server() as server:
+        answers = []
+        thread = threading.Thread(target=lambda: answers.append(ask_now(server.port)))
+        thread.start()
+        thread.join()  # here the event loop is blocked
+    assert answers == [b"Hello!"]
+
+
+async def test_a_port_in_use_is_named_in_the_error():
+    with socket.create_server(('127.0.0.1', 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            StatusServerError, match=rf"The server of the greetings cannot listen at 127\.0\.0\.1:{port}: .*in use"
+        ):
+            async with make_server(port):
+                pass
+
+
+async def test_nothing_is_left_behind():
+    before = set(threading.enumerate())
+    async with make_server() as server:
+        assert await asyncio.to_thread(ask_now, server.port) == b"Hello!"
+    for thread in set(threading.enumerate()) - before:
+        if thread.name == 'kopf-status':
+            thread.join(5)
+            assert not thread.is_alive()
+    with pytest.raises(OSError):
+        ask_now(server.port)
