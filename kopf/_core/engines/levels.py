@@ -714,7 +714,7 @@ class Leveler:
     def is_pending(self, record: Record) -> bool:
         """Check whether any handler is triggered, and waits only for the worker of the object."""
         plans = () if record.level is None else record.level.plans
-        return any(plan.reasons and not plan.is_waiting and plan.paused_until is None for plan in plans)
+        return any(plan.is_ready for plan in plans)
 
     def slow_down(self, plan: HandlerPlan, cause: OwnPatch) -> None:
         """Called when the runs of the plan are paused, because of patches of handlers."""

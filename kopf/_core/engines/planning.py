@@ -118,6 +118,15 @@ class Plan:
         self.paused_until: float | None = None
         """Until when no run may begin, whatever triggers it, because handlers trigger each other without an end."""
 
+    @property
+    def is_ready(self) -> bool:
+        """Return whether the handler is triggered, and waits only for a worker."""
+        return (
+            bool(self.reasons)
+            and not (self.is_running or self.is_held or self.is_waiting)
+            and self.paused_until is None
+        )
+
 
 class Planner:
     """
@@ -196,9 +205,7 @@ class Planner:
         self._request(plan)
 
     def _request(self, plan: Plan) -> None:
-        if not plan.reasons or plan.is_running or plan.is_held or plan.is_waiting or plan.is_granted:
-            return
-        if plan.paused_until is not None:
+        if not plan.is_ready or plan.is_granted:
             return
         if not self._has_slot():
             plan.is_waiting = True
@@ -235,7 +242,7 @@ class Planner:
     def take(self, plan: Plan) -> frozenset[Trigger]:
         """Begin a run if it is triggered and concurrency permits; return its reasons, or none if it can't begin now."""
         if not plan.is_granted:
-            if not plan.reasons or plan.is_running or plan.is_held or plan.is_waiting or plan.paused_until is not None:
+            if not plan.is_ready:
                 return NONE
             if not self._has_slot():
                 self._request(plan)

@@ -48,7 +48,6 @@ class Applier:
         decision: Decision | None,
         patch: Patch,
         conclusion: Patch,
-        seen: RawBody | None = None,
     ) -> Application:
         """
         Send the patch with the conclusion, and keep what could not be applied.
@@ -59,18 +58,16 @@ class Applier:
             patch: the changes that handlers request.
             conclusion: the framework's own data (progress, handled state, finalizers), stored only with all the
                 changes.
-            seen: the state that the patch was made for; by default, the newest known state.
         """
-        known = cast(RawBody, record.body if seen is None else seen)
         # Taken before the request: events that arrive while it is in progress can be newer than its response.
         asked_at = time.monotonic()
         try:
             result = await self._send(
                 record,
                 # Why not `record.uid`? It is a made-up key if the object has no uid.
-                known['metadata'].get('uid'),
+                cast(RawBody, record.body)['metadata'].get('uid'),
                 patch,
-                known,
+                record.body,
                 make_logger(record, self._decider.table.resource, self._settings),
                 conclusion,
             )
@@ -100,13 +97,10 @@ class Applier:
             if self._decider.table.managing and not result.remaining_fns:
                 # Why not wait for the event of this patch? It is dropped as an echo, and this state is at hand already.
                 record.requeue()
-        if not result.remaining_fns:
-            return Application(True)
-        if record.requeued and seen is None:
-            return Application(False)
+        if record.requeued or not result.remaining_fns:
+            return Application(not result.remaining_fns)
         # Usually, an event brings the state that the functions can be applied to. If it is late, or if the refusal
         # had another reason, the state is requested: otherwise, the same patch would be refused again and again.
-        record.adopt(known)
         record.mark_outdated()
         return Application(False, CONFLICT_DELAYS[-1])
 
@@ -151,6 +145,36 @@ class Applier:
         record.daemons.logger.warning(
             "The object changes faster than it can be patched; these functions are lost: %r", patch.fns
         )
+
+    async def apply_of_level(
+        self,
+        record: ObjectRecord,
+        seen: RawBody,
+        patch: Patch,
+        body: RawBody | None,
+        logger: AnyLogger,
+    ) -> patching.PatchResult:
+        """
+        Apply the patch of a level-triggered handler, once. Nothing is kept: the handler is run again instead.
+
+        Args:
+            record: the record of the object.
+            seen: the state that the handler has seen.
+            patch: the changes that the handler requests.
+            body: the state to apply functions to; if absent, the newest one is requested.
+            logger: the logger of the object.
+        """
+        asked_at = time.monotonic()
+        result = await self._send(record, seen['metadata'].get('uid'), patch, body, logger)
+        if result.gone:
+            record.cancel_requeue()
+            self._forget(record)
+        elif result.body is not None:
+            self._accept(record, result.body, patch, asked_at)
+            # The echo will be dropped, so the other handlers get this state from here.
+            if self._decider.table.managing:
+                record.requeue()
+        return result
 
     async def send_of_level(
         self,

@@ -2,9 +2,10 @@
 Level-triggered handlers in the reactor: the workers that run them, and the watches that trigger them.
 
 The objects of a resource with such handlers have a `LevelProcessor`: a processor whose workers run these handlers when
-the other work on the object is done or delayed. So they never run at the same time as other handlers of the object, and
-delayed retries of other handlers do not delay them. Resources without such handlers have a plain `Processor`, so that
-these features cost them nothing.
+the other work on the object is done, delayed or throttled. So they never run at the same time as other handlers of the
+object, and delayed retries and refused patches of other handlers do not delay them. Both have patches of their own, so
+that none is refused because of the other. Resources without such handlers have a plain `Processor`, so that these
+features cost them nothing.
 
 A `RelationSink` is put between the watch and the processor of a resource that such handlers depend on.
 """
@@ -16,9 +17,9 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, cast
 
 from kopf._cogs.clients.api import ApiClient
-from kopf._cogs.clients.errors import APIConflictError, APIError
+from kopf._cogs.clients.errors import APIConflictError, APIError, APINotFoundError
 from kopf._cogs.clients.pacing import background
-from kopf._cogs.clients.patching import PatchResult, patch_obj
+from kopf._cogs.clients.patching import PatchResult, discard_unstorable, patch_obj
 from kopf._cogs.structs.bodies import Body, RawBody, RawEvent
 from kopf._cogs.structs.credentials import LoginError
 from kopf._cogs.structs.patches import Patch
@@ -33,7 +34,7 @@ from kopf._core.intents.causes import ResourceCause
 from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.handlers import Source
 from kopf._core.intents.registries import HandlerTable
-from kopf._core.reactor.applying import CONFLICT_DELAYS, Applier, complete
+from kopf._core.reactor.applying import CONFLICT_DELAYS, Applier
 from kopf._core.reactor.object_records import ObjectRecord
 from kopf._core.reactor.processing import Processor
 from kopf._core.reactor.sinks import ObjectSink
@@ -75,6 +76,7 @@ class LevelProcessor(Processor):
             self._step_meter = None  # such steps only plan the runs, and the runs are the reconciliations
         self._ending: dict[ObjectRecord, RawBody] = {}
         """The objects that are being deleted, and wait for the deletion of their remote children."""
+        self._unreleased: set[ObjectRecord] = set()  # those of them that wait for another attempt
         self._writer: ConditionWriter | None = None
         if self._leveler.uses_conditions:
             self._writer = make_writer(self._leveler, self._applier)
@@ -101,8 +103,10 @@ class LevelProcessor(Processor):
             return
         if event['type'] == 'DELETED' or not has_finalizer(raw, self._operator):
             self._ending.pop(record, None)
+            self._unreleased.discard(record)
         elif not self._workers.paused:
             self._ending[record] = raw
+            self._unreleased.discard(record)
             self.call(record, urgent=True)
 
     async def _release(self, record: ObjectRecord) -> None:
@@ -120,9 +124,11 @@ class LevelProcessor(Processor):
                 "The children in other namespaces can't be deleted; trying again in %g seconds: %r", delay, error
             )
             self._ending[record] = raw
+            self._unreleased.add(record)
             asyncio.get_running_loop().call_later(delay, self._release_later, record)
 
     def _release_later(self, record: ObjectRecord) -> None:
+        self._unreleased.discard(record)
         if record in self._ending and not self._dropped and not self._workers.paused:
             self.call(record, urgent=False)
 
@@ -160,27 +166,33 @@ class LevelProcessor(Processor):
 
     # Working.
 
+    def is_due(self, record: ObjectRecord) -> bool:
+        if super().is_due(record) or self._dropped:
+            return super().is_due(record)
+        return self._leveler.is_pending(record) or (record in self._ending and record not in self._unreleased)
+
     async def work(self, record: ObjectRecord) -> None:
-        if record.pending is not None or record.body is not None:
+        if not record.throttled and (record.pending is not None or record.body is not None):
             self._leveler.yield_slots(record)
         has_run = False
         while True:
-            # The other handlers run first, so that level-triggered handlers see the state after these.
-            await super().work(record)
+            # The other handlers run first, so that level-triggered handlers see the state after these. While they are
+            # throttled, their events and patches are kept for their next attempt.
+            if not record.throttled:
+                await super().work(record)
             # Checked after each `await`, as another processor can have taken over the objects meanwhile.
             if self._successor is not None or self._dropped:
                 return
-            if record.has_work or record.throttled or self._workers.halted or (has_run and self._workers.is_overloaded):
+            if super().is_due(record) or self._workers.halted or (has_run and self._workers.is_overloaded):
                 self._leveler.yield_slots(record)
-                if self._leveler.is_pending(record):
-                    record.requeue()
                 return
             if record in self._ending:
                 await self._release(record)
                 return
             run = self._leveler.begin(record)
-            if run is None or not await self._run(record, run):
+            if run is None:
                 return
+            await self._run(record, run)
             has_run = True  # an object that is triggered all the time must not keep its worker for ever
 
     async def _process(self, record: ObjectRecord, event: RawEvent | None) -> float | None:
@@ -190,8 +202,8 @@ class LevelProcessor(Processor):
             self._leveler.receive(record, record.body)
         return delay
 
-    async def _run(self, record: ObjectRecord, run: Run) -> bool:
-        """Run the handler, and apply its patch; return whether the worker can continue with the object."""
+    async def _run(self, record: ObjectRecord, run: Run) -> None:
+        """Run the handler, and apply its patch."""
         outcome: Outcome | None = None
         began = 0.0 if self.meter is None else time.monotonic()
         try:
@@ -201,7 +213,6 @@ class LevelProcessor(Processor):
             if self.meter is not None and outcome is not None:
                 self._measure(record, self.meter, began, outcome)
             del outcome  # see `Outcome.without_exception`
-        return not record.throttled
 
     def _measure(self, record: ObjectRecord, meter: 'ResourceMeter', began: float, outcome: Outcome) -> None:
         if outcome.delay is not None:
@@ -236,28 +247,45 @@ class LevelProcessor(Processor):
             return await self._leveler.execute(run)
 
     async def _apply(self, record: ObjectRecord, run: Run, edits: 'Collection[ConditionEdits]') -> None:
-        """Apply the patch of the handler, together with former patches that could not be applied."""
-        patch, former, known = run.patch, record.pending_patch, record.body
-        complete(record, patch, run.logger)
-        if not patch:
-            return
+        """
+        Apply the patch of the handler to the state that the run has seen, or to newer ones if it conflicts.
+
+        Nothing of it is kept for the patches of other handlers, nor is anything of theirs applied here: each of them
+        could be refused because of the other.
+        """
+        patch, known = run.patch, cast(RawBody | None, run.raw)
+        discard_unstorable(patch, run.logger)
+        for delay in (*CONFLICT_DELAYS, None):
+            if not patch or await self._apply_once(record, run, patch, known, edits):
+                return
+            # Other handlers wait for this worker. The first attempt to follow is made at once, and nearly all succeed.
+            if delay is None or (delay and super().is_due(record)):
+                break
+            patch, known = Patch(fns=patch.fns), None  # the values are stored by now
+            await asyncio.sleep(delay)
+        raise APIConflictError("other clients change the object all the time", status=409)
+
+    async def _apply_once(
+        self,
+        record: ObjectRecord,
+        run: Run,
+        patch: Patch,
+        known: RawBody | None,
+        edits: 'Collection[ConditionEdits]',
+    ) -> bool:
+        """Apply the patch to this state, or to the newest one if it is not given; return whether that is done."""
         with self._leveler.patching(run):
             with background(not self._workers.is_urgent(record), self._workers.pressure):
-                try:
-                    # Why not put the seen state into the record? It can be stale, from before the last patch of other
-                    # handlers, while the echo of that is awaited: these would be run again for it.
-                    applied, delay = await self._applier.apply(record, None, patch, Patch(), run.raw)
-                except Exception:
-                    record.keep_patch(former)  # this patch is not kept: the next run makes a new one
-                    raise
-            if applied and record.body is not None and record.body is not known:
-                is_ours = self._leveler.receive_response(run, record.body, patch)
+                result = await self._applier.apply_of_level(record, run.raw, patch, known, run.logger)
+            if result.body is not None:
+                is_ours = self._leveler.receive_response(run, result.body, patch)
                 # What has come before the patch has triggered the next run: this one has not seen it.
                 if is_ours and not run.plan.reasons:
                     for each in edits:
                         each.follow(run.plan.level.packed.copy())
-        if delay is not None:
-            self._wake_later(record, delay)
+        if result.unserved:
+            raise APINotFoundError("the resource is not served", status=404)
+        return not result.remaining_fns
 
     def _fail(self, run: Run, error: Exception) -> Outcome:
         """
@@ -271,22 +299,12 @@ class LevelProcessor(Processor):
             run.logger.error("%s", explain_refusal(error, is_users_fault=is_users_fault))
         return self._leveler.fail(run, error)
 
-    def _wake(self, record: ObjectRecord) -> None:
-        super()._wake(record)
-        # A handler that was triggered while the object was throttled has no worker yet: `call` has only requeued the
-        # object. The parent class starts a worker only if there is a body to process.
-        if self._successor is None and record.requeued:
-            self._workers.start(self, record)
-
     # The host of the leveler.
 
     def call(self, record: ObjectRecord, *, urgent: bool) -> bool:
-        """Request a worker for the object; return false if it must wait for a busy worker or a throttled object."""
+        """Request a worker for the object; return false if it must wait for a busy worker."""
         if self._successor is not None:
             return cast(LevelProcessor, self._successor).call(record, urgent=urgent)
-        record.requeue()
-        if record.throttled:
-            return False
         is_busy = record.has_worker
         self._workers.start(self, record, urgent=urgent, at_once=False)  # the caller can be in the middle of receiving
         return not is_busy

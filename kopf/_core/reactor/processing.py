@@ -277,6 +277,12 @@ class Processor(ObjectSink):
 
     # Working: one task for each object.
 
+    def is_due(self, record: ObjectRecord) -> bool:
+        """Check whether the object requires a worker now."""
+        if self._successor is not None:
+            return self._successor.is_due(record)
+        return record.has_work and not record.throttled
+
     async def work(self, record: ObjectRecord) -> None:
         """Process the object, step by step, until nothing is left to do now."""
         if self._successor is not None:

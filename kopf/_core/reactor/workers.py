@@ -66,6 +66,9 @@ class ObjectProcessor(Protocol):
     def meter(self) -> 'ResourceMeter | None':
         """The meter of the resource, if there are metrics."""
 
+    def is_due(self, record: ObjectRecord) -> bool:
+        """Check whether the object requires a worker now."""
+
     def work(self, record: ObjectRecord) -> Coroutine[Any, Any, None]:
         """Process the object until nothing is left to do now."""
 
@@ -336,7 +339,7 @@ class WorkerPool:
         # The others first: an object that changes all the time would get the free place again and again.
         if self._queue:
             self._start_queued()
-        if record.has_work and not record.throttled:
+        if processor.is_due(record):
             self.start(processor, record)
 
     async def release(self, records: Collection[ObjectRecord]) -> None:

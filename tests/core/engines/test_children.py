@@ -678,6 +678,28 @@ async def test_remote_children_are_deleted_before_their_owner(world, family):
         await world.aio.wait_gone('clusterroles', 'role')
 
 
+@pytest.mark.parametrize('failing', [True, False])
+async def test_remote_children_are_deleted_while_patches_of_other_handlers_are_refused(world, family, failing):
+    async def refusing(patch, **_):
+        patch.metadata.labels['classic'] = '$$$'
+
+    await make_namespace(world)
+    world.settings.queueing.error_delays = [600]
+    family.declare(wanted=[config_map('remote', metadata={'namespace': 'other'})])
+    world.declare(kopf.on.delete, 'delete', does=refusing)
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn succeeded')
+        if failing:
+            world.sandbox.faults.error(500, method='DELETE', resource='configmaps')
+        await world.delete()
+        await world.until_logged('Throttling for 600 seconds')
+        await world.aio.wait_gone('configmaps', 'remote', namespace='other')
+        await world.aio.wait_for(
+            'kopfexamples', 'obj', lambda body: 'kopf.dev/children-operator' not in body['metadata']['finalizers']
+        )
+
+
 async def test_remote_children_are_pruned(world, family):
     await make_namespace(world)
     family.wanted = [config_map('remote', metadata={'namespace': 'other'})]

@@ -834,6 +834,129 @@ async def test_what_other_handlers_want_to_patch_is_kept_when_a_patch_of_a_run_i
         await world.aio.wait_for('kopfexamples', 'obj', lambda body: body['spec'].get('created') == 'yes')
 
 
+async def refusing(patch, **_):
+    patch.metadata.labels['classic'] = '$$$'
+
+
+async def accepting(patch, spec, **_):
+    patch.metadata.labels['level'] = spec['field']
+
+
+def has_label(key, value):
+    return lambda body: (body['metadata'].get('labels') or {}).get(key) == value
+
+
+@pytest.mark.parametrize('error', [None, 403, 500], ids=['refused', 'forbidden', 'passing'])
+@in_virtual_time
+async def test_refused_patches_of_classic_handlers_do_not_hold_it_back(world, error):
+    world.settings.queueing.error_delays = [600]
+    world.settings.networking.error_backoffs = []
+    world.declare(kopf.on.create, 'create', does=refusing if error is None else None)
+    world.declare(RECONCILE, 'fn', owns=['configmaps'], does=accepting if error is None else None)
+    async with world.operator():
+        if error is not None:
+            world.sandbox.faults.error(error, method='PATCH', resource='kopfexamples')
+        owner = await world.create()
+        await world.until_logged('Throttling for 600 seconds')
+        await world.until_called('fn')
+        await own(world, 'child', owner)
+        await world.until_called('fn', times=2)
+        if error is None:
+            await world.aio.wait_for('kopfexamples', 'obj', has_label('level', 'value'))
+            await world.edit(status={'x': 'y'}, field='other')
+            await world.aio.wait_for('kopfexamples', 'obj', has_label('level', 'other'))
+
+
+@in_virtual_time
+async def test_what_comes_while_it_runs_in_a_throttled_object_is_handled_at_once(world):
+    begun = asyncio.Event()
+
+    async def fn(**_):
+        begun.set()
+        await asyncio.sleep(1)
+
+    world.settings.queueing.error_delays = [600]
+    world.declare(kopf.on.create, 'create', does=refusing)
+    world.declare(RECONCILE, 'fn', owns=['configmaps'], does=fn)
+    async with world.operator():
+        owner = await world.create()
+        await world.until_logged('Throttling for 600 seconds')
+        for number in range(3):
+            await asyncio.wait_for(begun.wait(), 20)
+            begun.clear()
+            await own(world, f'child{number}', owner)
+        await world.until_called('fn', times=4)
+        await rest(world, 5)
+    assert len(world.called('fn')) == 4 and len(world.called('create')) == 1
+
+
+@in_virtual_time
+async def test_classic_handlers_are_tried_again_in_time_while_it_is_run_all_the_time(world):
+    world.settings.queueing.error_delays = [2, 600]
+    world.declare(kopf.on.create, 'create', does=refusing)
+    world.declare(RECONCILE, 'fn', owns=['configmaps'])
+    async with world.operator():
+        owner = await world.create()
+        for number in range(10):
+            await own(world, f'child{number}', owner)
+            await rest(world, 0.5)
+    assert len([text for text in world.log.texts if 'Throttling for' in text]) == 2
+    assert len(world.called('fn')) >= 10
+
+
+@pytest.mark.parametrize('conflicting', [True, False])
+@in_virtual_time
+async def test_its_refused_patches_do_not_hold_classic_handlers_back(world, conflicting):
+    async def failing(patch, **_):
+        patch.fns.append(lambda body: body['metadata'].setdefault('labels', {}).update(level='$$$'))
+        if conflicting:
+            await world.edit(status={'x': 'y'})
+
+    world.declare(RECONCILE, 'fn', does=failing, backoff=(600, 600))
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.update, 'update')
+    async with world.operator():
+        await world.create()
+        await world.until_logged("The patch of Reconciler 'fn' is not applied")
+        await world.handled()
+        await world.edit(field='other')
+        await world.until_called('update')
+        await world.handled(field='other')
+    assert not [text for text in world.log.texts if 'Throttling' in text]
+
+
+@in_virtual_time
+async def test_functions_of_its_patch_are_applied_to_a_newer_state_if_they_conflict(world):
+    async def conflicting(patch, spec, **_):
+        patch.fns.append(lambda body: body['metadata'].setdefault('labels', {}).update(level=body['spec']['field']))
+        if spec['field'] == 'value':
+            await world.edit(field='other')
+
+    world.declare(RECONCILE, 'fn', does=conflicting, backoff=(600, 600))
+    async with world.operator():
+        await world.create()
+        await world.aio.wait_for('kopfexamples', 'obj', has_label('level', 'other'))
+    assert not [text for text in world.log.texts if 'is not applied' in text]
+
+
+@in_virtual_time
+async def test_conflicts_of_its_patch_do_not_hold_other_handlers_back(world, monkeypatch):
+    async def conflicting(patch, **_):
+        patch.fns.append(lambda body: body['spec'].update(seen='yes'))
+
+    monkeypatch.setattr(leveling, 'CONFLICT_DELAYS', [0.1] * 1000)
+    world.declare(RECONCILE, 'fn', does=conflicting, backoff=(600, 600))
+    world.declare(kopf.on.event, 'event')
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn')
+        world.sandbox.faults.error(409, method='PATCH', resource='kopfexamples', times=None)
+        await world.edit(field='other')
+        await world.until_called('fn', times=2)
+        await world.aio.patch('kopfexamples', 'obj', {'status': {'x': 'y'}})
+        await world.until(lambda: world.called('event')[-1]['status'] == {'x': 'y'}, 20)
+
+
 @in_virtual_time
 async def test_objects_changed_in_place_stay_as_they_are_and_that_is_said(world):
     async def changing(body, **_):

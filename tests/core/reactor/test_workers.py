@@ -229,6 +229,9 @@ class Crowd:
     def make_event(self, record):
         return {'type': None, 'object': {'metadata': {'name': str(record.name)}, 'spec': {'text': '\u00e9', 'x': 0.1}}}
 
+    def is_due(self, record):
+        return record.has_work
+
     async def work(self, record):
         assert _context.get(None) is None  # it begins with nothing that others have left
         _context.set(record.name)
