@@ -493,6 +493,30 @@ def sandbox(**options: Any) -> None:
     launching.serve(**options)
 
 
+@main.command()
+@option('--alerts', is_flag=True, help="Print the alert rules for Prometheus instead, in YAML.")
+@option('--title', default='Operators', show_default=True, metavar='TEXT', help="The title of the dashboard.")
+def grafana(*, alerts: bool, title: str) -> None:
+    """
+    Print a dashboard for Grafana with the metrics of operators.
+
+    \b
+    Example:
+      kopf grafana > board.json
+      kopf grafana --alerts > alerts.yaml
+    """
+    from kopf._kits import boards
+
+    if alerts:
+        import yaml
+
+        click.echo(yaml.safe_dump(boards.make_alerts(), sort_keys=False, width=1000), nl=False)
+    else:
+        import json
+
+        click.echo(json.dumps(boards.make_board(title), indent=2))
+
+
 def command_options(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options for the operators that a command affects, and for the identity of the user."""
     for add in [
