@@ -40,7 +40,7 @@ from kopf._core.intents import filters
 from kopf._core.intents.causes import ReconcilingCause, make_conditions
 from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.decisions import Decider
-from kopf._core.intents.edits import is_on_path, is_touched
+from kopf._core.intents.edits import find_leaves, is_on_path, is_touched
 from kopf._core.intents.handlers import ReconcilingHandler, ResourceHandler, Source
 from kopf._core.intents.storage_errors import StorageError
 
@@ -662,10 +662,10 @@ class Leveler:
         if is_same(expected, essence):
             return False
         # Functions can write another value each time, such as the current time: only the fields are known.
-        written = [item.field for item in diff(essences.of(known), expected)] if patch.fns else []
+        written = list(find_leaves(diff(essences.of(known), expected))) if patch.fns else []
         return any(
-            not is_touched(item.field, patch) and not any(is_on_path(item.field, field) for field in written)
-            for item in diff(expected, essence)
+            not is_touched(field, patch) and not any(is_on_path(field, other) for other in written)
+            for field in find_leaves(diff(expected, essence))
         )
 
     def reset(self, record: Record) -> None:

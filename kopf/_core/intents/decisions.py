@@ -25,7 +25,7 @@ from kopf._core.actions.handler_states import digest_essence
 from kopf._core.intents import filters
 from kopf._core.intents.causes import ChangingCause, Reason
 from kopf._core.intents.cycles import UNCHANGED, Cycle, Cycles
-from kopf._core.intents.edits import is_edited, is_touched
+from kopf._core.intents.edits import find_leaves, is_edited, is_touched
 from kopf._core.intents.essences import Essences
 from kopf._core.intents.handlers import ChangingHandler
 from kopf._core.intents.progress_records import ProgressRecords
@@ -519,6 +519,6 @@ def _is_caused_by_storing(decision: Decision, patch: Patch, conclusion: Patch, r
         return False
     written = combine_values(patch, conclusion)
     return all(
-        item.field[:2] in _CHANGED_BY_API or is_touched(item.field, written)
-        for item in diff(decision.cause.body._data(), raw)
+        field[:2] in _CHANGED_BY_API or is_touched(field, written)
+        for field in find_leaves(diff(decision.cause.body._data(), raw))
     )

@@ -5,7 +5,7 @@ A patch explains the changes of the fields that it writes, and of the fields abo
 adjust the values, e.g. normalise a quantity. All other changes are edits.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kopf._cogs.structs.bodies import BodyEssence
@@ -22,7 +22,27 @@ def is_edited(old: BodyEssence, new: BodyEssence, patch: Mapping[str, Any]) -> b
 
 def is_explained(changes: Diff, patch: Mapping[str, Any]) -> bool:
     """Check whether the patch writes to all the changed fields."""
-    return all(is_touched(item.field, patch) for item in changes)
+    return all(is_touched(field, patch) for field in find_leaves(changes))
+
+
+def find_leaves(changes: Diff) -> Iterator[FieldPath]:
+    """
+    Yield the changed fields; of dicts that are added or removed as a whole, the fields in them.
+
+    A patch explains each of them, or it does not. For example, the operator writes its first annotation, and another
+    client its own one at the same time: the difference is that there are annotations now.
+    """
+    for item in changes:
+        yield from _iter_leaves(item.field, item.old, item.new)
+
+
+def _iter_leaves(field: FieldPath, *values: Any) -> Iterator[FieldPath]:
+    keys = dict.fromkeys(key for value in values if isinstance(value, Mapping) for key in value)
+    if not keys:
+        yield field
+    for key in keys:
+        inner = (value[key] for value in values if isinstance(value, Mapping) and key in value)
+        yield from _iter_leaves((*field, key), *inner)
 
 
 def is_touched(field: tuple[str, ...], patch: Mapping[str, Any]) -> bool:

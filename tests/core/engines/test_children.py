@@ -611,6 +611,23 @@ async def test_a_field_that_another_manager_takes_again_and_again_is_left_to_it(
 # Kinds that the code does not name any more, and remote children.
 
 
+async def test_edits_that_come_with_the_remembered_kinds_run_the_handler_again(world):
+    @kopf.on.reconcile('kopfexamples', id='fn', owns=['configmaps'], registry=world.registry)
+    async def fn(name, annotations, children, **_):
+        world.note('fn', name, seen=annotations.get('other'))
+        if len(world.called('fn')) == 1:
+            # The stream brings it later than the response to the first annotation of the operator.
+            world.sandbox.faults.freeze_watches(0.5, resource='kopfexamples')
+            await world.edit(metadata={'annotations': {'other': 'edit'}})
+        await children.apply(config_map(key='value'))
+
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn', times=2)
+        await rest()
+    assert [call['seen'] for call in world.called('fn')] == [None, 'edit']
+
+
 async def test_the_kinds_are_remembered_on_the_owner_before_the_first_child(world, family):
     family.declare(owns=['configmaps', 'secrets'])
     async with world.operator():

@@ -34,5 +34,18 @@ def test_one_foreign_field_is_enough_for_an_edit():
     assert not is_edited(old, new, {'spec': {'a': 2, 'b': 2}})
 
 
+@pytest.mark.parametrize('old', [{}, {'metadata': {'labels': {'a': 'b'}}}])
+def test_foreign_fields_are_edits_even_if_they_come_or_go_with_a_whole_dict(old):
+    new, patch = {'metadata': {'annotations': {'x': 'y'}}}, {'metadata': {'annotations': {'own': 'z'}}}
+    assert is_edited(old, new, patch) and is_edited(new, old, patch)
+    assert is_edited(old, {'metadata': {'annotations': {'own': 'z', 'x': 'y'}}}, patch)
+
+
+def test_dicts_that_the_patch_brings_are_no_edits():
+    assert not is_edited({}, {'spec': {'a': {'b': 1}}}, {'spec': {'a': {'b': 1}}})
+    assert not is_edited({'spec': {'a': {'b': 1}}}, {}, {'spec': {'a': None}})
+    assert not is_edited({}, {'spec': {'a': {}}}, {'spec': {'a': {}}})
+
+
 def test_records_without_digests_say_nothing_of_edits():
     assert find_outdated(State(purpose=Reason.UPDATE), {'spec': {'a': 1}}) == []
