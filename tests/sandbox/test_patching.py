@@ -2,6 +2,8 @@
 
 import pytest
 
+from kopf._kits.testing.wire import timestamps
+
 MERGE = "application/merge-patch+json"
 JSON = "application/json-patch+json"
 
@@ -167,3 +169,20 @@ async def test_unknown_fields_are_pruned_with_a_warning(patch):
     ]
     assert (await patch({"spec": {"unknown": 1}}, fieldValidation="Strict")).status == 422
     assert "Warning" not in (await patch({"spec": {"unknown": 1}}, fieldValidation="Ignore")).headers
+
+
+async def test_the_time_of_a_manager_moves_with_the_values_that_it_applies(client, patch, monkeypatch):
+    async def apply(size):
+        body = {**given, "metadata": {"name": "b"}, "spec": {"size": size}}
+        params = {"fieldManager": "me", "force": "true"}
+        answer = await patch(body, "application/apply-patch+yaml", name="b", **params)
+        assert answer.status in (200, 201), answer.body
+        [entry] = answer.body["metadata"]["managedFields"]
+        return entry["time"]
+
+    given = {key: (await patch({})).body[key] for key in ("apiVersion", "kind")}
+    times = []
+    for moment, size in (1, 1), (2, 1), (3, 2), (4, 2):
+        monkeypatch.setattr(timestamps, "now", lambda moment=moment: timestamps.at(moment))
+        times.append(await apply(size))
+    assert times == [timestamps.at(1), timestamps.at(1), timestamps.at(3), timestamps.at(3)]

@@ -245,12 +245,9 @@ def prepare_changed(body: Body, old: Body, kind: Kind, subresource: str) -> None
         meta['generation'] = before.get('generation', 0) + 1
 
 
-def own(body: Body, old: Body, owners: Any) -> None:
-    """Set the managed fields that follow from applying; if only their times differ, the old ones stay."""
-    before = old['metadata'].get('managedFields')
+def own(body: Body, owners: Any) -> None:
+    """Set the managed fields that follow from applying."""
     body['metadata'].pop('managedFields', None)
-    if managers.same_but_times(owners, before):
-        owners = before
     if owners:
         body['metadata']['managedFields'] = owners
 

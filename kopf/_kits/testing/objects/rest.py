@@ -454,7 +454,7 @@ class Objects:
             if not applied:
                 managers.updated(body, old, writer, owners)
             else:
-                objects.own(body, old, owners)
+                objects.own(body, owners)
             builtins.allocate(body, kind, old)
             body['metadata']['resourceVersion'] = old['metadata']['resourceVersion']
             if self._guard is not None:
