@@ -60,8 +60,9 @@ def apply(
     Args:
         obj: the object, with at least the ``apiVersion``, the ``kind``, and the ``metadata.name``.
         namespace: the namespace, if the object has none; by default, that of the object being handled.
-        field_manager: the name under which the API server remembers the fields; by default, ``kopf-`` and
-            ``settings.applying.operator``. What this manager has applied before and does not apply any more is removed.
+        field_manager: the name under which the API server remembers the fields; by default, ``kopf-<operator>/apply``
+            with ``settings.applying.operator``. What this manager has applied before and does not apply any more is
+            removed.
         force: take the fields away from other managers instead of failing.
         dry_run: let the API server compute the result without storing it.
 
@@ -93,7 +94,9 @@ def apply(
                 namespace=place,
                 name=desired['metadata']['name'],
                 body=desired,
-                field_manager=field_manager or make_manager(write_through.settings.applying.operator),
+                # Not that of children: of an object that is applied in both ways, the API server would remove the
+                # fields that the last request does not have, such as the owner reference.
+                field_manager=field_manager or f'{make_manager(write_through.settings.applying.operator)}/apply',
                 force=force,
                 dry_run=dry_run,
             )

@@ -70,7 +70,7 @@ async def test_indices_have_what_was_applied(world):
     assert first['metadata']['namespace'] == 'default'  # that of the object being handled
     assert second['metadata']['uid'] == first['metadata']['uid']
     [entry] = second['metadata']['managedFields']
-    assert (entry['manager'], entry['operation']) == ('kopf-tester', 'Apply')
+    assert (entry['manager'], entry['operation']) == ('kopf-tester/apply', 'Apply')
 
 
 async def test_sync_handlers_apply_objects_without_await(world):

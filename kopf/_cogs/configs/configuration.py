@@ -442,8 +442,9 @@ class ApplyingSettings(_Group):
 
     operator: str = 'operator'
     """
-    The name of the operator: the field manager of what it applies is ``kopf-<operator>``. Operators that apply children
-    of the same objects need different names. With another name, the operator does not know its former children.
+    The name of the operator: the field manager of children is ``kopf-<operator>``, that of other applied objects is
+    ``kopf-<operator>/apply``. Operators that apply children of the same objects need different names. With another
+    name, the operator does not know its former children.
     """
 
 
