@@ -28,8 +28,8 @@ from kopf._core.actions.execution import NotReadyError, TemporaryError
 from kopf._core.actions.loggers import ObjectLogger
 from kopf._core.engines.adoption import Adopter, ChildError, ChildKey, adopt, check_object, find_key
 from kopf._core.engines.child_marks import ChildKind, find_dropped, has_finalizer, make_patch, read_kinds
-from kopf._core.engines.contests import Contest, Truce
-from kopf._core.engines.field_ownership import Path, digest, digest_entry, find_lost_fields, remove_field, render
+from kopf._core.engines.contests import UNKNOWN, WHOLE, Contest, Truce
+from kopf._core.engines.field_ownership import Ownership, Path, digest, digest_entry, remove_field, render
 from kopf._core.engines.owned_objects import OwnedObject, OwnedObjects
 from kopf._core.engines.pruning import PruneRules, delete_child, is_unwanted, list_children
 from kopf._core.engines.readiness import check_readiness
@@ -61,6 +61,10 @@ class Applied(NamedTuple):
     """The digest of the entry in the managed fields, in the response."""
 
 
+WITHHELD: Final = Applied(b'', b'', None)
+"""A child that is not applied for a while, because another client has deleted or applied it again and again."""
+
+
 class ChildrenMemory:
     """What one handler has applied for one object."""
 
@@ -77,6 +81,11 @@ class ChildrenMemory:
     def get(self, key: ChildKey) -> Applied | None:
         """Return what was applied for the child, if it was."""
         return self._applied.get(key)
+
+    def has(self, key: ChildKey, mark: bytes) -> bool:
+        """Check whether the child was applied with this digest of the desired object."""
+        applied = self._applied.get(key)
+        return applied is not None and applied.desired == mark
 
     def __contains__(self, key: object) -> bool:
         return key in self._applied
@@ -98,7 +107,7 @@ class ChildrenMemory:
     def explain_contests(self, manager: str, now: float) -> str:
         """Return which fields are left to which managers now; an empty text if there are none."""
         return '; '.join(
-            f"{render(path)} of {key}: {truce.manager!r} and {manager!r}"
+            f"{render(path) or 'all'} of {key}: {name_rival(truce.manager, manager)} and {manager!r}"
             for key, contest in sorted((self._contests or {}).items(), key=str)
             for path, truce in sorted(contest.find_truces(now).items())
         )
@@ -189,6 +198,13 @@ def make_manager(operator: str) -> str:
     return f'kopf-{operator}'
 
 
+def name_rival(name: str, manager: str) -> str:
+    """Return the name of another field manager, for messages; the operator itself uses the name ``manager``."""
+    if name == UNKNOWN:
+        return "another client that removes it"
+    return f"another client with the name {name!r}" if name == manager else repr(name)
+
+
 class ChildrenHost(Protocol):
     """What a run needs from the engine of level-triggered handlers."""
 
@@ -251,13 +267,17 @@ class ChildrenRun:
             known = objects.find(key.namespace, key.name)
             self._check_rivals(key, mark, known)
             self.wanted[key] = mark
-            sent = self._leave_contested(key, adopted, known)
+            before = self._find_disturbance(key, known)
+            self._count_losses(key, adopted, known, before)
+            sent = self._leave_contested(key, adopted)
             sent_mark = mark if sent is adopted else digest(sent)
             if known is not None and self.memory.get(key) == (mark, sent_mark, known.entry):
                 body = Body(cast(RawBody, known.copy()))
             else:
                 await self._remember(key)
                 raw = await self._send(key, sent, objects, replace=replace)
+                if before is not None and self.memory.has(key, mark):
+                    self._count_restored(key, before, raw)
                 self.memory.note(key, Applied(mark, sent_mark, digest_entry(raw, self.kinds.manager)))
                 body = Body(raw)
         if ready is not False:
@@ -307,26 +327,55 @@ class ChildrenRun:
         _, resource, _ = self.kinds.find_for(body)
         return ChildKey(resource, body.metadata.namespace, str(body.metadata.name))
 
-    def _leave_contested(
-        self,
-        key: ChildKey,
-        adopted: dict[str, Any],
-        known: OwnedObject | None,
-    ) -> dict[str, Any]:
-        """Return the object without the fields that are left to other managers."""
-        contest, applied, now = self.memory.get_contest(key), self.memory.get(key), time.monotonic()
-        if known is not None and known.managers is not None and applied is not None and applied.entry != known.entry:
-            lost = find_lost_fields(adopted, known.managers.copy(), self.kinds.manager)
-            if contest is not None:
-                lost = {path: manager for path, manager in lost.items() if path not in contest.find_truces(now)}
-            if lost:
-                contest = self.memory.begin_contest(key)
-                begun = contest.note(lost, now)
-                if begun:
-                    self._host.contest(key, begun, self.kinds.manager)
+    def _find_disturbance(self, key: ChildKey, known: OwnedObject | None) -> Ownership | None:
+        """Return which client owns which field, if other clients have changed fields of the child since it was sent."""
+        applied = self.memory.get(key)
+        if known is None or known.managers is None or applied in (None, WITHHELD) or applied.entry == known.entry:
+            return None
+        return Ownership.read(known.managers.copy(), self.kinds.manager)
+
+    def _count_losses(
+        self, key: ChildKey, adopted: dict[str, Any], known: OwnedObject | None, before: Ownership | None
+    ) -> None:
+        """Count what other clients have taken or removed; begin to leave it to them if that is too often."""
+        contest, now = self.memory.get_contest(key), time.monotonic()
+        if known is None and key in self.memory and self.memory.get(key) is not WITHHELD:
+            lost = {WHOLE: UNKNOWN}
+        elif before is not None:
+            lost = (contest or Contest()).find_losses(adopted, before, now)
+        else:
+            return
+        if lost:
+            contest = self.memory.begin_contest(key)
+            self._report_truces(key, contest.note(lost, now))
+
+    def _count_restored(self, key: ChildKey, before: Ownership, raw: RawBody) -> None:
+        """Count the fields that other clients had removed, which only the response reveals."""
+        contest, after = self.memory.begin_contest(key), Ownership.read(raw, self.kinds.manager)
+        self._report_truces(key, contest.note_restored(before, after, self.kinds.manager, time.monotonic()))
+
+    def _report_truces(self, key: ChildKey, begun: Mapping[Path, Truce]) -> None:
+        if begun:
+            self._host.contest(key, begun, self.kinds.manager)
+
+    def _leave_contested(self, key: ChildKey, adopted: dict[str, Any]) -> dict[str, Any]:
+        """
+        Return the object without the fields that are left to other managers.
+
+        Raises:
+            ChildConflictError: if the whole child is left alone for now.
+        """
+        contest, now = self.memory.get_contest(key), time.monotonic()
         truces = {} if contest is None else contest.find_truces(now)
         if not truces:
             return adopted
+        if WHOLE in truces:
+            self.memory.note(key, WITHHELD)  # when it is applied again, that is no further loss
+            raise ChildConflictError(
+                f"children.apply(): {key} is not applied for now, as it is contested by "
+                f"{name_rival(truces[WHOLE].manager, self.kinds.manager)}: stop that one, or do not apply the child.",
+                delay=max(1.0, truces[WHOLE].until - now),
+            )
         reduced = copy.deepcopy(adopted)
         for path in truces:
             remove_field(reduced, path)

@@ -1,18 +1,31 @@
 """
-Contests: fields of children that another field manager takes again and again, as an autoscaler takes the replicas.
+Contests: fields of children that another client takes or removes again and again, as an autoscaler takes the replicas.
 
 If both sides insisted, they would change the field for ever. So, if the operator loses the field several times in
-a short time, it leaves the field to the other manager for a while. After that, it tries once more. Each further loss
+a short time, it leaves the field to the other client for a while. After that, it tries once more. Each further loss
 doubles the time for which it leaves the field.
+
+The same is done for whole children that another client deletes or applies again and again. These are not applied for
+a while.
 """
 
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from kopf._core.engines.field_ownership import Path
+from kopf._core.engines.adoption import HANDLER_ANNOTATION, OWNER_ANNOTATION, OWNER_LABEL, PRUNED_LABEL
+from kopf._core.engines.field_ownership import Ownership, Path, has_field
+
+WHOLE: Final[Path] = ()
+"""The path of the child as a whole."""
+
+UNKNOWN: Final = ''
+"""The name of the manager if a field or a child is removed: the API server does not record who has done it."""
 
 MAX_LOSSES: Final = 3
 """The number of losses of one field to one manager within `PERIOD`, after which the field is left to it."""
+
+MAX_LOSSES_OF_WHOLE: Final = 10
+"""The same number for whole children. It is higher, as users delete children, too, to let them be created anew."""
 
 PERIOD: Final = 60.0
 """The time in which losses count together (in seconds)."""
@@ -24,10 +37,20 @@ LONGEST_TRUCE: Final = 3600.0
 """How long a field is left to the other manager at most (in seconds)."""
 
 
+_MARKS: Final = frozenset(
+    [
+        *(('f:metadata', 'f:labels', f'f:{name}') for name in (OWNER_LABEL, PRUNED_LABEL)),
+        *(('f:metadata', 'f:annotations', f'f:{name}') for name in (OWNER_ANNOTATION, HANDLER_ANNOTATION)),
+    ]
+)
+"""The fields that make an object a child: they are never left to others."""
+
+
 class Truce(NamedTuple):
     """A field that is left to another manager."""
 
     manager: str
+    """Its name; `UNKNOWN` if another client removes the field."""
     until: float
     duration: float
     """How long the field is left to it (in seconds)."""
@@ -36,11 +59,39 @@ class Truce(NamedTuple):
 class Contest:
     """The contested fields of one child. All times are arguments."""
 
-    __slots__ = ('_losses', '_truces')
+    __slots__ = ('_losses', '_removed', '_truces')
 
     def __init__(self) -> None:
         self._losses: dict[tuple[Path, str], tuple[float, ...]] = {}
+        self._removed: set[Path] = set()  # the fields that another client has removed at least once
         self._truces: dict[Path, Truce] = {}
+
+    def find_losses(self, desired: Mapping[str, Any], ownership: Ownership, now: float) -> dict[Path, str]:
+        """Return the desired fields that other clients have taken, and of those they have removed, the known ones."""
+        lost = ownership.find_lost(desired)
+        for path in self._removed:
+            if ownership.is_missing(path) and has_field(desired, path):
+                lost[path] = UNKNOWN
+        truces = self.find_truces(now)
+        lost = {path: manager for path, manager in lost.items() if path not in truces}
+        marks = [path for path in lost if path in _MARKS or path[:2] == ('f:metadata', 'f:ownerReferences')]
+        if marks:
+            lost[WHOLE] = lost[marks[0]]
+        return {path: manager for path, manager in lost.items() if path not in marks}
+
+    def note_restored(self, before: Ownership, after: Ownership, manager: str, now: float) -> Mapping[Path, Truce]:
+        """
+        Receive the ownership before and after an unchanged child was applied again; return the fields to leave then.
+
+        Why only afterwards? Before it, nothing shows that a field was removed: the state lacks it, and its manager.
+        """
+        restored = {path for path in after.own if before.is_missing(path)}
+        if not restored and before.own == after.own:
+            # Only the time of the entry has changed: another client has applied other values under the same name.
+            return self.note({WHOLE: manager}, now)
+        found = restored - self._removed
+        self._removed |= found
+        return self.note(dict.fromkeys(found, UNKNOWN), now)
 
     def note(self, lost: Mapping[Path, str], now: float) -> Mapping[Path, Truce]:
         """Receive the fields that other managers have taken; return those that are left to them from now on."""
@@ -52,7 +103,7 @@ class Contest:
             else:
                 times = [time for time in self._losses.get((path, manager), ()) if time > now - PERIOD]
                 self._losses[path, manager] = (*times, now)
-                if len(times) + 1 < MAX_LOSSES:
+                if len(times) + 1 < (MAX_LOSSES if path else MAX_LOSSES_OF_WHOLE):
                     continue
                 del self._losses[path, manager]
                 duration = TRUCE

@@ -11,7 +11,7 @@ values: they add defaults, and write numbers and lists in other ways.
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, MutableMapping, MutableSequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -50,26 +50,55 @@ def digest_entry(raw: Mapping[str, Any], manager: str) -> bytes | None:
     return None if entry is None else digest(entry)
 
 
-def find_lost_fields(desired: Mapping[str, Any], raw: Mapping[str, Any], manager: str) -> dict[Path, str]:
-    """Return the desired fields that belong only to other managers, with the names of these managers."""
-    own = find_entry(raw, manager)
-    kept = set() if own is None else set(_iter_leaves(own.get('fieldsV1') or {}))
-    lost: dict[Path, str] = {}
-    for entry in raw['metadata'].get('managedFields') or ():
-        if entry is own:
-            continue
-        for path in _iter_leaves(entry.get('fieldsV1') or {}):
-            if path not in kept and _find(desired, path) is not None:
-                lost[path] = str(entry.get('manager'))
-    return lost
+class Ownership(NamedTuple):
+    """Which fields of an object belong to a manager, and which ones to others."""
+
+    own: frozenset[Path]
+    others: Mapping[Path, str]
+    """The fields of other managers, with their names."""
+
+    @classmethod
+    def read(cls, raw: Mapping[str, Any], manager: str) -> 'Ownership':
+        """Return the ownership in this state of the object, as the manager sees it."""
+        entry = find_entry(raw, manager)
+        own = frozenset() if entry is None else frozenset(_iter_leaves(entry.get('fieldsV1') or {}))
+        others = {
+            path: str(each.get('manager'))
+            for each in raw['metadata'].get('managedFields') or ()
+            if each is not entry
+            for path in _iter_leaves(each.get('fieldsV1') or {})
+        }
+        return cls(own, others)
+
+    def find_lost(self, desired: Mapping[str, Any]) -> dict[Path, str]:
+        """Return the desired fields that belong only to other managers, with the names of these managers."""
+        return {path: name for path, name in self.others.items() if path not in self.own and has_field(desired, path)}
+
+    def is_missing(self, path: Path) -> bool:
+        """Check whether the field belongs to no manager: it was never set, or was removed."""
+        return path not in self.own and path not in self.others
+
+
+def has_field(obj: Mapping[str, Any], path: Path) -> bool:
+    """Check whether the object has the field."""
+    return _find(obj, path) is not None
 
 
 def remove_field(obj: MutableMapping[str, Any], path: Path) -> None:
-    """Remove the field from the object, if it is there; change the object in place."""
+    """
+    Remove the field from the object, if it is there; change the object in place.
+
+    Structures that are empty then are removed, too, and an item of a list together with one of its key fields.
+    """
+    kind, _, keys = path[-2].partition(':') if len(path) > 1 else ('', '', '')
+    if kind == 'k' and path[-1].removeprefix('f:') in json.loads(keys):
+        path = path[:-1]
     found = _find(obj, path)
     if found is not None:
         parent, key = found
         del parent[key]
+        if not parent and len(path) > 1:
+            remove_field(obj, path[:-1])
 
 
 def render(path: Path) -> str:

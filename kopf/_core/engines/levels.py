@@ -28,7 +28,14 @@ from kopf._core.actions.execution import Outcome, RunTimeoutError, run_handler, 
 from kopf._core.actions.handler_states import HandlerState, digest_essence
 from kopf._core.actions.loggers import ObjectLogger
 from kopf._core.engines.adoption import Adopter, ChildKey
-from kopf._core.engines.children import ChildrenMemory, ChildrenRun, OwnedKinds, make_children, make_manager
+from kopf._core.engines.children import (
+    ChildrenMemory,
+    ChildrenRun,
+    OwnedKinds,
+    make_children,
+    make_manager,
+    name_rival,
+)
 from kopf._core.engines.contests import Truce
 from kopf._core.engines.field_ownership import Path, render
 from kopf._core.engines.owned_objects import OwnedObject, OwnedObjects
@@ -420,13 +427,14 @@ class ChildrenOfPlan:
         """Called when fields are left to other managers."""
         for path, truce in truces.items():
             self._logger.warning(
-                "%s of %s is contested by %r and %r, so it is left to the first one for %g seconds. "
-                "Do not apply this field, or stop the other one.",
-                render(path),
+                "%s of %s is contested by %s and %r, so it is left to the first one for %g seconds. "
+                "Do not apply %s, or stop the other one.",
+                render(path) or "The whole",
                 key,
-                truce.manager,
+                name_rival(truce.manager, manager),
                 manager,
                 truce.duration,
+                "this field" if path else "it",
             )
 
     def trigger(self, owners: Collection[str]) -> None:

@@ -6,7 +6,8 @@ import threading
 import pytest
 
 import kopf
-from kopf._core.engines import children
+from kopf._cogs.clients.api import client_var
+from kopf._core.engines import children, contests
 
 
 def config_map(name='child', *, metadata=None, **data):
@@ -606,6 +607,110 @@ async def test_a_field_that_another_manager_takes_again_and_again_is_left_to_it(
     assert child['data'] == {'key': 'theirs-2', 'other': 'x'}
     [condition] = [each for each in owner['status']['conditions'] if each['type'] == 'Contested']
     assert condition['status'] == 'True' and 'kopf-operator' in condition['message']
+
+
+async def test_what_is_applied_to_a_child_by_other_means_is_added_to_it_or_refused(world, family):
+    conflicts = []
+
+    @kopf.on.event('kopfexamples', registry=world.registry, id='event')
+    async def event(name, spec, **_):
+        if spec['field'] == 'added':
+            await kopf.apply(config_map(theirs='x'))
+        if spec['field'] == 'changed':
+            try:
+                await kopf.apply(config_map(key='theirs'))
+            except kopf.ApplyConflictError as error:
+                conflicts.append(error)
+        world.note('event', name, spec=spec)
+
+    family.declare()
+    async with world.operator():
+        owner = await world.create()
+        await world.until_called('fn succeeded')
+        for field in 'added', 'changed':
+            await world.edit(field=field)
+            await world.until(lambda field=field: world.called('event')[-1]['spec']['field'] == field)
+        await rest()
+        child = await family.get()
+    assert child['data'] == {'key': 'value', 'theirs': 'x'}
+    assert child['metadata']['ownerReferences'][0]['uid'] == owner['metadata']['uid']
+    assert [error.conflicts for error in conflicts] == [{'kopf-operator': ['data.key']}]
+    assert family.writes() == [('PATCH', 'child')] * 3  # one of the handler of states, two of that of events
+
+
+async def fight(world, family, act):
+    """Do this to the child whenever it is as the handler wants it, until the operator gives in."""
+    runs = 0
+    async with asyncio.timeout(30):
+        while not [text for text in world.log.texts if 'is contested by' in text]:
+            if len(world.called('fn succeeded')) > runs:
+                runs = len(world.called('fn succeeded'))
+                await act(runs)
+            await asyncio.sleep(0.01)
+    await rest()
+    return [text for text in world.log.texts if 'is contested by' in text]
+
+
+async def test_a_field_that_another_client_removes_again_and_again_is_left_out(world, family):
+    family.wanted = [config_map(key='ours', other='x')]
+    family.declare(conditions=True)
+    async with world.operator():
+        await world.create()
+        texts = await fight(world, family, lambda number: family.change({'data': {'key': None}}))
+        child = await family.get()
+        owner = await world.aio.wait_for('kopfexamples', 'obj', lambda body: 'Contested' in str(body.get('status')))
+    assert child['data'] == {'other': 'x'} and len(family.writes()) == 4
+    assert texts[0].startswith("data.key of configmaps.v1 default/child is contested by another client that removes it")
+    assert 'another client that removes it' in str(owner['status'])
+
+
+async def test_a_child_that_another_client_deletes_again_and_again_is_not_applied_for_a_while(world, family):
+    family.declare(conditions=True)
+    async with world.operator():
+        await world.create()
+        await fight(world, family, lambda number: world.aio.delete('configmaps', 'child', namespace='default'))
+        await world.until_logged("configmaps.v1 default/child is not applied for now")
+        assert await family.names() == []
+    assert len(family.writes()) == contests.MAX_LOSSES_OF_WHOLE
+
+
+async def test_a_child_that_another_operator_of_the_same_name_applies_is_not_applied_for_a_while(
+    world, family, monkeypatch
+):
+    monkeypatch.setattr(contests, 'MAX_LOSSES_OF_WHOLE', 2)
+    clients = []
+
+    @kopf.on.startup(registry=world.registry)
+    async def connect(**_):
+        clients.append(client_var.get())
+
+    async def apply(number):
+        child = await family.get()
+        await asyncio.sleep(1)  # only the time of the entry tells the writers apart, and it is in seconds
+        metadata = {key: value for key, value in child['metadata'].items() if key != 'managedFields'}
+        theirs = {**child, 'metadata': metadata, 'data': {'key': f'theirs-{number}'}}
+        url = '/api/v1/namespaces/default/configmaps/child'
+        await clients[0].patch(url, theirs, 'application/apply-patch+yaml', params={'fieldManager': 'kopf-operator'})
+
+    family.declare()
+    async with world.operator():
+        await world.create()
+        texts = await fight(world, family, apply)
+        child = await family.get()
+    assert "is contested by another client with the name 'kopf-operator'" in texts[0]
+    assert child['data'] == {'key': 'value'} and len(family.writes()) == 3 + 2
+
+
+async def test_a_child_that_was_left_alone_is_applied_again_later(world, family, monkeypatch):
+    monkeypatch.setattr(contests, 'MAX_LOSSES_OF_WHOLE', 2)
+    monkeypatch.setattr(contests, 'TRUCE', 0.5)
+    family.declare()
+    async with world.operator():
+        await world.create()
+        await fight(world, family, lambda number: world.aio.delete('configmaps', 'child', namespace='default'))
+        child = await family.get()
+        await world.until_called('fn succeeded', times=3)
+    assert child['data'] == {'key': 'value'} and len(family.writes()) == 3
 
 
 # Kinds that the code does not name any more, and remote children.

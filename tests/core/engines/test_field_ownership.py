@@ -3,9 +3,9 @@
 import pytest
 
 from kopf._core.engines.field_ownership import (
+    Ownership,
     digest,
     digest_entry,
-    find_lost_fields,
     is_changed_by_others,
     remove_field,
     render,
@@ -64,7 +64,7 @@ def test_lost_fields_are_found_with_the_managers_that_have_them():
         entry('editor', 'Update', fields={'f:spec': {**CONTAINERS, 'f:ports': {PORT: {'f:port': {}}}}}),
         entry('editor', 'Update', fields={'f:spec': {'f:set': {'v:"b"': {}, 'v:"c"': {}}}}),
     )
-    lost = {render(path): manager for path, manager in find_lost_fields(desired, raw, 'kopf-operator').items()}
+    lost = {render(path): name for path, name in Ownership.read(raw, 'kopf-operator').find_lost(desired).items()}
     assert lost == {
         'spec.replicas': 'autoscaler',
         'spec.containers[name=main].name': 'editor',
@@ -82,6 +82,24 @@ def test_fields_are_removed_by_their_paths():
     remove_field(desired, ('f:spec', 'f:set', 'v:"a"'))
     remove_field(desired, ('f:absent', 'f:field'))
     assert desired == {'spec': {'containers': [{'name': 'main'}], 'set': ['b']}}
+
+
+def test_no_empty_structures_are_left_of_removed_fields_and_no_items_without_their_keys():
+    ports = [{'containerPort': 80, 'name': 'x'}, {'containerPort': 81}]
+    desired = {'spec': {'containers': [{'name': 'main', 'ports': ports}], 'strategy': {'type': 'x'}, 'kept': 1}}
+    container = ('f:spec', 'f:containers', 'k:{"name":"main"}')
+    remove_field(desired, ('f:spec', 'f:strategy', 'f:type'))
+    for number in 80, 81:
+        key = f'k:{{"containerPort":{number},"protocol":"TCP"}}'
+        for field in 'f:containerPort', 'f:name':
+            remove_field(desired, (*container, 'f:ports', key, field))
+    assert desired == {'spec': {'containers': [{'name': 'main'}], 'kept': 1}}
+
+
+def test_fields_without_managers_are_missing():
+    raw = body(entry(fields={'f:a': {}}), entry('editor', 'Update', fields={'f:b': {}}))
+    ownership = Ownership.read(raw, 'kopf-operator')
+    assert [ownership.is_missing((f'f:{name}',)) for name in 'abc'] == [False, False, True]
 
 
 OURS = entry(fields={'f:spec': {'.': {}, 'f:a': {}, 'f:map': {'f:b': {}}, **CONTAINERS}})
