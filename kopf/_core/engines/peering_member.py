@@ -46,6 +46,14 @@ _FLAGS = frozenset({'waiting', 'pausing', 'paused'})
 _TRANSIENT_REFUSALS = (401, 404, 408, 409, 429)
 """The statuses of client errors that say nothing about the permission to write: the same request can succeed later."""
 
+REFUSAL_DELAYS = (0.5, 1.0, 2.0)
+"""
+The delays of the next requests (in seconds) before a refused record means that the operator may not write it.
+
+A single refusal can pass, as by an API server that has just started. An operator with an optional peering would work
+without a record then, unseen by its peers.
+"""
+
 TAKEOVER_TIMEOUT = 5.0
 """
 How long a starting operator waits until the operators with lower priorities have paused (in seconds).
@@ -114,12 +122,17 @@ class PeeringMember:
         self._removed: frozenset[str] = frozenset()  # the identities at the last attempt to remove dead records
         self._expiry: float | None = None
         self._confirmed_at = 0.0  # when the last state was requested that a response to a patch has shown
-        self._refused = False  # whether the API server has refused our own record at the last attempt
+        self._refusals = 0  # how often in a row the API server has refused our own record
         self._unsure = False  # our own record can be in the object: the response to its request was lost
         self._reason: object = None
         self._reported = (False, False, False)  # the last values of `known`, `paused`, `joined`, to report only changes
         self._wakeup = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def _refused(self) -> bool:
+        # Not at the first refusal, see `REFUSAL_DELAYS`.
+        return self._refusals > len(REFUSAL_DELAYS)
 
     @property
     def mandatory(self) -> bool:
@@ -502,12 +515,15 @@ class PeeringMember:
             body = await complete(self._touch({self._identity: record}), patience=EXIT_TIMEOUT)
         except (errors.APIError, TimeoutError) as error:
             self._failing = True
-            self._refused = isinstance(error, errors.APIClientError) and error.status not in _TRANSIENT_REFUSALS
-            self._unsure = not self._refused
-            self._renewal = read_time() + min(RETRY_DELAY, lifetime / 4)
+            is_refused = isinstance(error, errors.APIClientError) and error.status not in _TRANSIENT_REFUSALS
+            self._unsure = not is_refused
+            self._refusals = self._refusals + 1 if is_refused else 0
+            delay = REFUSAL_DELAYS[self._refusals - 1] if is_refused and not self._refused else RETRY_DELAY
+            self._renewal = read_time() + min(delay, lifetime / 4)
             logger.warning("Keep-alive in %s has failed; trying again soon: %s", self._place, str(error) or repr(error))
             return
         self._failing = self._unsure = False
+        self._refusals = 0
         self._log_keepalive('not found' if body is None else 'ok')
         if body is not None:
             # Randomized, so that operators do not send their requests simultaneously; and early enough for retries. For

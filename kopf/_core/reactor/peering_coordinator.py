@@ -32,6 +32,18 @@ ENDING_DELAY = 0.5
 """After how long an ending operator begins to renew its records (in seconds); most operators have ended by then."""
 
 
+REFUSAL_DELAYS = (0.5, 1.0, 2.0)
+"""
+The delays of the next requests (in seconds) before a refused list of peering objects means that there is no peering.
+
+Without that, an operator would begin beside others if its first request was refused only for a moment, as by an API
+server that has just started, or when its role is created at the same time.
+"""
+
+FOLLOWING_DELAYS = (5.0, 10.0, 20.0, 40.0)
+"""The delays of further requests (in seconds) by an operator that works without an optional peering meanwhile."""
+
+
 class JoinedPeering(NamedTuple):
     """A peering member with its watch and its tasks."""
 
@@ -204,6 +216,7 @@ class PeeringCoordinator:
             PeeringSink(member),
             selective=False,
             instruments=self._client.instruments,
+            refusal_delays=REFUSAL_DELAYS,
         )
         member.note_ending(namespace in self._ending)
         # Peers would wait for ever for a member that knows nothing of the end of the running handlers.
@@ -215,7 +228,7 @@ class PeeringCoordinator:
             [
                 # Retried even if it is refused, as the rights can be granted later. Without the watch, the operator
                 # would not notice its peers, and would handle the same objects as they do.
-                self._tasks.create_task(watch.persist(), name=f'observer of {watch}'),
+                self._tasks.create_task(watch.persist(FOLLOWING_DELAYS), name=f'observer of {watch}'),
                 self._tasks.create_task(member.run(), name=f'keep-alive in {watch}'),
             ],
         )

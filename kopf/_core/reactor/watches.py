@@ -15,11 +15,12 @@ A failure concerns only its own resource: it is retried with growing delays.
 
 import asyncio
 import enum
+import itertools
 import logging
 import random
 import time
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from kopf._cogs.aiokits.inactivity_timeouts import InactivityTimeout
@@ -117,7 +118,23 @@ class ResourceWatch:
         selective: bool = True,
         label_selector: LabelSelector | None = None,
         instruments: Instruments = NO_INSTRUMENTS,
+        refusal_delays: Sequence[float] = (),
     ) -> None:
+        """
+        Create the watch; `run` starts it.
+
+        Args:
+            client: the client of the API.
+            settings: the settings of the operator.
+            resource: the resource.
+            namespace: the namespace; ``None`` for the whole cluster.
+            sink: who receives the events.
+            selective: whether the selectors of the settings apply.
+            label_selector: the additional selector of the handlers.
+            instruments: what the changes of the watch are reported to.
+            refusal_delays: the delays (in seconds) of the next requests while the first list is refused. The sink is
+                asked only when all of them have been refused, too.
+        """
         self.resource = resource
         self.namespace = namespace
         self.state = WatchState.STOPPED
@@ -138,6 +155,7 @@ class ResourceWatch:
         self._instruments = instruments
         self._selective = selective  # whether the selectors of the settings apply
         self._label_selectors = [] if label_selector is None else [str(label_selector)]  # those of the handlers
+        self._refusal_delays = iter(refusal_delays)
         self._path = resource.get_url(namespace=namespace)
         self._since: str | None = None
         # The position in the stream; without it, all objects are listed. An empty one is valid: see `_list`.
@@ -164,16 +182,19 @@ class ResourceWatch:
         where = 'cluster-wide' if self.namespace is None else f'in {self.namespace!r}'
         return f'{self.resource} {where}'
 
-    async def persist(self) -> None:
+    async def persist(self, delays: Sequence[float] = ()) -> None:
         """
         Watch until cancelled, even if the sink accepts a refusal.
 
         The rights can be granted later. And API servers that have just started refuse requests that they permit soon
         after.
+
+        Args:
+            delays: the first delays of the next attempts after accepted refusals (in seconds).
         """
-        while True:
+        for delay in itertools.chain(delays, itertools.repeat(FORBIDDEN_BACKOFF)):
             await self.run()
-            await asyncio.sleep(FORBIDDEN_BACKOFF * random.uniform(1.0, 1.2))
+            await asyncio.sleep(delay * random.uniform(1.0, 1.2))
 
     async def run(self) -> None:
         """Watch until cancelled, until a login fails, or until the sink accepts a refusal."""
@@ -222,8 +243,22 @@ class ResourceWatch:
         # connections have no status, and prove nothing.
         elif error.status and self._failures >= MAX_FAILURES:
             self._since = None
+        if self._is_refused(error) and (delay := next(self._refusal_delays, None)) is not None:
+            logger.debug("The list of %s is refused; trying again in %g seconds: %s", self, delay, error)
+            self.failure = str(error)
+            await self._back_off(delay, _name_reason(error), error)
+            return
         forbidden = isinstance(error, errors.APIForbiddenError)
         await self._fail(error, at_least=FORBIDDEN_BACKOFF if forbidden else error.retry_after or 0)
+
+    def _is_refused(self, error: Exception) -> bool:
+        """Check whether the error is a refusal of the first list, which is not expected to pass."""
+        return (
+            not self._complete
+            and isinstance(error, errors.APIClientError)
+            and error.status not in (410, *TRANSIENT_REFUSALS)
+            and error.reason not in EXPIRATIONS
+        )
 
     def restart(self) -> None:
         """Forget the position in the stream, after the watch was cancelled: `run` lists all objects again."""
@@ -651,7 +686,7 @@ class ResourceWatch:
             self.failing_since = time.monotonic()
         self._opened_at = None
         # The sink is asked only before the first complete list: what was watched once is retried for ever.
-        if not self._complete and isinstance(error, errors.APIClientError) and error.status not in TRANSIENT_REFUSALS:
+        if isinstance(error, errors.APIClientError) and self._is_refused(error):
             if self._sink.refused(self, error):
                 self.refused = True
                 raise RefusalAccepted from error

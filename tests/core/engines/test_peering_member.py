@@ -9,7 +9,7 @@ import pytest
 from kopf._cogs.clients import errors
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._core.engines import peering_member
-from kopf._core.engines.peering_member import RETRY_DELAY, TAKEOVER_TIMEOUT, PeeringMember
+from kopf._core.engines.peering_member import REFUSAL_DELAYS, RETRY_DELAY, TAKEOVER_TIMEOUT, PeeringMember
 
 pytestmark = pytest.mark.looptime(start=1000)
 
@@ -584,7 +584,23 @@ async def test_a_forbidden_record_pauses_only_if_the_peering_is_mandatory(peerin
     settings.peering.mandatory = mandatory
     peering_api.error = errors.APIForbiddenError('no way', status=403)
     async with join() as member:
-        assert member.changes == [(True, mandatory)]
+        await passed(sum(REFUSAL_DELAYS) + 0.1)
+        assert member.paused is mandatory
+        assert len(peering_api.patches) == len(REFUSAL_DELAYS) + 1
+
+
+@pytest.mark.parametrize('refusals', range(1, len(REFUSAL_DELAYS) + 1))
+async def test_a_record_that_is_refused_for_a_moment_is_written_before_the_operator_begins(peering_api, join, refusals):
+    peering_api.put(worker=record(priority=1))
+    peering_api.error = errors.APIForbiddenError('not yet', status=403)
+    async with join() as member:
+        while len(peering_api.patches) < refusals:
+            await passed(0.1)
+        assert not member.known or member.paused
+        peering_api.error = None
+        await passed(REFUSAL_DELAYS[-1])
+        assert peering_api.status['me']['waiting']
+        assert not member.known or member.paused
 
 
 async def test_keepalive_is_logged(join, caplog):

@@ -688,6 +688,37 @@ async def test_a_peering_is_joined_when_the_right_to_see_it_is_granted(world, mo
         await world.joined('boss', 'me')
 
 
+@pytest.mark.parametrize('status, times', [(403, 1), (403, 3), (404, 2), (410, 6)])
+@in_virtual_time
+async def test_a_list_that_is_refused_for_a_moment_lets_no_operator_begin_beside_others(world, status, times):
+    await world.join()
+    await world.put('boss')
+    await world.create('a', field='1')
+    world.sandbox.faults.error(status, times=times, method='GET', resource='kopfpeerings', user_agent='kopf/')
+    async with world.operator('me'):
+        await world.paused()
+        await world.joined('boss', 'me')
+        await asyncio.sleep(1)
+    assert not world.calls and not world.sandbox.faults.pending()
+
+
+@in_virtual_time
+async def test_without_the_right_to_see_a_peering_the_operator_begins_a_moment_later_and_asks_again(world):
+    await world.join()
+    await world.create('a', field='1')
+    world.sandbox.faults.error(403, times=None, method='GET', resource='kopfpeerings', user_agent='kopf/')
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    async with world.operator('me'):
+        await world.handled('a', field='1')
+        assert loop.time() - began < 5
+        await asyncio.sleep(10)
+        world.sandbox.faults.clear()
+        await world.put('boss')
+        await world.paused()
+        assert loop.time() - began < 40
+
+
 @in_virtual_time
 async def test_takeover_waits_for_daemons_that_still_run(world):
     await world.join()
