@@ -79,8 +79,8 @@ async def delete_remote(
     for kind in sorted(kind for kind in kinds if kind.is_remote):
         for key, child in await list_children(client, kind, owner, logger=logger):
             if owner['metadata']['uid'] in find_owners(child) and not child['metadata'].get('ownerReferences'):
-                await delete_child(client, key, child, is_versioned=False, logger=logger)
-                logger.info("%s is deleted together with its owner.", key)
+                if await delete_child(client, key, child, is_versioned=False, logger=logger):
+                    logger.info("%s is deleted together with its owner.", key)
 
 
 async def delete_child(
@@ -100,6 +100,9 @@ async def delete_child(
         raw: its known state.
         is_versioned: whether the object must not have changed; otherwise, only its uid is compared.
         logger: the logger of the owner.
+
+    Raises:
+        APIConflictError: if the request conflicts with another one, and is to be repeated.
     """
     metadata = raw['metadata']
     preconditions = {'uid': metadata.get('uid')}
@@ -114,6 +117,11 @@ async def delete_child(
     url = key.resource.get_url(namespace=key.namespace, name=key.name)
     try:
         await client.request('DELETE', url, payload=encode(options), logger=logger)
-    except (APINotFoundError, APIConflictError):
+    except APINotFoundError:
+        return False
+    except APIConflictError:
+        # Without the version, another state of the object is no reason for a conflict: the request is to be repeated.
+        if not is_versioned:
+            raise
         return False
     return True

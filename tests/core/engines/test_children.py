@@ -834,14 +834,15 @@ async def test_remote_children_are_pruned(world, family):
         await world.aio.wait_gone('configmaps', 'remote', namespace='other')
 
 
-async def test_owners_that_were_deleted_while_no_operator_ran_are_released(world, family):
+@pytest.mark.parametrize('status', [500, 409])
+async def test_owners_that_were_deleted_while_no_operator_ran_are_released(world, family, status):
     await make_namespace(world)
     family.declare(wanted=[config_map('remote', metadata={'namespace': 'other'})])
     await world.create()
     async with world.operator():
         await world.until_called('fn succeeded')
     await world.delete()
-    world.sandbox.faults.error(500, method='DELETE', resource='configmaps')
+    world.sandbox.faults.error(status, method='DELETE', resource='configmaps')
     async with world.operator():
         await world.until_logged("can't be deleted; trying again in")
         await world.gone()
