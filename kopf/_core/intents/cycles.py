@@ -19,13 +19,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kopf._cogs.structs.bodies import Body, BodyEssence
+from kopf._cogs.structs.dicts import FieldPath
 from kopf._cogs.structs.diffs import diff, is_same
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.patches import Patch
 from kopf._core.actions.handler_states import State, digest_essence
 from kopf._core.intents import filters, missed_edits
 from kopf._core.intents.causes import ChangingCause, Reason
-from kopf._core.intents.edits import find_outdated, is_edited
+from kopf._core.intents.edits import digest_field, find_outdated, is_edited
 from kopf._core.intents.essences import Essences
 from kopf._core.intents.handlers import ChangingHandler
 from kopf._core.intents.progress_records import ProgressRecords
@@ -113,7 +114,7 @@ class Cycle:
 class Cycles:
     """Begins and continues the cycles of all objects of one resource."""
 
-    __slots__ = ('_essences', '_records', '_table', '_updating')
+    __slots__ = ('_essences', '_fields', '_records', '_table', '_updating')
 
     def __init__(self, table: HandlerTable, essences: Essences, records: ProgressRecords) -> None:
         self._table = table
@@ -121,6 +122,7 @@ class Cycles:
         self._records = records
         # The handlers that are run for an edit made in the middle of a creation.
         self._updating = frozenset(handler.id for handler in table.changing if is_for_updates(handler))
+        self._fields = find_fields(table)
 
     def revise(self, table: HandlerTable) -> None:
         """Continue with a new definition of the resource, with the same handlers."""
@@ -193,7 +195,7 @@ class Cycles:
         # If a state is stored while a creation is in progress, it is the state that the first handlers have seen.
         base = last if last is not None and cause.reason is Reason.CREATE else essence
         cycle = Cycle(state=state, known=essence, base=base)
-        outdated = find_outdated(state, essence)
+        outdated = find_outdated(state, essence, self._fields)
         if purpose is Reason.UPDATE:
             for key in outdated:
                 (cycle.missed if state[key].finished else cycle.revived)[key] = None
@@ -235,7 +237,7 @@ class Cycles:
             cycle.revived.update(
                 {
                     key: None
-                    for key in find_outdated(cycle.state, essence)
+                    for key in find_outdated(cycle.state, essence, self._fields)
                     if key not in cycle.revived and not cycle.state[key].finished
                 }
             )
@@ -296,7 +298,7 @@ class Cycles:
                 followup.revived[handler.id] = seen
                 # The digest in the record shows which state the handler has seen, so another operator can tell that it
                 # is outdated.
-                followup.state.inherit(handler.id, record, '' if seen is None else digest_essence(seen))
+                followup.state.inherit(handler.id, record, '' if seen is None else self._digest(handler.id, seen))
         return followup if followup.revived else None
 
     def advance(self, cycle: Cycle, body: Body, essence: BodyEssence, patch: Patch) -> None:
@@ -309,8 +311,17 @@ class Cycles:
             cycle.state.keep_base(self._essences.pack(cycle.base, body))
         if cycle.state.purpose == Reason.UPDATE or creating:
             finished = [key for key, record in cycle.state.items() if record.finished and key not in cycle.missed]
-            if finished:
-                cycle.state.see(finished, digest_essence(cycle.known))
+            fields = {} if creating else self._fields
+            if others := [key for key in finished if key not in fields]:
+                cycle.state.see(others, digest_essence(cycle.known))
+            for key in finished:
+                if key in fields:
+                    cycle.state.see([key], digest_field(cycle.known, fields[key]))
+
+    def _digest(self, key: HandlerId, essence: BodyEssence) -> str:
+        """Return the digest of what an update handler has seen: of its field only, if it is for one field."""
+        field = self._fields.get(key)
+        return digest_essence(essence) if field is None else digest_field(essence, field)
 
     def predict(self, cycle: Cycle, body: Body, essence: BodyEssence, patch: Patch) -> None:
         """Replace the known essence and the base with those that are expected after the patch."""
@@ -319,6 +330,14 @@ class Cycles:
             same = is_same(cycle.base, essence)
             cycle.base = predicted if same else self._essences.predict_change(cycle.base, patch)
         cycle.known = predicted
+
+
+def find_fields(table: HandlerTable) -> Mapping[HandlerId, FieldPath]:
+    """Return the fields of the handlers that are for one field. Other changes do not concern them."""
+    fields: dict[HandlerId, set[FieldPath | None]] = {}
+    for handler in table.changing:
+        fields.setdefault(handler.id, set()).add(handler.field)
+    return {key: field for key, found in fields.items() if len(found) == 1 for field in found if field}
 
 
 def _is_put_off(cycle: Cycle, body: Body) -> bool:

@@ -6,13 +6,15 @@ adjust the values, e.g. normalise a quantity. All other changes are edits.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 from kopf._cogs.structs.bodies import BodyEssence
-from kopf._cogs.structs.dicts import FieldPath
+from kopf._cogs.structs.dicts import FieldPath, resolve
 from kopf._cogs.structs.diffs import Diff, diff
 from kopf._cogs.structs.ids import HandlerId
 from kopf._core.actions.handler_states import State, digest_essence
+
+NO_FIELDS: Final[Mapping[HandlerId, FieldPath]] = {}
 
 
 def is_edited(old: BodyEssence, new: BodyEssence, patch: Mapping[str, Any]) -> bool:
@@ -63,9 +65,27 @@ def is_on_path(field: FieldPath, other: FieldPath) -> bool:
     return all(key == other_key for key, other_key in zip(field, other, strict=False))
 
 
-def find_outdated(state: State, essence: BodyEssence) -> list[HandlerId]:
-    """Return the handlers whose records contain the digest of another essence than this one."""
+def digest_field(essence: BodyEssence, field: FieldPath) -> str:
+    """Return a short digest of one field of the essence."""
+    return digest_essence({'.'.join(field): resolve(essence, field, None)})
+
+
+def find_outdated(
+    state: State, essence: BodyEssence, fields: Mapping[HandlerId, FieldPath] = NO_FIELDS
+) -> list[HandlerId]:
+    """
+    Return the handlers whose records contain the digest of another essence than this one.
+
+    Args:
+        state: the progress, with the digests.
+        essence: the essence to compare with.
+        fields: the fields of the handlers that are for one field: their digests can be those of the field.
+    """
     seen = {key: record.digest for key, record in state.items() if record.digest is not None}
     # Computed only if there are digests to compare with, as the whole essence must be serialised.
-    digest = digest_essence(essence) if seen else None
-    return [key for key in seen if seen[key] != digest]
+    whole = digest_essence(essence) if seen else None
+    return [
+        key
+        for key, digest in seen.items()
+        if digest != whole and (key not in fields or digest != digest_field(essence, fields[key]))
+    ]

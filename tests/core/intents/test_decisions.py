@@ -387,6 +387,21 @@ def test_an_edit_in_a_downtime_in_the_middle_of_an_update_is_noticed_by_the_dige
     assert ('first', {'a': 1, 'b': 1}) in [(id, spec) for id, _, spec, _ in sim.runs]
 
 
+@pytest.mark.parametrize('field, times', [('a', 2), ('b', 1)])
+def test_an_edit_in_a_downtime_concerns_a_finished_handler_only_if_its_field_has_changed(field, times):
+    first, second, field_a = updates()
+    sim = Simulation(field_a, first, second)
+    sim.settle()
+    sim.runs.clear()
+    sim.edit(a=1)
+    sim.step()
+    sim.restart()
+    sim.edit(**{field: 2})
+    sim.settle()
+    assert Counter(id for id, reason, _, _ in sim.runs if reason == 'update')['field_a/spec.a'] == times
+    assert sim.runs[-1][2] == {'a': 1, 'b': 0, field: 2}
+
+
 def test_edits_are_reverted_after_a_restart_while_handlers_that_saw_them_are_due_again():
     sim = Simulation(*updates())
     sim.settle()

@@ -1,10 +1,13 @@
 """Edits by other clients, as distinguished from what the operator's own patches change."""
 
+import datetime
+
 import pytest
 
-from kopf._core.actions.handler_states import State
+from kopf._core.actions.execution import Outcome
+from kopf._core.actions.handler_states import State, digest_essence
 from kopf._core.intents.causes import Reason
-from kopf._core.intents.edits import find_outdated, is_edited, is_touched
+from kopf._core.intents.edits import digest_field, find_outdated, is_edited, is_touched
 
 
 @pytest.mark.parametrize(
@@ -49,3 +52,18 @@ def test_dicts_that_the_patch_brings_are_no_edits():
 
 def test_records_without_digests_say_nothing_of_edits():
     assert find_outdated(State(purpose=Reason.UPDATE), {'spec': {'a': 1}}) == []
+
+
+def test_handlers_for_one_field_are_outdated_only_by_changes_of_that_field():
+    old, new = {'spec': {'a': 1, 'b': 1}}, {'spec': {'a': 1, 'b': 2}}
+    state, fields = State(purpose=Reason.UPDATE), {'a': ('spec', 'a'), 'b': ('spec', 'b'), 'former': ('spec', 'a')}
+    now = datetime.datetime.now(datetime.UTC)
+    state.begin(['a', 'b', 'former', 'whole'], now)
+    for id in state:
+        state.conclude(id, Outcome(final=True), now)
+    state.see(['former', 'whole'], digest_essence(old))
+    for id in 'a', 'b':
+        state.see([id], digest_field(old, fields[id]))
+    assert find_outdated(state, old, fields) == []
+    # Records of former releases have only the digest of the whole essence.
+    assert find_outdated(state, new, fields) == ['b', 'former', 'whole']
