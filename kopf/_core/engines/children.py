@@ -217,6 +217,9 @@ class ChildrenHost(Protocol):
     def see(self, raw: RawBody, /) -> None:
         """Let the indices and the other handlers know the state of a child, ahead of the stream."""
 
+    def serves(self, key: ChildKey, /) -> bool:
+        """Check whether changes of the child are noticed."""
+
     def find_served(self) -> Collection[Resource]:
         """Return the kinds of children of all handlers of the object."""
 
@@ -258,6 +261,7 @@ class ChildrenRun:
         desired = check_object(obj)
         _, resource, objects = self.kinds.find_for(desired)
         key = find_key(desired, resource, self.adopter.body)
+        self._check_served(key)
         adopted = adopt(desired, key, self.adopter)
         mark = digest(adopted)
         # Calls for the same child go one after another: two concurrent calls with the same object send one request.
@@ -399,6 +403,16 @@ class ChildrenRun:
         holding = any(each.is_remote for each in kinds)
         await self._host.patch_owner(make_patch(kinds, operator, holding=holding))
         self.memory.note_kinds(kinds)
+
+    def _check_served(self, key: ChildKey) -> None:
+        # Such a child would be created, but never restored when other clients change or delete it. Why not permanently?
+        # The namespace can match the patterns of the operator, and have been created just now.
+        if not self._host.serves(key):
+            raise TemporaryError(
+                f"children.apply(): {key} is in a namespace that the operator does not serve, so changes of it would "
+                f"not be noticed: serve it with --namespace={key.namespace}, too, or all with --all-namespaces.",
+                delay=CONFLICT_DELAY,
+            )
 
     def _check_rivals(self, key: ChildKey, mark: bytes, known: OwnedObject | None) -> None:
         if self.wanted.get(key, mark) != mark:

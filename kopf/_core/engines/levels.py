@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 from kopf._cogs.aiokits.coalesced_timers import CoalescedTimer, CoalescedTimers
@@ -23,7 +23,7 @@ from kopf._cogs.structs.diffs import diff, is_same
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.packed_objects import PackedObject, ParsedCache
 from kopf._cogs.structs.patches import Patch
-from kopf._cogs.structs.references import Resource
+from kopf._cogs.structs.references import Namespace, Resource
 from kopf._core.actions.execution import Outcome, RunTimeoutError, run_handler, utcnow
 from kopf._core.actions.handler_states import HandlerState, digest_essence
 from kopf._core.actions.loggers import ObjectLogger
@@ -338,6 +338,16 @@ class Controller:
             )
 
 
+class Watches(Protocol):
+    """The watches of the operator."""
+
+    def see(self, raw: RawBody, /) -> object:
+        """Receive a state from the response to a write of a child, ahead of the stream."""
+
+    def serves(self, resource: Resource, namespace: Namespace, /) -> bool:
+        """Check whether the objects of the resource in the namespace are watched."""
+
+
 class Levels:
     """The level-triggered handlers of an operator."""
 
@@ -346,11 +356,10 @@ class Levels:
         context: OperatorContext,
         timers: CoalescedTimers,
         cache: ParsedCache,
-        see: Callable[[RawBody], object] = lambda raw: None,
+        watches: Watches,
     ) -> None:
         self.context = context
-        self.see = see
-        """Called with the states from the responses to writes of children, ahead of the streams."""
+        self.watches = watches
         self.timers = timers
         self.cache = cache
         self.is_closed = False
@@ -415,7 +424,11 @@ class ChildrenOfPlan:
 
     def see(self, raw: RawBody) -> None:
         """Let the indices and the other handlers know the state of a child, ahead of the stream."""
-        self._plan.level.leveler.see(raw)
+        self._plan.level.leveler.watches.see(raw)
+
+    def serves(self, key: ChildKey) -> bool:
+        """Check whether changes of the child are noticed."""
+        return self._plan.level.leveler.watches.serves(key.resource, key.namespace)
 
     def find_served(self) -> Collection[Resource]:
         """Return the kinds of children of all handlers of the object."""
@@ -483,11 +496,12 @@ class Leveler:
         self._rules = levels.context.make_rules()
         self._reports = filters.FailureReports()
 
-    # States.
+    @property
+    def watches(self) -> Watches:
+        """The watches of the operator."""
+        return self._levels.watches
 
-    def see(self, raw: RawBody) -> None:
-        """Let the whole operator know the state of a child from the response to a write."""
-        self._levels.see(raw)
+    # States.
 
     def receive(self, record: Record, raw: RawBody, *, asked_at: float | None = None) -> None:
         """

@@ -283,6 +283,10 @@ class Orchestrator:
                 return record.get_memo(self._tools.context.copy_memo)
         return None
 
+    def serves(self, resource: Resource, namespace: Namespace) -> bool:
+        """Check whether the objects of the resource in the namespace are watched."""
+        return any((resource, scope) in self._watches for scope in {namespace, None})
+
     def see(self, raw: RawBody, *, is_deleted: bool = False) -> Collection[ObjectRecord]:
         """
         Let the handlers know the state of an object from the response to a write, ahead of the streams.
@@ -662,7 +666,7 @@ class Orchestrator:
 
         if self._levels is None:
             background = tools.workers.background
-            self._levels = Levels(tools.context, background.coalesced_timers, background.parsed_cache, self.see)
+            self._levels = Levels(tools.context, background.coalesced_timers, background.parsed_cache, self)
         sink: ObjectSink = processor or LevelProcessor(
             tools.context, client=tools.client, table=table, workers=tools.workers, levels=self._levels
         )

@@ -849,6 +849,29 @@ async def test_owners_that_were_deleted_while_no_operator_ran_are_released(world
         await world.aio.wait_gone('configmaps', 'remote', namespace='other')
 
 
+async def test_children_in_namespaces_that_are_not_served_are_not_created_to_be_forgotten(world, family):
+    await make_namespace(world)
+    family.declare(wanted=[config_map('remote', metadata={'namespace': 'other'})])
+    async with world.operator(namespaces=['default']):
+        await world.create()
+        await world.until_logged("configmaps.v1 other/remote is in a namespace that the operator does not serve")
+        await rest()
+    [text] = [text for text in world.log.texts if 'does not serve' in text]
+    assert "serve it with --namespace=other, too, or all with --all-namespaces" in text
+    assert not family.writes() and 'finalizers' not in (await world.get())['metadata']
+
+
+async def test_children_in_namespaces_that_match_later_are_applied_then(world, family, monkeypatch):
+    monkeypatch.setattr(children, 'CONFLICT_DELAY', 0.1)
+    family.declare(wanted=[config_map('remote', metadata={'namespace': 'other'})])
+    async with world.operator(namespaces=['default', 'o*']):
+        await world.create()
+        await world.until_logged("does not serve")
+        await make_namespace(world)
+        await world.until_called('fn succeeded')
+    assert await family.get('remote', namespace='other')
+
+
 @pytest.mark.parametrize('how', ['drop', 'lose'])
 @pytest.mark.parametrize('name', [f'child-{number}' for number in range(6)])
 async def test_a_crash_at_any_request_while_pruning_leaves_nothing_over(world, family, name, how):

@@ -33,7 +33,7 @@ class World:
         self.table = HandlerTable.build(self.registry, KEX, selectors)
         settings = kopf.OperatorSettings()
         context = OperatorContext(settings=settings, registry=self.registry)
-        self.levels = Levels(context, CoalescedTimers(contextvars.copy_context()), ParsedCache())
+        self.levels = Levels(context, CoalescedTimers(contextvars.copy_context()), ParsedCache(), self)
         self.leveler = Leveler(self, Decider(self.table, settings.persistence), self.levels)
         return self
 
