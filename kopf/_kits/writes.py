@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Awaitable, Collection, Coroutine, Generator, Mapping
 from typing import Any, TypeAlias, TypeVar, cast
 
-from kopf._cogs.clients import api
 from kopf._cogs.clients.api import ApiClient, client_var
 from kopf._cogs.clients.discovery import find_kind, forget_kind
 from kopf._cogs.clients.errors import APINotFoundError
@@ -18,6 +17,7 @@ from kopf._cogs.helpers import thirdparty
 from kopf._cogs.structs.bodies import RawBody
 from kopf._cogs.structs.references import Resource
 from kopf._core.actions.execution import PermanentError, TemporaryError, cause_var
+from kopf._core.engines.adoption import check_object
 from kopf._core.engines.children import make_manager
 from kopf._core.reactor.object_records import ObjectRecord
 from kopf._core.reactor.orchestration import write_through_var
@@ -81,7 +81,7 @@ def apply(
         raise PermanentError(
             "kopf.apply() works only inside of an operator: for example, in a handler of @kopf.on.startup()."
         )
-    desired = _check(obj, 'apply')
+    desired = check_object(obj, 'kopf.apply')
     identity = (desired['apiVersion'], desired['kind'])
 
     async def work() -> RawBody:
@@ -133,7 +133,7 @@ def seen(obj: K8sObject, *, deleted: bool = False) -> Awaitable[None]:
         raise PermanentError(
             "kopf.seen() works only inside of an operator that is started: in handlers, and in tasks of them."
         )
-    raw = cast(RawBody, _check(obj, 'seen'))
+    raw = cast(RawBody, check_object(obj, 'kopf.seen'))
     if _is_in_loop():
         return _Sight(write_through.see(raw, is_deleted=deleted))
 
@@ -176,30 +176,6 @@ def _run_in_loop(name: str, work: Coroutine[Any, Any, T], *, timeout: float | No
             raise
         work.close()
         raise PermanentError(f"kopf.{name}() is called in a thread that has outlived its operator.") from None
-
-
-# Checks.
-
-
-def _check(obj: Any, name: str) -> dict[str, Any]:
-    """Return a copy of the object, with JSON types only."""
-    raw = thirdparty.convert(obj)
-    if raw is None:
-        raise PermanentError(f"kopf.{name}() takes an object as a dict, not {type(obj).__name__}: {obj!r:.100}")
-    try:
-        copied: dict[str, Any] = api.simplify(raw)
-    except (TypeError, ValueError) as error:
-        raise PermanentError(f"kopf.{name}() takes only values that JSON can express: {error}") from error
-    metadata = copied.get('metadata') or {}
-    where = {'apiVersion': copied, 'kind': copied, 'name': metadata}
-    for field, values in where.items():
-        if not isinstance(values, Mapping) or not isinstance(values.get(field), str) or not values[field]:
-            title = field if values is copied else f'metadata.{field}'
-            raise PermanentError(
-                f"kopf.{name}(): the object has no {title}"
-                f"{', and it cannot be generated' if field == 'name' and name == 'apply' else ''}: {copied!r:.100}"
-            )
-    return copied
 
 
 async def _find_resource(client: ApiClient, version: str, kind: str) -> Resource:

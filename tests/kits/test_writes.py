@@ -221,10 +221,14 @@ CLUSTER_SCOPED = {'apiVersion': 'v1', 'kind': 'Namespace', 'metadata': {'name': 
     'obj, options, message',
     [
         (None, {}, 'takes an object as a dict, not NoneType'),
-        ({}, {}, 'the object has no apiVersion'),
-        ({'apiVersion': 'v1', 'kind': 5}, {}, 'the object has no kind'),
-        ({**configmap(), 'metadata': None}, {}, 'the object has no metadata.name, and it cannot be generated'),
-        ({**configmap(), 'metadata': ['x']}, {}, 'the object has no metadata.name'),
+        ({}, {}, 'apiVersion must be a non-empty string, not None'),
+        ({'apiVersion': 'v1', 'kind': 5}, {}, 'kind must be a non-empty string, not 5'),
+        (
+            {**configmap(), 'metadata': None},
+            {},
+            'metadata.name must be a non-empty string, not None, in the ConfigMap. It cannot be generated: make it',
+        ),
+        ({**configmap(), 'metadata': ['x']}, {}, 'metadata must be a dict'),
         ({**configmap(), 'data': {1, 2}}, {}, 'only values that JSON can express: set'),
         (CLUSTER_SCOPED, {}, "'x' is cluster-scoped, so it cannot be in the namespace 'ns'"),
         (configmap(namespace='a'), {'namespace': 'b'}, "has metadata.namespace 'a', but namespace= is 'b'"),

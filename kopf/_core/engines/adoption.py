@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from kopf._cogs.clients import api
+from kopf._cogs.helpers import thirdparty
 from kopf._cogs.structs.bodies import Body, build_owner_reference
 from kopf._cogs.structs.references import Resource
 from kopf._core.actions.execution import PermanentError
@@ -63,40 +64,36 @@ class Adopter(NamedTuple):
         return self.body.metadata.namespace in (None, key.namespace)
 
 
-def check_object(obj: Any) -> dict[str, Any]:
+def check_object(obj: Any, call: str = 'children.apply') -> dict[str, Any]:
     """
-    Return a copy of the object to be applied, with JSON types only.
+    Return a copy of the object that a user has given, with JSON types only.
+
+    Args:
+        obj: the object; a dict, or an object of another client library.
+        call: the name of the function that it is given to, for messages.
 
     Raises:
-        ChildError: if it is no object, or a field is missing that identifies it.
+        PermanentError: if it is no object, or a field is missing that identifies it.
     """
-    # Objects of pykube-ng and of kr8s are wrappers of dicts.
-    for name in ('obj', 'raw'):
-        if not isinstance(obj, Mapping) and isinstance(getattr(obj, name, None), Mapping):
-            obj = getattr(obj, name)
-    if not isinstance(obj, Mapping):
-        raise ChildError(f"children.apply() takes an object as a dict, not {type(obj).__name__}: convert it to a dict.")
+    raw = thirdparty.convert(obj)
+    if not isinstance(raw, Mapping):
+        raise PermanentError(f"{call}() takes an object as a dict, not {type(obj).__name__}: convert it to a dict.")
     try:
-        desired: dict[str, Any] = api.simplify(obj)
+        copied: dict[str, Any] = api.simplify(raw)
     except (TypeError, ValueError) as error:
-        raise ChildError(f"children.apply() takes only values that JSON can express: {error}") from error
-    metadata = desired.get('metadata')
+        raise PermanentError(f"{call}() takes only values that JSON can express: {error}") from error
+    metadata = copied.get('metadata')
     if metadata is not None and not isinstance(metadata, dict):
-        raise ChildError(f"children.apply(): metadata must be a dict, not {metadata!r}.")
-    metadata = desired['metadata'] = metadata or {}
-    for name, values in (('apiVersion', desired), ('kind', desired), ('name', metadata)):
+        raise PermanentError(f"{call}(): metadata must be a dict, not {metadata!r}.")
+    metadata = copied['metadata'] = metadata or {}
+    for name, values in (('apiVersion', copied), ('kind', copied), ('name', metadata)):
         value = values.get(name)
         if not isinstance(value, str) or not value:
             field = f"metadata.{name}" if values is metadata else name
-            raise ChildError(
-                f"children.apply(): {field} must be a non-empty string, not {value!r}"
-                + (
-                    ", and it cannot be generated: make the name from that of the owner."
-                    if name == 'name'
-                    else f", in the object {metadata.get('name')!r}."
-                )
-            )
-    return desired
+            title = f"the {copied['kind']}" if name == 'name' else f"the object {metadata.get('name')!r}"
+            remedy = " It cannot be generated: make it from the name of the owner." if name == 'name' else ""
+            raise PermanentError(f"{call}(): {field} must be a non-empty string, not {value!r}, in {title}.{remedy}")
+    return copied
 
 
 def find_key(desired: Mapping[str, Any], resource: Resource, owner: Body) -> ChildKey:

@@ -4,6 +4,7 @@ import pytest
 
 from kopf._cogs.structs.bodies import Body
 from kopf._cogs.structs.references import Resource
+from kopf._core.actions.execution import PermanentError
 from kopf._core.engines.adoption import Adopter, ChildError, adopt, check_object, find_handler, find_key, find_owners
 
 KEX = Resource('kopf.dev', 'v1', 'kopfexamples', kind='KopfExample', namespaced=True)
@@ -107,12 +108,11 @@ def test_impossible_namespaces_are_told(owner, resource, metadata, message):
     ],
 )
 def test_wrong_objects_are_told_with_the_remedy(obj, message):
-    with pytest.raises(ChildError, match=message):
+    with pytest.raises(PermanentError, match=message):
         check_object(obj)
 
 
 def test_objects_of_other_libraries_are_unwrapped():
-    class Wrapper:
-        obj = {'apiVersion': 'v1', 'kind': 'X', 'metadata': {'name': 'x'}}
-
-    assert check_object(Wrapper()) == Wrapper.obj
+    pykube = pytest.importorskip('pykube')
+    obj = {'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': 'x'}}
+    assert check_object(pykube.ConfigMap(None, obj)) == obj
