@@ -53,7 +53,14 @@ LIST_PATIENCE = 30.0
 """How long a list may bring nothing before handlers are run without it (in seconds)."""
 
 RELEASE_DELAY = 2.0
-"""The delay of the next attempt if the remote children of a deleted object can't be deleted (in seconds)."""
+"""
+The delay of the second attempt if the remote children of a deleted object can't be deleted (in seconds).
+
+Each further delay is twice as long.
+"""
+
+MAX_RELEASE_DELAY = 300.0
+"""The longest of these delays (in seconds)."""
 
 
 class LevelProcessor(Processor):
@@ -76,6 +83,8 @@ class LevelProcessor(Processor):
             self._step_meter = None  # such steps only plan the runs, and the runs are the reconciliations
         self._ending: dict[ObjectRecord, RawBody] = {}
         """The objects that are being deleted, and wait for the deletion of their remote children."""
+        self._release_delays: dict[ObjectRecord, float] = {}
+        """The delays of the next attempts for those of them whose children could not be deleted."""
         self._unreleased: set[ObjectRecord] = set()  # those of them that wait for another attempt
         self._writer: ConditionWriter | None = None
         if self._leveler.uses_conditions:
@@ -103,6 +112,7 @@ class LevelProcessor(Processor):
             return
         if event['type'] == 'DELETED' or not has_finalizer(raw, self._operator):
             self._ending.pop(record, None)
+            self._release_delays.pop(record, None)
             self._unreleased.discard(record)
         elif not self._workers.paused:
             self._ending[record] = raw
@@ -118,8 +128,10 @@ class LevelProcessor(Processor):
         try:
             await delete_remote(self._client, raw, read_kinds(raw, self._operator), logger)
             await self._remove_finalizer(record, raw, logger)
+            self._release_delays.pop(record, None)
         except APIError as error:
-            delay = RELEASE_DELAY
+            delay = self._release_delays.get(record, RELEASE_DELAY)
+            self._release_delays[record] = min(delay * 2, MAX_RELEASE_DELAY)
             logger.error(
                 "The children in other namespaces can't be deleted; trying again in %g seconds: %r", delay, error
             )

@@ -8,6 +8,7 @@ import pytest
 import kopf
 from kopf._cogs.clients.api import client_var
 from kopf._core.engines import children, contests
+from kopf._core.reactor import leveling
 
 
 def config_map(name='child', *, metadata=None, **data):
@@ -847,6 +848,20 @@ async def test_owners_that_were_deleted_while_no_operator_ran_are_released(world
         await world.until_logged("can't be deleted; trying again in")
         await world.gone()
         await world.aio.wait_gone('configmaps', 'remote', namespace='other')
+
+
+async def test_the_delays_grow_while_remote_children_cannot_be_deleted(world, family, monkeypatch):
+    monkeypatch.setattr(leveling, 'RELEASE_DELAY', 0.01)
+    await make_namespace(world)
+    family.declare(wanted=[config_map('remote', metadata={'namespace': 'other'})])
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn succeeded')
+        world.sandbox.faults.error(403, method='DELETE', resource='configmaps', times=4)
+        await world.delete()
+        await world.gone()
+    texts = [text for text in world.log.texts if "can't be deleted; trying again in" in text]
+    assert [text.partition(' seconds')[0].rpartition(' ')[2] for text in texts] == ['0.01', '0.02', '0.04', '0.08']
 
 
 async def test_children_in_namespaces_that_are_not_served_are_not_created_to_be_forgotten(world, family):
