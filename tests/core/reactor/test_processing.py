@@ -128,3 +128,22 @@ async def test_broken_watches_lose_no_changes(world):
     for number in range(3):
         last = [call for call in world.calls if call.name == f'obj{number}'][-1]
         assert last.kwargs['new']['spec'] == {'field': 'v3'}
+
+
+async def test_patches_of_event_handlers_for_stale_states_do_not_start_other_handlers(world):
+    async def patching(patch, body, **_):
+        if 'stale' in body['metadata'].get('labels', {}):
+            patch.status['stale'] = 'seen'
+
+    world.declare(kopf.on.event, 'event', does=patching)
+    world.declare(kopf.on.create, 'create')
+    async with world.operator():
+        old = await world.create()
+        await world.handled()
+        await world.settled()
+        stale = {**old, 'metadata': {**old['metadata'], 'labels': {'stale': 'yes'}}}
+        world.sandbox.faults.say(json.dumps({'type': 'MODIFIED', 'object': stale}), resource='kopfexamples')
+        await world.create('other')  # the next event takes the stale one along
+        await world.aio.wait_for('kopfexamples', 'obj', lambda body: body.get('status') == {'stale': 'seen'})
+        await world.settled()
+    assert len(world.called('create', 'obj')) == 1
