@@ -7,6 +7,7 @@ this part when they are created, because repeated look-ups would slow down the p
 
 import copy
 import dataclasses
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,8 @@ from kopf._cogs.structs.instruments import Instruments
 from kopf._core.actions.execution import Execution
 from kopf._core.actions.lifecycles import LifeCycleFn, get_default_lifecycle
 from kopf._core.intents.registries import OperatorRegistry
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -33,9 +36,25 @@ class OperatorContext:
     instruments: Instruments = dataclasses.field(default_factory=Instruments)
     """The observers of what the operator does, such as metrics."""
 
+    _complaints: set[type] = dataclasses.field(default_factory=set, init=False)
+    """The types of the memos that cannot be copied, as far as that is logged."""
+
     def copy_memo(self) -> Any:
-        """Return the memo for a new object."""
-        return copy.copy(self.memo)
+        """Return the memo for a new object: a copy; or the memo itself, with a warning, if it cannot be copied."""
+        try:
+            return copy.copy(self.memo)
+        # Why not an error? Each object would fail again and again. And what cannot be copied, such as a lock, a socket,
+        # or a class that has one, is usually meant to be shared.
+        except Exception as error:
+            if type(self.memo) not in self._complaints:
+                self._complaints.add(type(self.memo))
+                logger.warning(
+                    "All objects share the memo of the operator, as it cannot be copied: %r. "
+                    "Define %s.__copy__(), which can return self to share it without this warning.",
+                    error,
+                    type(self.memo).__name__,
+                )
+            return self.memo
 
     def make_rules(self) -> Execution:
         """Create the rules for running handlers from the current settings."""

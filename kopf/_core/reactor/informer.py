@@ -134,7 +134,7 @@ class Informer(ObjectSink):
         self._counting = True  # whether the gate waits for the objects, not only for the list
         self._refusals = self._failures = 0
         self._dropped = False
-        self._successor: Informer | None = None
+        self._successor: ObjectSink | None = None
 
     def expect(self, title: str, *, initial: bool = True) -> None:
         """Delay handlers until all objects of the watch are listed and indexed; see `IndexingGate.expect`."""
@@ -217,20 +217,23 @@ class Informer(ObjectSink):
         await self._sink.save(record)
 
     def retire(self, successor: ObjectSink, records: Collection[ObjectRecord]) -> None:
-        if isinstance(successor, Informer):
-            self._successor = successor
+        self._successor = successor
+        states = [(record, record.indexing) for record in records]
         self._remove(records)
         self._sink.retire(successor, records)
+        for record, state in states:
+            if state is not None and not state.running:
+                self._hand_over(record, state)
 
     def _remove(self, records: Collection[ObjectRecord]) -> None:
         """Remove the objects from the indices. An object that is being indexed is removed when its functions end."""
         self._dropped = True
         for record in records:
             state = record.indexing
+            if state is not None:
+                state.keep_deletion()
             if state is None or not state.running:
                 self._discard(record)
-            else:
-                state.keep_deletion()
         self._stop_waiting()
 
     def released(self, watch: ResourceWatch) -> None:
@@ -273,8 +276,7 @@ class Informer(ObjectSink):
             # Why once more? A function that was running during `_remove` has stored its values after it.
             if self._dropped:
                 self._discard(record)
-                if self._successor is not None and state.events:
-                    self._successor.resume_indexing(record, state)
+                self._hand_over(record, state)
             elif not state.excluded and not state.events and record.indexing is state:
                 record.end_indexing()
 
@@ -320,6 +322,19 @@ class Informer(ObjectSink):
     def _is_over(self) -> bool:
         return self._dropped
 
+    def _hand_over(self, record: ObjectRecord, state: IndexingState) -> None:
+        """Let the successor pass on the deletion, if it is still pending, and what has come after it."""
+        if self._successor is None or not state.events:
+            return
+        if isinstance(self._successor, Informer):
+            self._successor.resume_indexing(record, state)
+            return
+        while (listed_event := state.take()) is not None:
+            try:
+                self._successor.receive(record, listed_event[0], listed_since=listed_event[1])
+            except Exception:  # not raised: the other objects are still to be handed over
+                logger.exception("An event of %r of %s could not be processed.", record, self._resource)
+
     def resume_indexing(self, record: ObjectRecord, state: IndexingState) -> None:
         """Called when the index functions of the former informer have ended, and the object has pending events."""
         record.begin_indexing(state)
@@ -349,7 +364,7 @@ class Informer(ObjectSink):
             patch=Patch(),
             selected=self._selected,
         )
-        await self._indexing.index(record, cause, state.excluded, retrying=retrying)
+        await self._update(record, cause, state, retrying=retrying)
         while state.excluded and not self._dropped:
             delay = get_retry_delay(state.excluded)
             if delay is None:
@@ -361,7 +376,17 @@ class Informer(ObjectSink):
                 return
             # A function that retries without a delay and never waits would block the event loop.
             await asyncio.sleep(0)
-            await self._indexing.index(record, cause, state.excluded, retrying=True)
+            await self._update(record, cause, state, retrying=True)
+
+    async def _update(
+        self, record: ObjectRecord, cause: IndexingCause, state: IndexingState, *, retrying: bool
+    ) -> None:
+        """Update the object in the indices. A failure to store the results is logged; it concerns no other object."""
+        try:
+            await self._indexing.index(record, cause, state.excluded, retrying=retrying)
+        # Errors of the functions are handled there. Keys of users can still fail when they are compared, for example.
+        except Exception:
+            logger.exception("%r of %s could not be indexed.", record, self._resource)
 
     def _retry(self, record: ObjectRecord, state: IndexingState) -> None:
         state.timer = None

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+import threading
 import types
 import weakref
 from collections.abc import AsyncIterator
@@ -607,6 +608,66 @@ async def test_only_deletions_during_indexing_are_passed_on_by_the_next_watch(se
     assert record.indexing is None
 
 
+@pytest.mark.parametrize('resource', [PODS, KEXES], ids=['indexed', 'not indexed'])
+@pytest.mark.parametrize('is_running', [True, False])
+async def test_deletions_that_the_sink_has_failed_to_take_are_passed_on_by_the_next_watch(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, resource: Resource, is_running: bool
+) -> None:
+    def receive(record: ObjectRecord, event: Any, *, listed_since: float | None) -> None:
+        if event['type'] == 'DELETED':
+            raise ValueError("boo")
+
+    seen: list[Any] = []
+    going = declare(setup, seen)
+    setup.settings.queueing.error_delays = [600]
+    former = setup.serve(PODS)
+    monkeypatch.setattr(cast(Informer, former.sink).processor, 'receive', receive)
+    if not is_running:
+        going.set()
+    record = former.feed('pod1', 'ADDED')
+    await settle()
+    former.feed('pod1', 'DELETED')
+    assert record.in_use
+    latter = setup.serve(resource)
+    former.sink.retire(latter.sink, [record])  # type: ignore[attr-defined]
+    latter.listed()
+    going.set()
+    await settle()
+    assert [type for _, type, _ in seen] == ['DELETED']
+    assert setup.get('idx') == {}
+    assert record.indexing is None
+
+
+async def test_objects_that_cannot_be_indexed_concern_no_others(setup: Setup, caplog: Any) -> None:
+    class Key:
+        hashed = 0
+
+        def __hash__(self) -> int:
+            self.hashed += 1
+            if self.hashed > 1:
+                raise ValueError("boo")
+            return 1
+
+    seen: list[Any] = []
+
+    @kopf.index('pods', registry=setup.registry, id='idx')
+    async def idx(name: str, **_: Any) -> Any:
+        return {Key() if name == 'bad' else name: name}
+
+    @kopf.on.event('pods', registry=setup.registry)
+    async def handle(name: str, **_: Any) -> None:
+        seen.append(name)
+
+    pods = setup.serve(PODS)
+    pods.feed('bad')
+    pods.feed('good')
+    pods.listed()
+    await settle()
+    assert sorted(seen) == ['bad', 'good'] and setup.get('idx') == {'good': ['good']}
+    assert not setup.indexing_gate.failure.done()
+    assert "<ns/bad> of pods.v1 could not be indexed." in caplog.text
+
+
 async def test_exclusions_end_with_the_object(setup: Setup) -> None:
     @kopf.index('pods', registry=setup.registry, id='idx')
     async def idx(**_: Any) -> Any:
@@ -683,6 +744,29 @@ async def test_memos_of_custom_classes_decide_how_they_are_copied(setup: Setup) 
     pods.feed('pod2')
     await settle()
     assert memos == [setup.memo, setup.memo]
+
+
+async def test_memos_that_cannot_be_copied_are_shared_with_one_warning(setup: Setup, caplog: Any) -> None:
+    memos: list[Any] = []
+    setup.memo = cast(Any, threading.Lock())
+
+    @kopf.index('pods', registry=setup.registry, id='idx')
+    async def idx(memo: Any, **_: Any) -> None:
+        memos.append(memo)
+
+    @kopf.on.event('pods', registry=setup.registry)
+    async def handle(memo: Any, **_: Any) -> None:
+        memos.append(memo)
+
+    pods = setup.serve(PODS)
+    pods.feed('pod1')
+    pods.feed('pod2')
+    pods.listed()
+    await settle()
+    assert memos == [setup.memo] * 4 and not setup.indexing_gate.failure.done()
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert warning.startswith("All objects share the memo of the operator, as it cannot be copied: TypeError(")
+    assert "Define lock.__copy__(), which can return self to share it without this warning." in warning
 
 
 async def test_memo_is_freed_with_the_object(setup: Setup) -> None:
