@@ -358,6 +358,7 @@ def _load(
     callback=_check_endpoint,
     help="Where to serve metrics, e.g. http://0.0.0.0:9090/metrics; it can be the port of the probes.",
 )
+@option('--inspect', is_flag=True, help="Permit 'kopf top' to look into the operator, for this user only.")
 @option(
     '-P',
     '--peering',
@@ -515,6 +516,32 @@ def grafana(*, alerts: bool, title: str) -> None:
         import json
 
         click.echo(json.dumps(boards.make_board(title), indent=2))
+
+
+@main.command()
+@option('--pid', type=int, metavar='NUMBER', help="The process of the operator, if there are several.")
+@option('--url', metavar='URL', help="The address of the operator, e.g. of a forwarded port; with --token.")
+@option('--token', metavar='TEXT', help="The token of the operator, if its file is elsewhere.")
+@option('--folder', metavar='PATH', help="The folder with the files of running operators: settings.inspecting.folder.")
+@option('--limit', type=click.IntRange(min=0), default=20, show_default=True, help="How many waiting objects to show.")
+@option('--stacks', is_flag=True, help="Show the whole stacks of the running handlers.")
+@option('--json', 'as_json', is_flag=True, help="Print what the operator has responded, for scripts.")
+def top(*, as_json: bool, stacks: bool, limit: int, **options: Any) -> None:
+    """
+    Show what a running operator is doing: which handlers run and where they are, which objects wait and why.
+
+    The operator must have been started with --inspect, by the same user on the same machine, or in the same container.
+
+    \b
+    Example:
+      kopf top --stacks
+      kubectl exec deployment/operator -- kopf top
+    """
+    from kopf._kits import top as tops
+
+    with failing_shortly(debug=False):
+        facts = tops.fetch(tops.find_operator(**options), limit=limit)
+        click.echo(tops.dump(facts) if as_json else tops.render(facts, stacks=stacks))
 
 
 def command_options(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -147,6 +147,7 @@ def test_options_have_their_defaults(invoke, operator, handlers):
         'peering_name': None,
         'liveness_endpoint': None,
         'metrics_endpoint': None,
+        'inspect': False,
     }
 
 
@@ -163,6 +164,7 @@ def test_options_have_their_defaults(invoke, operator, handlers):
         (['-P', 'name'], {'peering_name': 'name'}),
         (['--peering=name'], {'peering_name': 'name'}),
         (['-L', 'http://:80/'], {'liveness_endpoint': 'http://:80/'}),
+        (['--inspect'], {'inspect': True}),
         (['--metrics=http://:90/'], {'metrics_endpoint': 'http://:90/'}),
         (['--liveness=http://:80/'], {'liveness_endpoint': 'http://:80/'}),
     ],

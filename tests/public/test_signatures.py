@@ -17,8 +17,8 @@ DECORATORS = [
 ]
 OPERATOR = (
     'lifecycle indexers registry settings memories insights identity standalone priority peering_name '
-    'liveness_endpoint metrics_endpoint clusterwide namespaces namespace stop_flag ready_flag vault instruments memo '
-    '_command'
+    'liveness_endpoint metrics_endpoint inspect clusterwide namespaces namespace stop_flag ready_flag vault '
+    'instruments memo _command'
 ).split()
 CREATE = (
     'arg1 arg2 arg3 group version kind plural singular shortcut category id param errors timeout retries backoff '
@@ -32,7 +32,7 @@ def test_options_of_operators_are_in_the_signature(fn):
     assert [name for name in parameters if name != 'loop'] == OPERATOR
     assert all(each.kind is each.KEYWORD_ONLY for each in parameters.values())
     defaults = {name: each.default for name, each in parameters.items() if each.default is not None}
-    assert defaults == {'clusterwide': False, 'namespaces': ()}
+    assert defaults == {'clusterwide': False, 'inspect': False, 'namespaces': ()}
 
 
 def test_options_of_a_decorator_are_in_its_signature():

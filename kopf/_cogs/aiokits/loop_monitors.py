@@ -12,6 +12,7 @@ asks whether the loop is blocked. This is cheaper than waking up the thread twic
 """
 
 import asyncio
+import concurrent.futures
 import sys
 import threading
 import time
@@ -101,6 +102,43 @@ class LoopMonitor(Generic[T]):
         """The time (in seconds) for which the loop has not answered."""
         asked_at = self._asked_at
         return 0.0 if asked_at is None else time.monotonic() - asked_at
+
+    @property
+    def thread_id(self) -> int:
+        """The thread of the loop."""
+        return self._thread_id
+
+    def find_current_task(self) -> Task | None:
+        """Return the task that runs in the loop at this moment, as seen from another thread."""
+        return asyncio.current_task(self._get_loop())
+
+    def look(self) -> T | None:
+        """Return what the loop does at this moment, as the inspector explains it; callable from any thread."""
+        return self._look(self.find_current_task())
+
+    async def measure_lag(self, limit: float) -> tuple[float, bool]:
+        """
+        Return how long the loop takes to respond (in seconds), and whether it has responded in this time at all.
+
+        Called in another event loop, of another thread. If the loop does not respond, the first value is the time for
+        which it has not responded so far.
+        """
+        answer: concurrent.futures.Future[float] = concurrent.futures.Future()
+
+        def respond() -> None:
+            if answer.set_running_or_notify_cancel():
+                answer.set_result(time.monotonic())
+
+        rouse()  # the monitor sleeps when there is nothing to watch; its measurements are needed below
+        asked = time.monotonic()
+        try:
+            self._get_loop().call_soon_threadsafe(respond)
+            async with asyncio.timeout(limit):
+                return await asyncio.wrap_future(answer) - asked, True
+        except TimeoutError:
+            return max(self.silence, time.monotonic() - asked), False
+        except RuntimeError:  # the loop is closed
+            return 0.0, True
 
     # The methods below are called in the thread.
 

@@ -487,6 +487,23 @@ class MetricsSettings(_Group):
 
 
 @dataclasses.dataclass
+class InspectingSettings(_Group):
+    """Looking into the running operator with ``kopf top``."""
+
+    enabled: bool = False
+    """Whether it is possible. It is read after the startup handlers; ``kopf run --inspect`` sets it."""
+
+    port: int = 0
+    """The port on the loopback interface. Zero: any free one, which is written into the file with the token."""
+
+    token: str | None = None
+    """The token that requests need. `None`: a random one."""
+
+    folder: str | None = None
+    """The folder for the file with the address and the token. `None`: that of the user for running programs."""
+
+
+@dataclasses.dataclass
 class OperatorSettings(_Group):
     """All settings of an operator, by groups."""
 
@@ -503,6 +520,7 @@ class OperatorSettings(_Group):
     persistence: PersistenceSettings = dataclasses.field(default_factory=PersistenceSettings)
     probing: ProbingSettings = dataclasses.field(default_factory=ProbingSettings)
     metrics: MetricsSettings = dataclasses.field(default_factory=MetricsSettings)
+    inspecting: InspectingSettings = dataclasses.field(default_factory=InspectingSettings)
     applying: ApplyingSettings = dataclasses.field(default_factory=ApplyingSettings)
 
     @property

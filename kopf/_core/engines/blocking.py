@@ -88,7 +88,7 @@ def find_blocking_call(frame: FrameType, task: asyncio.Task[Any] | None) -> Bloc
     outer: list[FrameType] = []
     for each in _iter_stack(frame):
         (outer if outer or each.f_code.co_filename.startswith(_FRAMEWORK) else inner).append(each)
-    own = [each for each in inner if not each.f_code.co_filename.startswith((*_get_libraries(), '<'))]
+    own = [each for each in inner if is_own_code(each.f_code.co_filename)]
     invoked = bool(inner and outer) and outer[0].f_code is invocation.invoke.__code__
     if not own and not invoked:
         return None
@@ -99,6 +99,11 @@ def find_blocking_call(frame: FrameType, task: asyncio.Task[Any] | None) -> Bloc
         place=_describe(own[0] if own else inner[-1]),
         remedy=_REMEDY_OF_CALLBACKS if called and not invoked else _REMEDY,
     )
+
+
+def is_own_code(file: str) -> bool:
+    """Check whether the file is code of the user: neither of the framework, nor of a library."""
+    return not file.startswith((_FRAMEWORK, *_get_libraries(), '<'))
 
 
 @functools.cache

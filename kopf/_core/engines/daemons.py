@@ -81,6 +81,11 @@ class Daemon:
         self._has_thread = isinstance(handler, DaemonHandler) and not handler.asynchronous
         self._sending = False
 
+    @property
+    def due_at(self) -> float:
+        """When the next attempt is due, by the clock of the loop; infinity if it waits for a change of the object."""
+        return self._due
+
     # Running.
 
     def start(self) -> None:

@@ -18,7 +18,7 @@ import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kopf._cogs.aiokits.loop_monitors import LoopMonitor, rouse
+from kopf._cogs.aiokits.loop_monitors import LoopMonitor
 from kopf._cogs.aiokits.thread_pools import DaemonicThreadPool
 from kopf._cogs.configs.configuration import MetricsSettings
 from kopf._cogs.helpers.explanations import ExplainedError, name_error
@@ -280,7 +280,7 @@ class MetricsResponder:
 
     Args:
         collector: the metrics of the framework.
-        monitor: the monitor of the operator's event loop, which is the running loop now.
+        monitor: the monitor of the operator's event loop.
         settings: the settings of metrics.
         prometheus: the library.
     """
@@ -294,7 +294,6 @@ class MetricsResponder:
         self._monitor = monitor
         self._settings = settings
         self._prometheus = prometheus
-        self._loop = asyncio.get_running_loop()
         # The collectors of the program can block, but the server must respond to the probes.
         self._threads = DaemonicThreadPool(max_workers=1)
         self._collecting: concurrent.futures.Future[tuple[bytes, str]] | None = None
@@ -310,7 +309,8 @@ class MetricsResponder:
             return web.Response(
                 status=503, text="The former request for metrics has not ended: a collector is stuck.\n"
             )
-        self._collector.note_lag(await self._measure_lag())
+        lag, _ = await self._monitor.measure_lag(LAG_LIMIT)
+        self._collector.note_lag(lag)
         self._collecting = self._threads.submit(self._encode, request.headers.get('Accept', ''))
         try:
             async with asyncio.timeout(self._settings.timeout):
@@ -326,25 +326,6 @@ class MetricsResponder:
     def _encode(self, accepted: str) -> tuple[bytes, str]:
         encode, content_type = self._prometheus.exposition.choose_encoder(accepted)
         return encode(self._metrics), content_type
-
-    async def _measure_lag(self) -> float:
-        """Return how long the loop of the operator takes to respond, or for how long it has not responded."""
-        answer: concurrent.futures.Future[float] = concurrent.futures.Future()
-
-        def respond() -> None:
-            if answer.set_running_or_notify_cancel():
-                answer.set_result(time.monotonic())
-
-        rouse()  # the monitor sleeps when there is nothing to watch; its measurements are needed below
-        asked = time.monotonic()
-        try:
-            self._loop.call_soon_threadsafe(respond)
-            async with asyncio.timeout(LAG_LIMIT):
-                return await asyncio.wrap_future(answer) - asked
-        except TimeoutError:
-            return max(self._monitor.silence, time.monotonic() - asked)
-        except RuntimeError:  # the loop is closed
-            return 0.0
 
     def close(self) -> None:
         """End the thread, unless it is stuck."""

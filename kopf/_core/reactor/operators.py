@@ -68,6 +68,7 @@ class OperatorOptions(TypedDict, total=False):
     peering_name: str | None
     liveness_endpoint: str | None
     metrics_endpoint: str | None
+    inspect: bool
     clusterwide: bool
     namespaces: Collection[NamespacePattern]
     namespace: NamespacePattern | None
@@ -121,6 +122,8 @@ class Operator:
             settings.name, settings.mandatory = name, True
         if (endpoint := options.get('metrics_endpoint')) is not None:
             self.settings.metrics.endpoint = endpoint
+        if options.get('inspect'):
+            self.settings.inspecting.enabled = True
 
     def _make_children(self, cause: ResourceCause, handler: Handler) -> Any:
         """Create the argument ``children`` of a handler that is not level-triggered."""
@@ -290,9 +293,9 @@ class Operator:
         workers: WorkerPool,
         monitor: LoopMonitor[Any],
     ) -> None:
-        """Start the servers of the probes and the metrics if they are requested."""
+        """Start the servers of the probes, the metrics, and the inspection if they are requested."""
         liveness, metrics = self._options.get('liveness_endpoint'), self.settings.metrics.endpoint
-        if liveness is None and metrics is None:
+        if liveness is None and metrics is None and not self.settings.inspecting.enabled:
             return
         from kopf._core.reactor.status_runtime import Status, serve_status
 

@@ -41,7 +41,7 @@ _predecessors: weakref.WeakKeyDictionary[asyncio.Task[None], weakref.WeakSet[asy
 )
 """The tasks that existed when an operator was spawned."""
 
-_showing_operator_options = showing_options(OperatorOptions, clusterwide=False, namespaces=())
+_showing_operator_options = showing_options(OperatorOptions, clusterwide=False, inspect=False, namespaces=())
 
 
 @_showing_operator_options
@@ -85,6 +85,7 @@ async def operator(**options: Unpack[OperatorOptions]) -> None:
         priority: the priority among the peers.
         peering_name: the name of the peering object.
         liveness_endpoint: the URL of the server for probes.
+        inspect: permit ``kopf top`` to look into the operator.
         metrics_endpoint: the URL of the server for metrics; it can be the same server.
 
     Raises:

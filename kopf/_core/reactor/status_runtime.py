@@ -7,6 +7,8 @@ It is imported only by operators that have such endpoints. Endpoints with the sa
 import contextlib
 import dataclasses
 import logging
+import os
+import secrets
 from typing import Any
 
 from kopf._cogs.aiokits.loop_monitors import LoopMonitor
@@ -94,7 +96,27 @@ async def serve_status(
         _add_probes(plan, status, liveness, stack)
     if metrics is not None:
         _add_metrics(plan, status, metrics, stack)
+    if status.context.settings.inspecting.enabled:
+        await _serve_inspection(status, stack)
     await plan.start(stack)
+
+
+async def _serve_inspection(status: Status, stack: contextlib.AsyncExitStack) -> None:
+    """Start the server for ``kopf top``: one of its own, as it listens only on the loopback interface."""
+    from kopf._cogs.helpers.runfiles import RunFile, written
+    from kopf._core.engines.inspecting import InspectionResponder
+    from kopf._core.engines.running_calls import RunningCalls
+    from kopf._core.reactor.inspection import OperatorInspection
+
+    settings, calls = status.context.settings.inspecting, RunningCalls()
+    inspection = OperatorInspection(status.orchestrator, status.workers, status.monitor, calls)
+    token = settings.token or secrets.token_urlsafe(24)
+    routes = InspectionResponder(inspection, token).get_routes()
+    server = await stack.enter_async_context(StatusServer('127.0.0.1', settings.port, routes, purpose="kopf top"))
+    file = RunFile(os.getpid(), f'http://127.0.0.1:{server.port}', token)
+    path = stack.enter_context(written(file, settings.folder))
+    status.context.instruments.add(calls)
+    logger.info("The operator can be looked into: kopf top --pid %d; the token is in %s.", file.pid, path)
 
 
 def _add_probes(plan: _Plan, status: Status, url: str, stack: contextlib.AsyncExitStack) -> None:

@@ -66,6 +66,11 @@ class Throttle:
         is_known, self._known = self._known == repr(error), repr(error)
         return self._delays.next(), not is_known
 
+    @property
+    def last_error(self) -> str:
+        """The text of the last failure."""
+        return self._known
+
     def get_pause(self) -> float:
         """Return the time (in seconds) until a change of the object can start another attempt."""
         return max(0.0, self._failed_at + RECOVERY_PAUSE - time.monotonic())

@@ -1,0 +1,197 @@
+"""
+What an operator is doing at this moment: which handlers run and where, which objects wait and why, how the watches are.
+
+All of it is looked up when it is requested, in the thread of the status server. The event loop goes on meanwhile, or is
+stuck; so each collection is copied at once, and the facts about one object can be a moment older than those about
+another one.
+"""
+
+import asyncio
+import datetime
+import heapq
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kopf._cogs.aiokits.loop_monitors import LoopMonitor
+from kopf._cogs.helpers.versions import version
+from kopf._cogs.structs.meters import name_resource
+from kopf._core.actions.execution import utcnow
+from kopf._core.engines.running_calls import RunningCalls
+from kopf._core.reactor.census import Census, find_state
+from kopf._core.reactor.object_records import ObjectRecord
+from kopf._core.reactor.orchestration import Orchestrator
+from kopf._core.reactor.watches import ResourceWatch
+from kopf._core.reactor.workers import WorkerPool
+
+LAG_LIMIT = 0.3
+"""How long a request waits for the event loop of the operator (in seconds); then, the loop is reported as blocked."""
+
+
+class OperatorInspection:
+    """Looks up what an operator is doing."""
+
+    def __init__(
+        self,
+        orchestrator: Orchestrator,
+        workers: WorkerPool,
+        monitor: LoopMonitor[Any],
+        calls: RunningCalls,
+    ) -> None:
+        self._orchestrator = orchestrator
+        self._workers = workers
+        self._monitor = monitor
+        self._calls = calls
+        self._census = Census(orchestrator, workers)
+        self._loop = asyncio.get_running_loop()
+        self._began = time.monotonic()
+
+    async def describe(self, limit: int) -> Mapping[str, Any]:
+        """Return what the operator does now; at most so many objects that wait."""
+        lag, responds = await self._monitor.measure_lag(LAG_LIMIT)
+        blocker = None if responds else self._monitor.find_current_task()
+        culprit = None if responds else self._monitor.culprit or self._monitor.look()
+        waiting = list(self._iter_waiting())
+        counts: dict[str, dict[str, int]] = {}
+        for (resource, state), count in self._census.count_objects().items():
+            counts.setdefault(resource, {})[state] = count
+        return {
+            'version': version,
+            'pid': os.getpid(),
+            'seconds': round(time.monotonic() - self._began, 3),
+            'paused': self._workers.paused,
+            'loop': {'lag': round(lag, 6), 'blocked': not responds, 'by': None if culprit is None else str(culprit)},
+            'running': self._calls.describe(blocker, self._monitor.thread_id),
+            'waiting': heapq.nsmallest(limit, waiting, key=_get_time),
+            'waiting_total': len(waiting),
+            'watches': [_describe_watch(watch) for watch in self._orchestrator.get_watches()],
+            'objects': counts,
+        }
+
+    def list_objects(self, filters: Mapping[str, str], limit: int) -> Mapping[str, Any]:
+        """Return the objects with these values of ``resource``, ``namespace``, ``name`` and ``state``."""
+        working = self._workers.find_working()
+        objects: list[dict[str, Any]] = []
+        total = 0
+        for watch, record in self._iter_records():
+            facts = {
+                **_identify(watch, record),
+                'state': find_state(record, is_working=record in working),
+                'daemons': len(get_daemons(record)),
+            }
+            if all(facts.get(name) == value for name, value in filters.items()):
+                total += 1
+                if len(objects) < limit:
+                    objects.append(facts)
+        return {'objects': objects, 'total': total}
+
+    def _iter_records(self) -> Iterator[tuple[ResourceWatch, ObjectRecord]]:
+        for watch in self._orchestrator.get_watches():
+            for record in list(watch.records.values()):
+                yield watch, record
+
+    def _iter_waiting(self) -> Iterator[dict[str, Any]]:
+        """Return what waits for a time: objects with delayed handlers, daemons and timers, and planned runs."""
+        now = self._loop.time()
+        for watch, record in self._iter_records():
+            identity = _identify(watch, record)
+            for facts in (*_find_retries(record, now), *_find_daemons(record, now), *_find_plans(record, now)):
+                yield identity | facts
+
+
+# The attributes of records are read only once: the event loop can reset them meanwhile.
+
+
+def _find_retries(record: ObjectRecord, now: float) -> Iterator[dict[str, Any]]:
+    wakeup, throttle = record.wakeup, record.throttle
+    if wakeup is None:
+        return
+    is_failed = record.throttled and throttle is not None
+    yield {
+        'seconds': _round(wakeup.when() - now),
+        'why': 'error' if is_failed else 'retry',
+        'handlers': [] if is_failed else _describe_delayed(record),
+        'error': throttle.last_error if is_failed and throttle is not None else None,
+    }
+
+
+def _find_daemons(record: ObjectRecord, now: float) -> Iterator[dict[str, Any]]:
+    for daemon in get_daemons(record):
+        if daemon.task is None:
+            state = daemon.state
+            retries = 0 if state is None else state.retries
+            yield {
+                'seconds': _round(daemon.due_at - now),
+                'why': daemon.handler.kind.lower(),
+                'handlers': [{'handler': daemon.handler.id, 'retry': retries, 'message': None}],
+                'error': None,
+            }
+
+
+def _find_plans(record: ObjectRecord, now: float) -> Iterator[dict[str, Any]]:
+    level = record.level
+    for plan in () if level is None else level.plans:
+        times = [at for at in (plan.due_at, plan.paused_until) if at is not None]
+        if not plan.is_running and (times or plan.is_waiting):
+            yield {
+                'seconds': _round(max(times) - now) if times else None,
+                'why': 'limit' if plan.is_waiting else str(plan.due_reason),
+                'handlers': [{'handler': plan.controller.handler.id, 'retry': plan.failures, 'message': None}],
+                'error': None,
+            }
+
+
+def _identify(watch: ResourceWatch, record: ObjectRecord) -> dict[str, Any]:
+    return {
+        'resource': name_resource(watch.resource),
+        'namespace': record.namespace,
+        'name': record.name,
+        'uid': record.uid,
+    }
+
+
+def _describe_delayed(record: ObjectRecord) -> list[dict[str, Any]]:
+    """Return the handlers of the object that are delayed, with their last errors."""
+    cycle, now = record.cycle, utcnow()
+    states = [] if cycle is None else list(cycle.state.items())
+    return [
+        {'handler': id, 'retry': state.retries, 'message': state.message}
+        for id, state in states
+        if not state.finished and _is_later(state.delayed, now)
+    ]
+
+
+def _is_later(at: datetime.datetime | None, now: datetime.datetime) -> bool:
+    return at is not None and at > now
+
+
+def get_daemons(record: ObjectRecord) -> list[Any]:
+    """Return the daemons and timers of the object; callable from any thread."""
+    daemons = record.daemons
+    return [] if daemons is None else [daemon for daemon in list(daemons.known.values()) if daemon is not None]
+
+
+def _describe_watch(watch: ResourceWatch) -> dict[str, Any]:
+    return {
+        'resource': name_resource(watch.resource),
+        'version': watch.resource.version,
+        'namespace': watch.namespace,
+        'state': watch.state.value,
+        'paused': watch.paused,
+        'complete': watch.complete,
+        'objects': len(watch.records),
+        'silent': round(time.monotonic() - watch.last_event_at, 3),
+        'failure': watch.failure,
+    }
+
+
+def _round(seconds: float) -> float | None:
+    """Return the time, not less than zero; ``None`` if there is none, as for a timer that waits for a change."""
+    return None if math.isinf(seconds) else round(max(0.0, seconds), 3)
+
+
+def _get_time(facts: Mapping[str, Any]) -> float:
+    seconds = facts['seconds']
+    return math.inf if seconds is None else float(seconds)
