@@ -107,7 +107,11 @@ def validate(value: Any, schema: Schema, path: str = '', old: Any = ABSENT) -> l
 
 
 def _validate(value: Any, schema: Schema, path: str, old: Any = ABSENT) -> Iterator[Cause]:
-    if value is None and schema.get('nullable') or old is not ABSENT and is_same(value, old):
+    if old is not ABSENT and is_same(value, old):
+        return
+    if value is None and schema.get('nullable'):
+        if 'enum' in schema:  # a real server refuses null even if the enum has it
+            yield _refuse_value(value, schema, path)
         return
     if isinstance(value, int) and not -_INT64 <= value < _INT64:
         value = float(value)  # Go decodes integers that do not fit as floats.
@@ -121,8 +125,12 @@ def _validate(value: Any, schema: Schema, path: str, old: Any = ABSENT) -> Itera
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
         yield from _validate_number(value, schema, path)
     if 'enum' in schema and value not in schema['enum']:
-        yield statuses.value_unsupported(path, _text(value), [_text(item) for item in schema['enum']])
+        yield _refuse_value(value, schema, path)
     yield from _validate_junctors(value, schema, path)
+
+
+def _refuse_value(value: Any, schema: Schema, path: str) -> Cause:
+    return statuses.value_unsupported(path, _text(value), [_text(item) for item in schema['enum']])
 
 
 def _validate_type(value: Any, schema: Schema, path: str) -> Iterator[Cause]:
