@@ -96,9 +96,11 @@ if TYPE_CHECKING:
     )
     from kopf._cogs.clients.serverside import ApplyConflictError, ApplyInvalidError, ApplyUnsupportedError
     from kopf._cogs.structs.conditions import Condition, Conditions
+    from kopf._cogs.structs.model_adapters import ModelError
     from kopf._core.engines.admission import AdmissionError
     from kopf._core.engines.children import AsyncChildren, SyncChildren
     from kopf._core.engines.planning import Again
+    from kopf._core.intents.declared_kinds import InvalidObjectError, kind
     from kopf._core.reactor.running import operator, run, run_tasks, spawn_tasks
     from kopf._kits.hierarchies import (
         adjust_namespace,
@@ -156,6 +158,7 @@ __all__ = [
     'Headers',
     'Index',
     'Instrument',
+    'InvalidObjectError',
     'Labels',
     'LocalObjectLogger',
     'LogFormat',
@@ -163,6 +166,7 @@ __all__ = [
     'LoginError',
     'Memo',
     'Meta',
+    'ModelError',
     'MultiDiffBaseStorage',
     'MultiProgressStorage',
     'NotReadyError',
@@ -226,6 +230,7 @@ __all__ = [
     'harmonize_naming',
     'index',
     'info',
+    'kind',
     'label',
     'lifecycles',
     'login_via_async_client',
@@ -263,6 +268,8 @@ _LAZY = {
     'kopf._core.engines.admission': ('AdmissionError',),
     'kopf._core.engines.children': ('AsyncChildren', 'SyncChildren'),
     'kopf._core.engines.planning': ('Again',),
+    'kopf._cogs.structs.model_adapters': ('ModelError',),
+    'kopf._core.intents.declared_kinds': ('InvalidObjectError', 'kind'),
     'kopf._core.reactor.running': ('operator', 'run', 'run_tasks', 'spawn_tasks'),
     'kopf._kits.hierarchies': (
         'adjust_namespace',

@@ -320,7 +320,7 @@ def mutate(
 @_showing_options(ConversionOptions)
 def convert(
     arg1: Name = None,
-    arg2: SubName = None,
+    arg2: SubName | type[Any] = None,
     arg3: SubName = None,
     /,
     **options: Unpack[ConversionOptions],
@@ -331,7 +331,8 @@ def convert(
     The function gets the object as ``body``, ``spec``, and so on, besides ``from_version`` and ``to_version``. It
     returns the whole object in the new version, or changes it by ``patch``. ``apiVersion``, ``kind`` and all of the
     metadata but labels and annotations are filled in. If there is no function for two versions, a chain of functions
-    is used where there is one. See "Conversion between versions" in the documentation.
+    is used where there is one. With the classes of two versions, ``@kopf.on.convert(Old, New)``, it gets and returns
+    objects of these classes. See "Conversion between versions" in the documentation.
 
     Args:
         from_version: the version (``"v1"``) or versions that it converts from; by default, all.
@@ -345,6 +346,11 @@ def convert(
         TypeError: if the resource is named with a version.
         ValueError: if a version is no version, or if no two different versions are left to convert between.
     """
+    model = None
+    if isinstance(arg1, type) or isinstance(arg2, type):
+        model, target = _declarations.find_versions(arg1, arg2, options)
+        arg1, arg2 = model.group, model.plural
+        options = {**options, 'from_version': model.version, 'to_version': target.version}
     from_versions = _declarations.parse_versions('from_version', options.pop('from_version', None))
     to_versions = _declarations.parse_versions('to_version', options.pop('to_version', None))
     if from_versions is not None and from_versions == to_versions and len(from_versions) == 1:
@@ -355,6 +361,7 @@ def convert(
         'convert',
         (arg1, arg2, arg3),
         options,
+        model=model,
         from_versions=from_versions,
         to_versions=to_versions,
         persistent=persistent is None or persistent,

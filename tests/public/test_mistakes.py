@@ -65,8 +65,13 @@ REFUSED = {
     ),
     "a wrong argument of a filter": (
         "@kopf.on.create('kopfexamples', when=lambda obj: True)\ndef fn(**_): pass",
-        "when= of Handler 'fn' (...) asks for 'obj', which it is not given. There is no such argument, and no index of "
-        "this name. There are: annotations, body, ...",
+        "when= of Handler 'fn' (...) asks for 'obj', which it is not given. The object is in 'body'. Only handlers get "
+        "'obj', and only if ...",
+    ),
+    "an unknown argument of a filter": (
+        "@kopf.on.create('kopfexamples', when=lambda thing: True)\ndef fn(**_): pass",
+        "when= of Handler 'fn' (...) asks for 'thing', which it is not given. There is no such argument, and no index "
+        "of this name. There are: annotations, body, ...",
     ),
     "a filter of labels without their value": (
         "@kopf.on.create('kopfexamples', labels={'a': lambda **_: True})\ndef fn(**_): pass",

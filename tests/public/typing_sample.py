@@ -2,6 +2,7 @@
 
 # pyright: strict
 import asyncio
+import dataclasses
 import datetime
 import pathlib
 from collections.abc import AsyncIterator, Collection
@@ -402,3 +403,49 @@ async def embed() -> None:
 
 def main() -> None:
     kopf.run(namespace='default', liveness_endpoint='http://localhost:8080/healthz')
+
+
+# Kinds as classes.
+
+
+@dataclasses.dataclass
+class AppSpec:
+    replicas: int = 1
+
+
+@dataclasses.dataclass
+class AppStatus:
+    ready: int | None = None
+
+
+@kopf.kind('example.com/v1', plural='apps', columns={'Replicas': '.spec.replicas'}, rules=[('self.spec', 'none')])
+@dataclasses.dataclass
+class App:
+    spec: AppSpec
+    status: AppStatus | None = None
+
+
+@kopf.kind('example.com/v2', 'App', storage=True)
+@dataclasses.dataclass
+class NewApp:
+    spec: AppSpec
+
+
+@kopf.on.create(App)
+@kopf.on.reconcile(App, owns=[NewApp, 'pods'])
+def typed(spec: AppSpec, obj: App, status: AppStatus | None, patch: kopf.Patch[App], **_: Any) -> None:
+    patch.status = AppStatus(ready=spec.replicas + obj.spec.replicas)
+    patch.status['ready'] = 0 if status is None else status.ready
+
+
+@kopf.on.convert(App, NewApp)
+def upgrade(obj: App, **_: Any) -> NewApp:
+    return NewApp(obj.spec)
+
+
+@kopf.on.startup()
+async def define_apps() -> None:
+    try:
+        await kopf.ensure_crds(App, NewApp)
+    except (kopf.ModelError, kopf.InvalidObjectError):
+        pass

@@ -6,8 +6,9 @@ conflicts. Changes that a merge cannot express (e.g. of an item of a list) are m
 body and modify it in place. Their effect is sent as a JSON patch; they are called again if it conflicts.
 """
 
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal, TypeAlias, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypedDict, cast
 
 from kopf._cogs.structs import bodies, dicts
 from kopf._cogs.structs.diffs import is_same
@@ -96,7 +97,26 @@ class Replacing:
         self._fn(body)
 
 
-class Patch(dict[str, Any]):
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    # With a default, since strict checkers would refuse `kopf.Patch` without an argument otherwise. Annotations in
+    # existing code have none.
+    ModelT = TypeVar('ModelT', default=Any)
+
+    class _Changes(dict[str, Any], Generic[ModelT]):
+        """The base of patches, as type checkers see it: ``kopf.Patch[WebApp]`` is for objects of a class."""
+else:
+    ModelT = Any
+
+    class _Changes(dict):
+        __slots__ = ()
+
+        def __class_getitem__(cls, model):
+            return types.GenericAlias(cls, (model,))
+
+
+class Patch(_Changes[ModelT]):
     """
     The changes to be made to the object, as a nested dict and as functions. Falsy if there are no changes.
 
@@ -153,13 +173,33 @@ class Patch(dict[str, Any]):
 
     @property
     def spec(self) -> SpecPatch:
-        """The changes of the spec."""
+        """The changes of the spec. An assigned mapping, or object of a model, replaces them."""
         return SpecPatch(self)
+
+    @spec.setter
+    def spec(self, value: Any) -> None:
+        self._assign('spec', value)
 
     @property
     def status(self) -> StatusPatch:
-        """The changes of the status."""
+        """The changes of the status. An assigned mapping, or object of a model, replaces them."""
         return StatusPatch(self)
+
+    @status.setter
+    def status(self, value: Any) -> None:
+        self._assign('status', value)
+
+    def _assign(self, name: str, value: Any) -> None:
+        if not isinstance(value, Mapping):
+            from kopf._cogs.structs import model_adapters  # only by operators with models
+
+            value = model_adapters.dump_model(value)
+        if not isinstance(value, Mapping):
+            raise TypeError(
+                f"patch.{name} must be a mapping or an object of a model, not {value!r}. To change one field of it, "
+                f"write patch.{name}[...] = ..."
+            )
+        self[name] = dict(value)
 
     def clear(self) -> None:
         """Remove all the changes, including the functions."""

@@ -301,6 +301,10 @@ def _check_object(obj: Any) -> None:
 
 def _finish(old: Mapping[str, Any], result: object, patch: Patch, api_version: str) -> Mapping[str, Any]:
     """Return the object in the new version, made from the result of the handler and from its patch."""
+    if not isinstance(result, Mapping | None):
+        from kopf._cogs.structs import model_adapters  # the result can be an object of the class of the new version
+
+        result = model_adapters.drop_nulls(model_adapters.dump_model(result))
     if result is not None and not isinstance(result, Mapping):
         raise ConversionError(
             f"The handler must return the converted object, or nothing if it has changed the object "

@@ -220,6 +220,14 @@ class ActivityCause(Cause):
         return self.activity.value
 
 
+TYPED_GETTERS: Mapping[str, Callable[[Any, Any], Any]] = {
+    'obj': lambda cause, handler: handler.model.load(cause.body),
+    'spec': lambda cause, handler: handler.model.load_part(cause.body, 'spec'),
+    'status': lambda cause, handler: handler.model.load_part(cause.body, 'status'),
+}
+"""The getters of the arguments that handlers get as objects of a class, if their resource is named by the class."""
+
+
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class ResourceCause(Cause):
     """The base class of causes about objects."""
@@ -231,6 +239,7 @@ class ResourceCause(Cause):
     """Whether the server has selected the object by the label selectors of the handlers, so that it matches them."""
     _shared: dict[str, Any] | None = dataclasses.field(default=None, init=False)
 
+    EXTRA_GETTERS = TYPED_GETTERS
     ARGUMENTS = {
         **Cause.ARGUMENTS,
         'resource': 'resource',
@@ -292,6 +301,7 @@ class SpawningCause(ResourceCause):
 
 
 _ACTING_GETTERS: Mapping[str, Callable[[Any, 'Handler'], Any]] = {
+    **TYPED_GETTERS,
     'children': lambda cause, handler: make_children(cause, handler),
     'conditions': lambda cause, handler: make_conditions(cause),
     'deleting': lambda cause, handler: make_deletion_waiter(cause.deletion, handler),
@@ -403,6 +413,7 @@ class ReconcilingCause(ResourceCause):
     """Creates the argument for the children of the object; ``None`` if the handler does not name it."""
 
     EXTRA_GETTERS = {
+        **TYPED_GETTERS,
         'children': lambda cause, handler: None if cause.children is None else cause.children(),
         'conditions': lambda cause, handler: make_conditions(cause),
     }

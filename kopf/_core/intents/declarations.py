@@ -7,7 +7,7 @@ A wrong option raises an error in the decorator, before the operator starts, not
 import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
 from kopf._cogs.structs.dicts import FieldPath, parse_field
 from kopf._cogs.structs.labelselectors import LabelSelector
@@ -20,12 +20,15 @@ from kopf._core.intents.handlers import ActivityHandler, ChangingHandler, Resour
 from kopf._core.intents.options import SelectorOptions
 from kopf._core.intents.registries import get_default_registry, make_handler_id
 
+if TYPE_CHECKING:
+    from kopf._core.intents.declared_kinds import Kind
+
 logger = logging.getLogger(__name__)
 
 FnT = TypeVar('FnT', bound=Callable[..., Any])
-Name = str | Marker | Callable[[Resource], bool] | None
+Name = str | Marker | Callable[[Resource], bool] | type[object] | None
 SubName = str | Marker | None
-SourceName = str | tuple[str, ...]
+SourceName = str | tuple[str, ...] | type[Any]
 
 
 _VERSION_LIKE = re.compile(r'v\d+((alpha|beta)\d+)?')
@@ -78,6 +81,7 @@ def declare(
     options: Mapping[str, Any],
     *,
     shape: type[Any] | None = None,
+    model: 'Kind | None' = None,
     **fixed: Any,
 ) -> Callable[[FnT], FnT]:
     """
@@ -89,6 +93,7 @@ def declare(
         names: the positional arguments of the decorator, which name the resource.
         options: the options that the user has given.
         shape: the typed dict of the permitted options, if other decorators of the same class take other options.
+        model: the declared kind of the objects, if it is known; otherwise, it is known from a class in ``names``.
         fixed: the attributes of the handler that follow from the decorator itself.
 
     Raises:
@@ -98,8 +103,15 @@ def declare(
     if mistakes.is_bare(names[0]):
         raise TypeError(mistakes.explain_bare(name, names[0], "'kopfexamples'"))
     registry = given.pop('registry', None) or get_default_registry()
-    selector = Selector(*names, **{key: given.pop(key) for key in _SELECTING & set(given)})
-    make = _prepare(cls, name, given, fixed, selector=selector)
+    specified = {key: given.pop(key) for key in _SELECTING & set(given)}
+    if isinstance(names[0], type):
+        model = find_model(name, names[0])
+        if specified or any(names[1:]):
+            raise TypeError(f"@kopf.on.{name}: the class {model.cls.__qualname__} names the resource completely.")
+        selector = model.selector
+    else:
+        selector = Selector(*names, **specified)
+    make = _prepare(cls, name, given, fixed, selector=selector, model=model)
 
     def decorator(fn: FnT) -> FnT:
         mistakes.check_handler(name, fn)
@@ -112,6 +124,42 @@ def declare(
         return fn
 
     return decorator
+
+
+def find_model(name: str, cls: type[Any]) -> 'Kind':
+    """
+    Return the declared kind of the class that a decorator has got as the name of a resource.
+
+    Args:
+        name: the name of the decorator.
+        cls: the class.
+
+    Raises:
+        TypeError: if the class is not declared with `kopf.kind`.
+    """
+    from kopf._core.intents import declared_kinds  # only by operators with models
+
+    try:
+        return declared_kinds.get_kind(cls)
+    except TypeError as error:
+        raise TypeError(f"@kopf.on.{name}: {error}") from None
+
+
+def find_versions(old: Any, new: Any, options: Mapping[str, Any]) -> tuple['Kind', 'Kind']:
+    """
+    Return the declared kinds of the two classes of ``@kopf.on.convert``.
+
+    Raises:
+        TypeError: if they are not two versions of one kind, or if options name the versions, too.
+    """
+    if not isinstance(old, type) or not isinstance(new, type):
+        raise TypeError("@kopf.on.convert takes either the names of a resource, or the classes of two versions of it.")
+    kinds = find_model('convert', old), find_model('convert', new)
+    if kinds[0].group != kinds[1].group or kinds[0].plural != kinds[1].plural:
+        raise TypeError(f"@kopf.on.convert: {kinds[0]} and {kinds[1]} are not versions of one kind.")
+    if given := sorted({'from_version', 'to_version', *_SELECTING} & set(options)):
+        raise TypeError(f"@kopf.on.convert: {given[0]}= is known already from the classes.")
+    return kinds
 
 
 def parse_versions(name: str, value: str | Collection[str] | None) -> frozenset[str] | None:
@@ -179,6 +227,8 @@ def parse_sources(name: str, owns: Any, watches: Any) -> tuple[Source, ...]:
 
 
 def _parse_source(name: str, option: str, value: Any) -> Selector:
+    if isinstance(value, type):
+        return find_model(name, value).selector
     names = value.split('/') if isinstance(value, str) else value
     if not isinstance(names, tuple | list) or not all(isinstance(each, str) for each in names):
         raise TypeError(
@@ -221,7 +271,8 @@ def _prepare(
         # Sub-handlers have ids without their fields, as in upstream: the ids are keys of stored records.
         suffix = field if cls.named_by_field and parent is None else None
         full_id = make_handler_id(fn, id, field=suffix, parent=None if parent is None else parent.id)
-        return cls(fn=fn, id=full_id, field=field, **given, **fixed, **more)
+        inherited = {'model': parent.model, **more} if isinstance(parent, ResourceHandler) else more
+        return cls(fn=fn, id=full_id, field=field, **given, **fixed, **inherited)
 
     return make
 

@@ -8,12 +8,13 @@ its handlers: see "A new kind of handlers, step by step" in the documentation.
 import dataclasses
 import enum
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from kopf._cogs.structs.dicts import FieldPath
 from kopf._cogs.structs.labelselectors import LabelSelector
 from kopf._cogs.structs.references import Selector
 from kopf._core.actions.execution import ErrorsMode, Handler
+from kopf._core.actions.invocation import read_arguments
 from kopf._core.intents import causes
 from kopf._core.intents.callbacks import DelayFn, MetaFilter, ValueFilter, WhenFilterFn, read_names
 from kopf._core.intents.causes import Activity, Reason
@@ -27,6 +28,9 @@ from kopf._core.intents.options import (
     SelectorOptions,
     WatchOptions,
 )
+
+if TYPE_CHECKING:
+    from kopf._core.intents.declared_kinds import Kind  # imported only by operators with models
 
 OperationName = Literal['CREATE', 'UPDATE', 'DELETE', 'CONNECT']
 
@@ -97,6 +101,8 @@ class ResourceHandler(DeclaredHandler):
     field: FieldPath | None = None
     value: ValueFilter = None
     label_selector: LabelSelector | None = None
+    model: 'Kind | None' = None
+    """The declared kind whose class selects the resource; the function gets objects of this class."""
     callback_names: Mapping[tuple[int, int], tuple[str, ...]] = dataclasses.field(init=False)
     """
     The names of the arguments of callbacks, except for callbacks that take any arguments.
@@ -130,6 +136,9 @@ class ResourceHandler(DeclaredHandler):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.model is not None:
+            typed = [name for name in read_arguments(self.fn).explicit if name in causes.TYPED_GETTERS]
+            object.__setattr__(self, 'extras', (*self.extras, *typed))
         # The ids of the functions stay unique, because the handler keeps the functions.
         names = {(id(fn), positional): read_names(fn, positional) for _, fn, positional in self.iter_callbacks()}
         object.__setattr__(self, 'callback_names', {key: each for key, each in names.items() if each is not None})

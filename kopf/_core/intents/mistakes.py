@@ -135,6 +135,8 @@ def check_registry(registry: OperatorRegistry) -> None:
 def find_missing(handler: DeclaredHandler, indices: Collection[str]) -> Iterator[str]:
     """Yield a message for each function of the handler with an argument that is not provided."""
     provided = list_arguments(type(handler))
+    if getattr(handler, 'model', None) is None:
+        provided -= _ONLY_OF_MODELS
     if (name := _find_first(handler.fn, 0, provided, indices)) is not None:
         yield (
             f"{handler} ({locate(handler.fn)}) asks for {name!r}, which it is not given. "
@@ -172,10 +174,11 @@ def _is_argument(name: str) -> bool:
     return any(name in list_arguments(kind) for kind in KINDS)
 
 
-_LATE_ARGUMENTS = frozenset({'children', 'conditions'})
+_LATE_ARGUMENTS = frozenset({'children', 'conditions', 'obj'})
 """The arguments that many operators had indices for before they were added; these operators need no warning."""
 
-_ONLY_OF_HANDLERS = frozenset({*causes.ATTEMPT_GETTERS, *EXTRAS, 'stopped'})
+_ONLY_OF_MODELS = frozenset({'obj'})
+_ONLY_OF_HANDLERS = frozenset({*causes.ATTEMPT_GETTERS, *EXTRAS, *_ONLY_OF_MODELS, 'stopped'})
 
 
 def _find_first(fn: Any, positional: int, provided: Collection[str], indices: Collection[str]) -> str | None:
@@ -192,6 +195,11 @@ def _find_clash(fn: Any, provided: Collection[str]) -> str | None:
 
 
 def _explain_missing(name: str, provided: Collection[str], indices: Collection[str]) -> str:
+    if name in _ONLY_OF_MODELS:
+        return (
+            "The object is in 'body'. Only handlers get 'obj', and only if their resource is named by a class that is "
+            "declared with @kopf.kind."
+        )
     if name in _ONLY_OF_HANDLERS and name not in provided:
         return "It is given only to the handlers themselves, not to their filters."
     if others := sorted(kind.decorators for kind in KINDS if name in list_arguments(kind)):

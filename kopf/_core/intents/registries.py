@@ -8,7 +8,7 @@ created: everything that is needed for each event of the resource, and depends o
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
 from kopf._cogs.structs.dicts import FieldPath
 from kopf._cogs.structs.ids import HandlerId
@@ -33,6 +33,9 @@ from kopf._core.intents.handlers import (
     WatchingHandler,
     WebhookHandler,
 )
+
+if TYPE_CHECKING:
+    from kopf._core.intents.declared_kinds import Kind  # imported only by operators with models
 
 HandlerT = TypeVar('HandlerT', bound=DeclaredHandler)
 ResourceHandlerT = TypeVar('ResourceHandlerT', bound=ResourceHandler)
@@ -105,6 +108,8 @@ class OperatorRegistry:
     conversions: HandlersRegistry[ConversionHandler]
 
     def __init__(self) -> None:
+        self.kinds: list[Kind] = []
+        """The kinds that are declared as classes, in the order of their declaration."""
         self.listeners: list[Callable[[], object]] = []
         """The functions that are called when a handler of objects is added, in the thread that adds it."""
         self.activity_listeners: list[Callable[[], object]] = []
@@ -121,6 +126,18 @@ class OperatorRegistry:
         """Return the registry of the kind; it contains the handlers of all kinds with the same slot."""
         return cast(HandlersRegistry[HandlerT], getattr(self, kind.slot))
 
+    def add_kind(self, kind: 'Kind') -> None:
+        """
+        Add the declaration of a kind; it replaces that of the same class if its file is imported again.
+
+        Raises:
+            TypeError: if another class has declared the same version of the kind.
+        """
+        others = [other for other in self.kinds if not kind.replaces(other)]
+        for other in others:
+            kind.check_beside(other)
+        self.kinds = [*others, kind]
+
     def extend(self, other: 'OperatorRegistry', chosen: Callable[[Handler], bool] = lambda _: True) -> None:
         """Add the chosen handlers of another registry, except for those that this registry contains already."""
         for kind in KINDS:
@@ -130,6 +147,9 @@ class OperatorRegistry:
             for handler in other.of(kind).get_all_handlers():
                 if handler not in known and chosen(handler):
                     own.append(handler)
+        for declared in other.kinds:
+            if declared not in self.kinds:
+                self.add_kind(declared)
 
     def iter_handlers(self) -> Iterator[DeclaredHandler]:
         """Yield the handlers of all kinds."""

@@ -1,4 +1,5 @@
 import copy
+import dataclasses
 import json
 
 import jsonpatch
@@ -260,11 +261,6 @@ def test_views_follow_the_dict():
     assert patch == {'spec': {'y': 2}}
 
 
-def test_views_are_not_replaceable():
-    with pytest.raises(AttributeError):
-        Patch().spec = {}
-
-
 def test_cleared_patches_are_empty():
     fns = [lambda body: None]
     patch = Patch({'a': 1}, fns=fns)
@@ -319,3 +315,30 @@ def test_combined_patches_are_applied_in_their_order():
     assert both.applied_to({'spec': {'text': ''}}) == {'spec': {'text': 'ab', 'x': 2, 'y': 1}}
     assert (len(older.fns), len(newer.fns), dict(older)) == (1, 1, {'spec': {'x': 1, 'y': 1}})
     assert combine(older, Patch()) is older and combine(Patch(), newer) is newer
+
+
+@dataclasses.dataclass
+class Counts:
+    ready: int | None = None
+    total: int | None = None
+
+
+@pytest.mark.parametrize('name', ['spec', 'status'])
+@pytest.mark.parametrize('value', [{'ready': 1, 'total': None}, Counts(ready=1)])
+def test_mappings_and_objects_of_models_replace_the_changes_of_a_part(name, value):
+    patch = Patch({name: {'old': 1}})
+    setattr(patch, name, value)
+    assert patch == {name: {'ready': 1, 'total': None}}
+
+
+@pytest.mark.parametrize('value', [1, 'x', None, [1]])
+def test_other_values_cannot_be_assigned(value):
+    patch = Patch()
+    with pytest.raises(TypeError, match=r'patch.status must be a mapping or an object of a model, not .* write patch'):
+        patch.status = value
+    assert not patch
+
+
+def test_the_class_of_the_object_can_be_named_in_annotations():
+    annotation = Patch[Counts]
+    assert annotation.__origin__ is Patch

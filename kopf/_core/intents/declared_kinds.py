@@ -1,0 +1,293 @@
+"""
+Kinds of custom resources as classes: `kind` declares them, and their handlers get objects of these classes.
+
+The classes are of several libraries: see `model_adapters`. Specified in the documentation's "Models".
+"""
+
+import collections
+import dataclasses
+import functools
+import re
+import typing
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from kopf._cogs.structs.model_adapters import Adapter, ModelError, get_adapter, is_model, list_fields
+from kopf._cogs.structs.references import Selector
+from kopf._core.actions.execution import PermanentError
+
+if TYPE_CHECKING:
+    from kopf._core.intents.registries import OperatorRegistry
+
+Scope = Literal['Namespaced', 'Cluster']
+Rule = str | tuple[str, str] | Mapping[str, Any]
+Column = str | Mapping[str, Any]
+ClassT = TypeVar('ClassT', bound=type[Any])
+
+_VERSION = re.compile(r'v[1-9][0-9]*((alpha|beta)[1-9][0-9]*)?')
+_DOMAIN = re.compile(r'[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)+')
+_KIND = re.compile(r'[A-Z][A-Za-z0-9]*')
+_PLURAL = re.compile(r'[a-z]([-a-z0-9]*[a-z0-9])?')
+_CACHE_SIZE = 256
+
+
+class InvalidObjectError(PermanentError):
+    """An object does not conform to the class of its kind, so typed handlers cannot get it until it changes."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Kind:
+    """The declaration of one version of a kind: its names, its class, and what the CRD says besides the schema."""
+
+    cls: type[Any]
+    group: str
+    version: str
+    kind: str
+    plural: str
+    singular: str
+    short_names: Collection[str] = ()
+    categories: Collection[str] = ()
+    scope: Scope = 'Namespaced'
+    columns: Mapping[str, Column] = dataclasses.field(default_factory=dict)
+    rules: Collection[Rule] = ()
+    scale: Mapping[str, str] | None = None
+    storage: bool | None = None
+    served: bool = True
+    deprecated: bool | str = False
+    _cache: 'collections.OrderedDict[tuple[str, str], Any]' = dataclasses.field(
+        default_factory=collections.OrderedDict, init=False
+    )
+
+    def __str__(self) -> str:
+        return f"{self.cls.__qualname__} ({self.plural}.{self.group}/{self.version})"
+
+    @property
+    def selector(self) -> Selector:
+        """The selector of the resource."""
+        return Selector(group=self.group, version=self.version, plural=self.plural)
+
+    @property
+    def adapter(self) -> Adapter:
+        """The adapter of the class."""
+        return get_adapter(self.cls)
+
+    def load(self, body: Mapping[str, Any]) -> Any:
+        """
+        Return the object as an instance of the class. The same version of an object is validated only once.
+
+        Raises:
+            InvalidObjectError: if the object does not conform to the class.
+        """
+        meta = body.get('metadata') or {}
+        key = (meta.get('uid') or '', meta.get('resourceVersion') or '')
+        if all(key) and key in self._cache:
+            self._cache.move_to_end(key)
+            return self._cache[key]
+        try:
+            obj = self.adapter.load({name: value for name, value in body.items() if name not in self._implied})
+        except ValueError as error:
+            raise InvalidObjectError(
+                f"{self.kind} {meta.get('name')!r} does not conform to the class {self.cls.__qualname__}: {error}"
+            ) from None
+        if all(key):
+            self._cache[key] = obj
+            if len(self._cache) > _CACHE_SIZE:
+                self._cache.popitem(last=False)
+        return obj
+
+    def load_part(self, body: Mapping[str, Any], name: str) -> Any:
+        """
+        Return an attribute of the object as the class has it: the spec or the status; ``None`` if it is absent.
+
+        Raises:
+            InvalidObjectError: if the object does not conform to the class.
+        """
+        obj = self.load(body)
+        return obj.get(name) if isinstance(obj, Mapping) else getattr(obj, name, None)
+
+    def check_beside(self, other: 'Kind') -> None:
+        """
+        Check that both declarations can belong to one operator.
+
+        Raises:
+            ModelError: if both are of the same version of a kind, or if they differ in what all versions share.
+        """
+        if (other.group, other.plural) != (self.group, self.plural) and (other.group, other.kind) != (
+            self.group,
+            self.kind,
+        ):
+            return
+        places = f"{_locate(other.cls)} and {_locate(self.cls)}"
+        if other.version == self.version:
+            raise ModelError(
+                f"{self.kind} of {self.group}/{self.version} is declared by two classes: {places}. Remove one of "
+                f"them, or give it another version."
+            )
+        for name in ('kind', 'plural', 'singular', 'scope'):
+            if getattr(other, name) != getattr(self, name):
+                raise ModelError(
+                    f"The classes {places} declare versions of one kind, but differ in {name}=: "
+                    f"{getattr(other, name)!r} and {getattr(self, name)!r}. All versions share it."
+                )
+        if other.storage and self.storage:
+            raise ModelError(f"Both {places} have storage=True, but only one version of a kind can be stored.")
+
+    def replaces(self, other: 'Kind') -> bool:
+        """Check whether this is the same class as of the other declaration, imported again."""
+        return _locate(self.cls) == _locate(other.cls)
+
+    @functools.cached_property
+    def _implied(self) -> Collection[str]:
+        """The fields that all objects have, and that the class does not mention; it can forbid unknown fields."""
+        return {'apiVersion', 'kind', 'metadata'} - list_fields(self.cls)
+
+
+def _locate(cls: type[Any]) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def kind(
+    api_version: str,
+    kind: str | None = None,
+    *,
+    plural: str | None = None,
+    singular: str | None = None,
+    short_names: Iterable[str] = (),
+    categories: Iterable[str] = (),
+    scope: Scope = 'Namespaced',
+    columns: Mapping[str, Column] | None = None,
+    rules: Iterable[Rule] = (),
+    scale: Mapping[str, str] | None = None,
+    storage: bool | None = None,
+    served: bool = True,
+    deprecated: bool | str = False,
+    registry: 'OperatorRegistry | None' = None,
+) -> Callable[[ClassT], ClassT]:
+    """
+    Declare the class as the model of a custom resource, so that it can be used in place of the resource's name.
+
+    The class is a pydantic model, a dataclass, a TypedDict, or a Struct of msgspec, with the fields of the objects:
+    ``spec``, ``status``, and others. Handlers of the class get ``spec``, ``status`` and ``obj`` as its objects. The
+    command ``kopf crd`` makes the CRD. See "Models" in the documentation.
+
+    Args:
+        api_version: the group and the version: ``'example.com/v1'``.
+        kind: the name of the kind; by default, that of the class.
+        plural: the plural name in URLs; by default, it is made from the kind: ``webapps`` for ``WebApp``.
+        singular: the singular name; by default, the kind in lower case.
+        short_names: further names for kubectl.
+        categories: the categories of resources that it belongs to, such as ``'all'``.
+        scope: ``'Namespaced'`` or ``'Cluster'``.
+        columns: what ``kubectl get`` shows: the titles with the paths of the fields, such as ``'.spec.replicas'``, or
+            with mappings: ``path``, ``type``, ``format``, ``description``, ``priority``. An age is added.
+        rules: CEL expressions that must hold for each object, or pairs of an expression and a message, or mappings
+            with the fields of ``x-kubernetes-validations``.
+        scale: the fields of the scale subresource: ``{'specReplicasPath': '.spec.replicas', ...}``.
+        storage: whether this version is stored; by default, the version with the highest priority is.
+        served: whether the API serves this version.
+        deprecated: whether clients are warned of this version; a text is the warning.
+        registry: the registry that keeps the declaration; by default, the one of all decorators.
+
+    Raises:
+        TypeError: if the class is no model, or the same version of the kind is declared by another class.
+        ValueError: if a name is not accepted by the API.
+    """
+    group, _, version = str(api_version).partition('/')
+    if not _DOMAIN.fullmatch(group) or not _VERSION.fullmatch(version):
+        raise ValueError(
+            f"@kopf.kind: {api_version!r} is no API version of a custom resource. Write the group, which is a domain "
+            f"with a dot, and the version: 'example.com/v1'."
+        )
+    for option, value in (('rules', rules), ('short_names', short_names), ('categories', categories)):
+        if isinstance(value, str):
+            raise TypeError(f"@kopf.kind: {option}= must be a list, even if there is only one: [{value!r}].")
+    if scope not in typing.get_args(Scope):
+        raise ValueError(f"@kopf.kind: scope= must be 'Namespaced' or 'Cluster', not {scope!r}.")
+    _check_columns(columns := columns or {})
+    _check_rules(rules := tuple(rules))
+
+    def decorator(cls: ClassT) -> ClassT:
+        if not is_model(cls):
+            raise ModelError(
+                f"@kopf.kind: {cls!r} is no model. Derive the class from pydantic.BaseModel, msgspec.Struct, or "
+                f"typing.TypedDict, or put @dataclasses.dataclass below this decorator."
+            )
+        name = _check_name('kind', cls.__name__ if kind is None else kind, _KIND, 'WebApp')
+        declared = Kind(
+            cls=cls,
+            group=group,
+            version=version,
+            kind=name,
+            plural=_check_name('plural', pluralize(name) if plural is None else plural, _PLURAL, 'webapps'),
+            singular=_check_name('singular', name.lower() if singular is None else singular, _PLURAL, 'webapp'),
+            short_names=tuple(short_names),
+            categories=tuple(categories),
+            scope=scope,
+            columns=columns,
+            rules=rules,
+            scale=scale,
+            storage=storage,
+            served=served,
+            deprecated=deprecated,
+        )
+        # Imported here, since registries keep handlers, and handlers can have a kind.
+        from kopf._core.intents.registries import get_default_registry
+
+        (get_default_registry() if registry is None else registry).add_kind(declared)
+        _declared[cls] = declared
+        return cls
+
+    return decorator
+
+
+# Why not an attribute of the class? A TypedDict and a Struct accept none, and subclasses would inherit it.
+_declared: dict[type[Any], Kind] = {}
+
+
+def get_kind(cls: type[Any]) -> Kind:
+    """
+    Return the declaration of the class.
+
+    Raises:
+        ModelError: if it is not declared with `kopf.kind`.
+    """
+    found = _declared.get(cls)
+    if found is None:
+        raise ModelError(
+            f"The class {cls.__qualname__} names no resource. Decorate it with @kopf.kind('example.com/v1', ...)."
+        )
+    return found
+
+
+def pluralize(kind: str) -> str:
+    """Return the plural of a kind by the usual rules: ``policies`` for ``Policy``, ``proxies``, ``ingresses``."""
+    name = kind.lower()
+    if re.search(r'(s|x|z|ch|sh)$', name):
+        return f'{name}es'
+    return f'{name[:-1]}ies' if re.search(r'[^aeiou]y$', name) else f'{name}s'
+
+
+def _check_name(option: str, name: Any, pattern: re.Pattern[str], example: str) -> str:
+    if not isinstance(name, str) or not pattern.fullmatch(name) or len(name) > 63:
+        raise ValueError(f"@kopf.kind: {option}={name!r} is no such name as the API accepts, for example {example!r}.")
+    return name
+
+
+def _check_columns(columns: Mapping[str, Column]) -> None:
+    for name, column in columns.items():
+        path = column if isinstance(column, str) else column.get('jsonPath', column.get('path'))
+        if not isinstance(path, str) or not path.startswith('.'):
+            raise ValueError(
+                f"@kopf.kind: columns={{{name!r}: {column!r}}} must be a path that begins with a dot, such as "
+                f"'.spec.replicas', or a mapping with 'path' and the fields of an additional printer column."
+            )
+
+
+def _check_rules(rules: Collection[Rule]) -> None:
+    for rule in rules:
+        pair: Any = rule if isinstance(rule, tuple) else (rule.get('rule') if isinstance(rule, Mapping) else rule, '')
+        if len(pair) != 2 or not all(isinstance(each, str) for each in pair):
+            raise TypeError(
+                f"@kopf.kind: {rule!r} in rules= must be a CEL expression, a pair of an expression and a message, or "
+                f"a mapping with 'rule' and the fields of x-kubernetes-validations."
+            )

@@ -1,0 +1,125 @@
+"""Adapters of model classes: loading, dumping, and schemas, for all supported libraries."""
+
+import dataclasses
+import datetime
+import enum
+import json
+import subprocess
+import sys
+from typing import Any, TypedDict
+
+import msgspec
+import pydantic
+import pytest
+
+from kopf._cogs.structs.model_adapters import ModelError, drop_nulls, dump_model, get_adapter, is_model, list_fields
+
+
+class Colour(enum.Enum):
+    RED = 'red'
+
+
+class PydanticModel(pydantic.BaseModel):
+    size: int
+    since: datetime.date | None = None
+    colour: Colour = Colour.RED
+    long_name: str | None = pydantic.Field(default=None, alias='longName')
+
+
+@dataclasses.dataclass
+class DataclassModel:
+    size: int
+    since: datetime.date | None = None
+    colour: Colour = Colour.RED
+
+
+class StructModel(msgspec.Struct):
+    size: int
+    since: datetime.date | None = None
+    colour: Colour = Colour.RED
+
+
+class TypedDictModel(TypedDict, total=False):
+    size: int
+    since: datetime.date | None
+    colour: Colour
+
+
+CLASSES = [PydanticModel, DataclassModel, StructModel, TypedDictModel]
+
+
+@pytest.mark.parametrize('cls', CLASSES)
+def test_data_are_loaded_and_dumped_as_json_has_them(cls):
+    adapter = get_adapter(cls)
+    data = {'size': 3, 'since': '2020-01-31', 'colour': 'red'}
+    obj = adapter.load(data)
+    get = obj.get if isinstance(obj, dict) else lambda name: getattr(obj, name)
+    assert (get('size'), get('since'), get('colour')) == (3, datetime.date(2020, 1, 31), Colour.RED)
+    dumped = adapter.dump(obj)
+    assert json.loads(json.dumps(dumped)) == dumped
+    assert {key: dumped[key] for key in data} == data
+
+
+@pytest.mark.parametrize('cls', CLASSES)
+def test_errors_name_the_field_and_what_is_expected(cls):
+    with pytest.raises(ValueError, match=r'^size: .*(int|integer)'):
+        get_adapter(cls).load({'size': 'three'})
+
+
+def test_errors_of_pydantic_name_all_fields_and_quote_short_values():
+    with pytest.raises(ValueError) as caught:
+        get_adapter(PydanticModel).load({'since': 'x' * 1000})
+    assert str(caught.value).startswith('size: Field required; since: ')
+    assert len(str(caught.value)) < 250
+
+
+def test_strict_models_accept_the_texts_of_times_and_enums():
+    class Strict(pydantic.BaseModel):
+        model_config = pydantic.ConfigDict(strict=True)
+        since: datetime.date
+        colour: Colour
+
+    assert get_adapter(Strict).load({'since': '2020-01-31', 'colour': 'red'}).colour is Colour.RED
+
+
+def test_unset_fields_are_dumped_as_nulls_so_that_patches_remove_them():
+    assert dump_model(PydanticModel(size=1)) == {'size': 1, 'since': None, 'colour': 'red', 'longName': None}
+    assert dump_model(DataclassModel(size=1)) == {'size': 1, 'since': None, 'colour': 'red'}
+
+
+def test_other_values_are_not_dumped():
+    values: list[Any] = [None, 1, 'x', {'size': None}, [1]]
+    assert [dump_model(value) for value in values] == values
+
+
+def test_nulls_are_dropped_at_all_depths():
+    assert drop_nulls({'a': None, 'b': {'c': None, 'd': [{'e': None}, None]}}) == {'b': {'d': [{}, None]}}
+
+
+@pytest.mark.parametrize('cls', CLASSES)
+def test_fields_are_listed(cls):
+    assert list_fields(cls) >= {'size', 'since', 'colour'}
+
+
+@pytest.mark.parametrize('value', [int, dict, object, None, 'WebApp', Colour])
+def test_other_classes_are_no_models(value):
+    assert not is_model(value)
+
+
+def test_an_adapter_is_refused_for_a_class_that_is_no_model():
+    with pytest.raises(ModelError, match=r"int.* is no model: derive it from pydantic.BaseModel"):
+        get_adapter(int)
+
+
+@pytest.mark.parametrize('library', ['pydantic', 'msgspec'])
+def test_the_other_library_is_not_imported(library):
+    code = {
+        'pydantic': 'import pydantic\nclass Model(pydantic.BaseModel):\n    size: int',
+        'msgspec': 'import dataclasses\n@dataclasses.dataclass\nclass Model:\n    size: int',
+    }[library]
+    check = (
+        f"{code}\nimport sys\nfrom kopf._cogs.structs.model_adapters import get_adapter\n"
+        f"get_adapter(Model).load({{'size': 1}})\nprint('pydantic' in sys.modules, 'msgspec' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, '-c', check], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == [str(library == 'pydantic'), str(library == 'msgspec')]

@@ -1,0 +1,347 @@
+"""Kinds that are declared as classes: their names, their conflicts, and the handlers that use them."""
+
+import dataclasses
+from typing import Any
+
+import msgspec
+import pydantic
+import pytest
+
+import kopf
+from kopf._cogs.structs.bodies import Body
+from kopf._cogs.structs.references import Resource
+from kopf._core.intents.declared_kinds import get_kind, pluralize
+
+RESOURCE = Resource('example.com', 'v1', 'webapps', kind='WebApp', preferred=True, namespaced=True)
+
+
+class Spec(pydantic.BaseModel):
+    replicas: int = 1
+
+
+class Status(pydantic.BaseModel):
+    ready: int | None = None
+
+
+@pytest.fixture
+def registry():
+    return kopf.OperatorRegistry()
+
+
+def declare(registry, *args, cls=None, **options):
+    class WebApp(pydantic.BaseModel):
+        spec: Spec
+        status: Status | None = None
+
+    return kopf.kind(*(args or ('example.com/v1',)), registry=registry, **options)(cls or WebApp)
+
+
+def make_body(version='1', **parts) -> Any:
+    metadata = {'name': 'a', 'namespace': 'ns', 'uid': 'u', 'resourceVersion': version}
+    return Body({'apiVersion': 'example.com/v1', 'kind': 'WebApp', 'metadata': metadata, **parts})
+
+
+def test_names_are_derived_from_the_class(registry):
+    kind = get_kind(declare(registry))
+    assert (kind.group, kind.version, kind.kind, kind.plural, kind.singular) == (
+        'example.com',
+        'v1',
+        'WebApp',
+        'webapps',
+        'webapp',
+    )
+    assert registry.kinds == [kind]
+    assert kind.selector.check(RESOURCE)
+
+
+@pytest.mark.parametrize(
+    'kind, plural',
+    [
+        ('WebApp', 'webapps'),
+        ('Policy', 'policies'),
+        ('Gateway', 'gateways'),
+        ('Ingress', 'ingresses'),
+        ('Proxy', 'proxies'),
+        ('Switch', 'switches'),
+        ('Box', 'boxes'),
+    ],
+)
+def test_plurals_follow_the_usual_rules(kind, plural):
+    assert pluralize(kind) == plural
+
+
+@pytest.mark.parametrize('version', ['v1', 'example/v1', 'example.com', 'example.com/1', 'Example.com/v1', ''])
+def test_an_api_version_without_a_group_or_a_version_is_refused(registry, version):
+    with pytest.raises(ValueError, match='is no API version of a custom resource'):
+        declare(registry, version)
+
+
+@pytest.mark.parametrize(
+    'options, message',
+    [
+        ({'plural': 'WebApps'}, "plural='WebApps' is no such name"),
+        ({'scope': 'Global'}, "scope= must be 'Namespaced' or 'Cluster', not 'Global'"),
+        ({'columns': {'Size': 'spec.size'}}, "must be a path that begins with a dot"),
+        ({'rules': 'self.x'}, r"rules= must be a list, even if there is only one: \['self.x'\]"),
+        ({'rules': [('self.x',)]}, "must be a CEL expression, a pair"),
+        ({'short_names': 'wa'}, "short_names= must be a list"),
+    ],
+)
+def test_wrong_options_are_named(registry, options, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        declare(registry, **options)
+
+
+def test_a_class_of_no_library_is_refused(registry):
+    class Plain:
+        spec: Spec
+
+    with pytest.raises(kopf.ModelError, match=r"Plain.* is no model. Derive the class from pydantic.BaseModel"):
+        declare(registry, cls=Plain)
+
+
+def test_two_classes_of_one_version_are_refused_with_both_names(registry):
+    declare(registry)
+
+    class Other(pydantic.BaseModel):
+        spec: Spec
+
+    with pytest.raises(kopf.ModelError, match=r"declared by two classes: .*WebApp and .*Other\. Remove one"):
+        declare(registry, 'example.com/v1', 'WebApp', cls=Other)
+
+
+def test_versions_of_one_kind_must_share_their_names(registry):
+    declare(registry)
+
+    class Other(pydantic.BaseModel):
+        spec: Spec
+
+    with pytest.raises(kopf.ModelError, match=r"differ in scope=: 'Namespaced' and 'Cluster'"):
+        declare(registry, 'example.com/v2', 'WebApp', cls=Other, scope='Cluster')
+
+
+def test_the_same_class_imported_again_replaces_its_declaration(registry):
+    declare(registry)
+    newer = declare(registry)
+    assert [kind.cls for kind in registry.kinds] == [newer]
+
+
+def test_registries_are_extended_by_kinds(registry):
+    declare(registry)
+    other = kopf.OperatorRegistry()
+    other.extend(registry)
+    other.extend(registry)
+    assert other.kinds == registry.kinds
+
+
+def test_the_same_version_of_an_object_is_validated_only_once(registry):
+    kind = get_kind(declare(registry))
+    first = kind.load(make_body(spec={'replicas': 3}))
+    assert kind.load(make_body(spec={'replicas': 3})) is first
+    assert kind.load(make_body('2', spec={'replicas': 4})).spec.replicas == 4
+
+
+def test_a_wrong_object_is_a_permanent_error_that_names_the_object_and_the_field(registry):
+    kind = get_kind(declare(registry))
+    with pytest.raises(kopf.InvalidObjectError, match=r"WebApp 'a' does not conform to the class .*WebApp: spec.rep"):
+        kind.load(make_body(spec={'replicas': 'x'}))
+    assert issubclass(kopf.InvalidObjectError, kopf.PermanentError)
+
+
+def test_classes_may_forbid_unknown_fields(registry):
+    class Strict(msgspec.Struct, forbid_unknown_fields=True):
+        spec: dict[str, int]
+
+    kind = get_kind(declare(registry, cls=Strict))
+    assert kind.load(make_body(spec={'a': 1})).spec == {'a': 1}
+    with pytest.raises(kopf.InvalidObjectError, match='status'):
+        kind.load(make_body('2', spec={'a': 1}, status={}))
+
+
+def test_a_dataclass_can_have_the_metadata(registry):
+    @dataclasses.dataclass
+    class Named:
+        metadata: dict[str, str]
+
+    kind = get_kind(declare(registry, cls=Named))
+    assert kind.load(make_body()).metadata['name'] == 'a'
+
+
+@pytest.mark.parametrize(
+    'decorator',
+    [
+        kopf.on.create,
+        kopf.on.update,
+        kopf.on.delete,
+        kopf.on.resume,
+        kopf.on.event,
+        kopf.on.reconcile,
+        kopf.on.validate,
+        kopf.on.mutate,
+        kopf.daemon,
+        kopf.timer,
+        kopf.index,
+    ],
+)
+def test_every_decorator_takes_the_class(registry, decorator):
+    cls = declare(registry)
+    options = {'interval': 1} if decorator is kopf.timer else {}
+
+    @decorator(cls, registry=registry, **options)
+    def fn(spec, obj, **_):
+        pass
+
+    [handler] = registry.iter_resource_handlers()
+    assert handler.selector.check(RESOURCE)
+    assert handler.model is get_kind(cls)
+    assert set(handler.extras) == {'spec', 'obj'}
+
+
+def test_owned_resources_can_be_named_by_classes(registry):
+    cls = declare(registry)
+
+    @kopf.on.reconcile('others', owns=[cls], watches={cls: lambda **_: []}, registry=registry)
+    def fn(**_):
+        pass
+
+    [handler] = registry.iter_resource_handlers()
+    assert [source.selector.check(RESOURCE) for source in handler.sources] == [True, True]
+
+
+def test_a_class_without_a_declaration_names_no_resource(registry):
+    with pytest.raises(TypeError, match=r"@kopf.on.create: The class Spec names no resource. Decorate it with @kopf.k"):
+        kopf.on.create(Spec, registry=registry)
+
+
+def test_a_class_leaves_nothing_to_specify(registry):
+    with pytest.raises(TypeError, match='names the resource completely'):
+        kopf.on.create(declare(registry), version='v2', registry=registry)
+
+
+def test_classes_of_two_kinds_cannot_be_converted(registry):
+    class Other(pydantic.BaseModel):
+        spec: Spec
+
+    other = declare(registry, 'example.com/v1', cls=Other)
+    with pytest.raises(TypeError, match='are not versions of one kind'):
+        kopf.on.convert(declare(registry), other, registry=registry)
+
+
+def test_conversions_name_the_versions_by_classes(registry):
+    class Newer(pydantic.BaseModel):
+        spec: Spec
+
+    older, newer = declare(registry), declare(registry, 'example.com/v2', 'WebApp', cls=Newer)
+
+    @kopf.on.convert(older, newer, registry=registry)
+    def upgrade(obj, **_):
+        pass
+
+    [handler] = registry.conversions
+    assert handler.converts('v1', 'v2')
+    assert not handler.converts('v2', 'v1')
+    assert handler.model is get_kind(older)
+    with pytest.raises(TypeError, match='to_version= is known already'):
+        kopf.on.convert(older, newer, to_version='v2', registry=registry)
+
+
+def test_handlers_without_a_class_cannot_ask_for_the_object(registry):
+    from kopf._core.intents.mistakes import DeclarationError, check_registry
+
+    @kopf.on.create('webapps', registry=registry)
+    def fn(obj, **_):
+        pass
+
+    with pytest.raises(
+        DeclarationError, match=r"asks for 'obj'.*The object is in 'body'.*resource is named by a class"
+    ):
+        check_registry(registry)
+
+
+HANDLERS = """
+import logging
+import pydantic, kopf
+
+class Spec(pydantic.BaseModel):
+    replicas: int = 1
+
+class Status(pydantic.BaseModel):
+    ready: int | None = None
+    note: str | None = None
+
+@kopf.kind('example.com/v1')
+class WebApp(pydantic.BaseModel):
+    spec: Spec
+    status: Status | None = None
+
+@kopf.on.create(WebApp)
+def create_fn(spec, obj, status, patch, body, **kwargs):
+    assert type(spec) is Spec and type(obj) is WebApp and status is None
+    assert 'spec' not in kwargs and body['spec']['replicas'] == spec.replicas
+    patch.status = Status(ready=spec.replicas, note='created')
+
+@kopf.on.update(WebApp, field='spec')
+def update_fn(spec, status, patch, **_):
+    patch.status = Status(ready=spec.replicas)
+    @kopf.subhandler()
+    def inner(spec, **_):
+        logging.getLogger('test').warning('inner: %r', spec)
+
+@kopf.on.event(WebApp, when=lambda spec, **_: spec['replicas'] == 5)
+def event_fn(spec, **_):
+    logging.getLogger('test').warning('event: %r', spec)
+"""
+
+
+@pytest.mark.kopf_sandbox(virtual_time=True)
+def test_handlers_get_objects_of_the_class_and_can_assign_them(kopf_sandbox, kopf_operator, tmp_path):
+    path = tmp_path / 'app.py'
+    path.write_text(HANDLERS)
+    with kopf_operator(path) as operator:
+        kopf_sandbox.create('webapps', 'a', spec={'replicas': 3})
+        kopf_sandbox.wait_for('webapps', 'a', lambda body: body['status']['note'] == 'created')
+        kopf_sandbox.patch('webapps', 'a', {'spec': {'replicas': 5}})
+        kopf_sandbox.wait_for('webapps', 'a', lambda body: body['status']['ready'] == 5)
+        body = kopf_sandbox.get('webapps', 'a')
+    assert 'note' not in body['status']
+    assert 'inner: Spec(replicas=5)' in operator.output
+    assert 'event: Spec(replicas=5)' in operator.output
+    assert 'event: Spec(replicas=3)' not in operator.output
+
+
+BROKEN = """
+import pydantic, kopf
+
+class Spec(pydantic.BaseModel):
+    replicas: int
+
+@kopf.kind('example.com/v1')
+class WebApp(pydantic.BaseModel):
+    spec: Spec
+
+    @pydantic.model_validator(mode='after')
+    def check(self):
+        if self.spec.replicas == 13:
+            raise ValueError('13 is unlucky')
+        return self
+
+@kopf.on.create(WebApp)
+@kopf.on.update(WebApp)
+def handle(spec, patch, **_):
+    patch.metadata.annotations['handled'] = str(spec.replicas)
+"""
+
+
+@pytest.mark.kopf_sandbox(virtual_time=True)
+def test_an_object_that_does_not_conform_fails_until_it_changes_and_others_go_on(kopf_sandbox, kopf_operator, tmp_path):
+    path = tmp_path / 'app.py'
+    path.write_text(BROKEN)
+    with kopf_operator(path) as operator:
+        kopf_sandbox.create('webapps', 'a', spec={'replicas': 13})
+        kopf_sandbox.create('webapps', 'b', spec={'replicas': 3})
+        kopf_sandbox.wait_for('webapps', 'b', lambda body: body['metadata']['annotations']['handled'] == '3')
+        kopf_sandbox.rest()
+        assert operator.output.count("WebApp 'a' does not conform") == 1
+        assert 'Value error, 13 is unlucky' in operator.output
+        kopf_sandbox.patch('webapps', 'a', {'spec': {'replicas': 4}})
+        kopf_sandbox.wait_for('webapps', 'a', lambda body: body['metadata']['annotations']['handled'] == '4')
