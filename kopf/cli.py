@@ -382,6 +382,11 @@ def _load(
     is_flag=True,
     help="Run against a new emulated API instead of a cluster, for development; see 'kopf sandbox'.",
 )
+@option(
+    '--apply-crds',
+    is_flag=True,
+    help="Create or update the CRDs of the declared kinds before the start; always done with --sandbox.",
+)
 @sandbox_options
 @click.argument('paths', nargs=-1, type=click.Path())
 @click.make_pass_decorator(CLIControls, ensure=True)
@@ -393,6 +398,7 @@ def run(
     modules: tuple[str, ...],
     dev: bool,
     sandbox: bool,
+    apply_crds: bool,
     crds: tuple[str, ...],
     loads: tuple[str, ...],
     pods: bool,
@@ -440,6 +446,13 @@ def run(
         if sandbox and registry.activities.get_handlers(causes.Activity.AUTHENTICATION):
             logger.info("The login handlers are not called: the sandbox has brought its own credentials.")
         options.update(_get_options(controls, registry))
+        if registry.kinds and (apply_crds or launched is not None):
+            from kopf._kits.definitions import crd_commands
+
+            if launched is None:
+                crd_commands.apply_at_start(registry)
+            else:
+                launched.apply(crd_commands.make_registry_crds(registry))
         if launched is not None:
             options['settings'], options['ready_flag'] = _load(launched, controls, registry)
             options['vault'] = launched.vault
@@ -448,6 +461,47 @@ def run(
             return
         with _event_loop(controls) as loop:
             running.run(loop=loop, **options)
+
+
+@main.command()
+@option(
+    '-m',
+    '--module',
+    'modules',
+    multiple=True,
+    metavar='NAME',
+    help="Import the module with kinds, as 'python -m' would; can be repeated.",
+)
+@option(
+    '--check',
+    'former',
+    metavar='FILE',
+    type=click.Path(exists=True),
+    help="Print no CRDs, but what breaks stored objects or clients compared with the CRDs of this file or folder.",
+)
+@click.argument('paths', nargs=-1, type=click.Path())
+def crd(*, paths: tuple[str, ...], modules: tuple[str, ...], former: str | None) -> None:
+    """
+    Print the CRDs of the kinds that an operator declares with @kopf.kind.
+
+    PATHS are Python files, as for 'kopf run'. The CRDs go to the standard output as YAML, warnings to the standard
+    error.
+
+    \b
+    Examples:
+      kopf crd app.py > crd.yaml
+      kopf crd app.py | kubectl apply -f -
+      kopf crd app.py --check crd.yaml      before the next release
+
+    The exit code is 0 if done; 1 if --check has found something, or if a class cannot be a CRD.
+    """
+    # Classes are declared in the default registry. Those of a program that calls `main` are not of these files.
+    registries.set_default_registry(None)
+    with failing_shortly(debug=False):
+        loaders.preload(paths=paths, modules=modules)
+        from kopf._kits.definitions import crd_commands
+
+        raise SystemExit(crd_commands.print_crds(registries.get_default_registry().kinds, former=former))
 
 
 @main.command()

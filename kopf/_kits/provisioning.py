@@ -22,8 +22,8 @@ from kopf._core.engines.conversion_strategies import NONE, is_same
 
 logger = logging.getLogger(__name__)
 
-Source: TypeAlias = 'str | os.PathLike[str] | Mapping[str, Any] | Iterable[Source]'
-"""CRDs: the path of a file or a directory, the text of a file, a dict, or several of them."""
+Source: TypeAlias = 'str | os.PathLike[str] | Mapping[str, Any] | type[Any] | Iterable[Source]'
+"""CRDs: the path of a file or a directory, the text of a file, a dict, a class of a kind, or several of them."""
 
 PATH = '/apis/apiextensions.k8s.io/v1/customresourcedefinitions'
 RULE = "{apiGroups: [apiextensions.k8s.io], resources: [customresourcedefinitions], verbs: [get, create, patch]}"
@@ -45,7 +45,7 @@ def ensure_crds(*sources: Source, timeout: float | None = 60) -> Awaitable[None]
 
     Args:
         sources: the paths of YAML or JSON files, or of directories of them; texts of YAML (with line breaks); dicts;
-            or lists of all these.
+            classes that are declared with `kopf.kind`; or lists of all these. All versions of a kind must be given.
         timeout: the limit of time until all of them are served (in seconds); ``None`` means no limit.
 
     Raises:
@@ -66,7 +66,7 @@ def ensure_crds(*sources: Source, timeout: float | None = 60) -> Awaitable[None]
 
 
 async def _ensure(client: ApiClient, sources: Collection[Source], timeout: float | None) -> None:
-    crds = await asyncio.to_thread(lambda: list(_read_all(sources)))  # large files take long
+    crds = await asyncio.to_thread(lambda: list(read_crds(sources)))  # large files take long
     if not crds:
         raise PermanentError("kopf.ensure_crds() has got no CRDs.")
     waiting = {crd['metadata']['name']: "it is not applied yet" for crd in crds}
@@ -237,7 +237,28 @@ def _is_empty(key: str, value: Any) -> bool:
 # Reading the sources.
 
 
-def _read_all(sources: Iterable[Any]) -> Iterator[dict[str, Any]]:
+def read_crds(sources: Iterable[Any]) -> Iterator[dict[str, Any]]:
+    """
+    Yield the CRDs of the sources.
+
+    Raises:
+        kopf.PermanentError: if a source cannot be read, or is no CRD.
+    """
+    classes: list[type[Any]] = []
+    yield from _read_all(sources, classes)
+    if classes:
+        # Only here, as most operators have no models.
+        from kopf._core.intents.declared_kinds import get_kind
+        from kopf._kits.definitions.crd_documents import make_crds
+
+        try:
+            yield from make_crds(dict.fromkeys(map(get_kind, classes)), warn=logger.warning)
+        except TypeError as error:
+            raise PermanentError(str(error)) from error
+
+
+def _read_all(sources: Iterable[Any], classes: list[type[Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the CRDs of the sources, except for those of classes, which are collected in the list."""
     for source in sources:
         if isinstance(source, Mapping):
             yield from _unpack(source, "a dict")
@@ -245,10 +266,14 @@ def _read_all(sources: Iterable[Any]) -> Iterator[dict[str, Any]]:
             yield from _parse(source, "a text")
         elif isinstance(source, str | os.PathLike):
             yield from _read_path(pathlib.Path(source))
+        elif isinstance(source, type):
+            classes.append(source)
         elif isinstance(source, Iterable) and not isinstance(source, bytes | bytearray):
-            yield from _read_all(source)
+            yield from _read_all(source, classes)
         else:
-            raise PermanentError(f"kopf.ensure_crds() takes paths, texts, dicts, and lists of them, not {source!r}.")
+            raise PermanentError(
+                f"kopf.ensure_crds() takes paths, texts, dicts, classes, and lists of them, not {source!r}."
+            )
 
 
 def _read_path(path: pathlib.Path) -> Iterator[dict[str, Any]]:

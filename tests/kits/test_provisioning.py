@@ -219,7 +219,7 @@ async def test_other_handlers_can_use_it(sandbox, registry):
         ('a: [\n', "The CRDs in a text cannot be read: "),
         ('absent.yaml', "The CRDs cannot be read: .*'absent.yaml'"),
         ([], "has got no CRDs"),
-        (5, "takes paths, texts, dicts, and lists of them, not 5"),
+        (5, "takes paths, texts, dicts, classes, and lists of them, not 5"),
         (
             {**make_crd(), 'apiVersion': 'apiextensions.k8s.io/v1beta1'},
             "The apiVersion must be apiextensions.k8s.io/v1",

@@ -110,7 +110,7 @@ def declare(
             raise TypeError(f"@kopf.on.{name}: the class {model.cls.__qualname__} names the resource completely.")
         selector = model.selector
     else:
-        selector = Selector(*names, **specified)
+        selector = Selector(names[0], names[1], names[2], **specified)
     make = _prepare(cls, name, given, fixed, selector=selector, model=model)
 
     def decorator(fn: FnT) -> FnT:

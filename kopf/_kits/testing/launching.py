@@ -12,9 +12,9 @@ import shlex
 import signal
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -23,7 +23,7 @@ from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._kits.testing.sandbox import Sandbox
 from kopf._kits.testing.sandbox_logins import environment, make_vault
 from kopf._kits.testing.storing.states import StateError
-from kopf._kits.testing.wire.manifests import ManifestError
+from kopf._kits.testing.wire.manifests import ManifestError, Source
 from kopf._kits.testing.wire.tls import CertificatesUnavailable
 
 WEBHOOKS_TIMEOUT = 10.0
@@ -84,6 +84,16 @@ class Launched:
         self._loads = loads
         self.vault = make_vault(sandbox)
 
+    def apply(self, objects: Collection[Mapping[str, Any]]) -> None:
+        """
+        Apply these objects now, before those to load.
+
+        Raises:
+            click.ClickException: An object is refused.
+        """
+        for body in objects:
+            self._apply(body)
+
     def load(self) -> None:
         """
         Apply the objects now.
@@ -92,10 +102,13 @@ class Launched:
             click.ClickException: An object is refused, or cannot be read.
         """
         for source in self._loads:
-            try:
-                self._sandbox.apply(source)
-            except ManifestError as error:
-                raise click.ClickException(f'The sandbox does not start: {_add_hint(str(error))}') from error
+            self._apply(source)
+
+    def _apply(self, source: Source) -> None:
+        try:
+            self._sandbox.apply(source)
+        except ManifestError as error:
+            raise click.ClickException(f'The sandbox does not start: {_add_hint(str(error))}') from error
 
     def load_checked(self, webhooks: Collection[str], settings: OperatorSettings, ready: Flag) -> None:
         """Apply the objects as soon as the operator's webhooks for these resources are configured."""

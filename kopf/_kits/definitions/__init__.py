@@ -1,0 +1,1 @@
+"""CRDs made from classes, and compared with their former versions."""

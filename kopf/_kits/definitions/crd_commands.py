@@ -1,0 +1,83 @@
+"""What the command line does with declared kinds: ``kopf crd``, and ``kopf run --apply-crds``."""
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import click
+
+from kopf._cogs.helpers.explanations import ExplainedError
+from kopf._core.actions.execution import PermanentError
+from kopf._core.intents.causes import Activity
+from kopf._core.intents.declarations import declare_activity
+from kopf._core.intents.declared_kinds import Kind
+from kopf._core.intents.handlers import ActivityHandler
+from kopf._core.intents.registries import OperatorRegistry
+from kopf._kits.definitions.crd_changes import find_breaking_changes
+from kopf._kits.definitions.crd_documents import make_crds
+from kopf._kits.provisioning import ensure_crds, read_crds
+
+
+def print_crds(kinds: Collection[Kind], *, former: str | None) -> int:
+    """
+    Print the CRDs of the kinds; or, with the file of former CRDs, the breaking changes since then.
+
+    Returns:
+        The exit code of the command: 1 if there are breaking changes, otherwise 0.
+
+    Raises:
+        ExplainedError: if there are no kinds, or if the former CRDs cannot be read.
+        ModelError: if a class cannot be expressed in a CRD.
+    """
+    if not kinds:
+        raise ExplainedError("There are no kinds in these files. Decorate a class with @kopf.kind('example.com/v1').")
+    crds = make_crds(kinds, warn=_warn)
+    if former is None:
+        click.echo(dump_yaml(crds), nl=False)
+        return 0
+    try:
+        old = list(read_crds([former]))
+    except PermanentError as error:
+        raise ExplainedError(f"--check: {error}") from error
+    changes = list(find_breaking_changes(old, crds))
+    for change in changes:
+        click.echo(str(change))
+    if not changes:
+        click.echo('There are no breaking changes.', err=True)
+    return 1 if changes else 0
+
+
+def dump_yaml(documents: Iterable[Mapping[str, Any]]) -> str:
+    """Return the objects as a stream of YAML documents; equal objects give equal texts."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
+
+    texts = [yaml.dump(each, Dumper=Dumper, sort_keys=False, width=120, allow_unicode=True) for each in documents]
+    return '---\n'.join(texts)
+
+
+def make_registry_crds(registry: OperatorRegistry) -> list[dict[str, Any]]:
+    """
+    Return the CRDs of all kinds of the registry, and print warnings about them.
+
+    Raises:
+        ModelError: if a class cannot be expressed in a CRD.
+    """
+    return make_crds(registry.kinds, warn=_warn)
+
+
+def apply_at_start(registry: OperatorRegistry) -> None:
+    """Add a startup handler that creates or updates the CRDs of all kinds of the registry."""
+    crds = make_registry_crds(registry)
+
+    async def apply_crds(**_: Any) -> None:
+        await ensure_crds(crds)
+
+    options = {'registry': registry, 'id': 'apply_crds'}
+    declare_activity(ActivityHandler, 'startup', (), options, activity=Activity.STARTUP)(apply_crds)
+
+
+def _warn(text: str) -> None:
+    click.echo(f'Warning: {text}', err=True)
