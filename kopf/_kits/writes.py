@@ -1,5 +1,5 @@
 """
-Objects that the code of an operator writes: `apply` applies one, `seen` tells of one written by another client.
+Objects that the code of an operator writes: `apply` writes one, and `seen` reports one that other code has written.
 
 Both let the operator know the new state at once. Otherwise, it would get the state only from the stream of the watch,
 with a delay. Until then, a handler could decide by a state that is older than its own last write.
@@ -67,7 +67,7 @@ def apply(
         dry_run: let the API server compute the result without storing it.
 
     Returns:
-        The object as the API server has it then.
+        The object as it is stored in the API server.
 
     Raises:
         kopf.ApplyConflictError: if other managers have set some of the fields to other values; unless forced.
@@ -79,7 +79,7 @@ def apply(
     client, write_through = client_var.get(None), write_through_var.get(None)
     if client is None or write_through is None:
         raise PermanentError(
-            "kopf.apply() works only inside of an operator: for example, in a handler of @kopf.on.startup()."
+            "kopf.apply() works only inside of a running operator: for example, in a handler of @kopf.on.startup()."
         )
     desired = check_object(obj, 'kopf.apply')
     identity = (desired['apiVersion'], desired['kind'])
@@ -131,7 +131,7 @@ def seen(obj: K8sObject, *, deleted: bool = False) -> Awaitable[None]:
     write_through = write_through_var.get(None)
     if write_through is None or not write_through.is_connected:
         raise PermanentError(
-            "kopf.seen() works only inside of an operator that is started: in handlers, and in tasks of them."
+            "kopf.seen() works only inside of a running operator: in its handlers, and in the tasks that they start."
         )
     raw = cast(RawBody, check_object(obj, 'kopf.seen'))
     if _is_in_loop():
@@ -145,7 +145,7 @@ def seen(obj: K8sObject, *, deleted: bool = False) -> Awaitable[None]:
 
 
 class _Sight(Awaitable[None]):
-    """What was passed on to the handlers; it can be awaited until the index functions have ended."""
+    """The result of `seen`; awaiting it waits until the index functions have processed the object."""
 
     def __init__(self, records: Collection[ObjectRecord]) -> None:
         self._records = records
@@ -160,7 +160,7 @@ class _Sight(Awaitable[None]):
                     async with asyncio.timeout(INDEXING_PATIENCE):
                         await record.indexing.wait()
                 except TimeoutError:
-                    pass  # the index lacks the object for longer, as it does after any other event
+                    pass  # the indices get the object later, as after events of the watch
 
 
 def _is_in_loop() -> bool:
@@ -175,7 +175,7 @@ def _run_in_loop(name: str, work: Coroutine[Any, Any, T], *, timeout: float | No
         if not loop.is_closed():
             raise
         work.close()
-        raise PermanentError(f"kopf.{name}() is called in a thread that has outlived its operator.") from None
+        raise PermanentError(f"kopf.{name}() is called in a thread whose operator has ended.") from None
 
 
 async def _find_resource(client: ApiClient, version: str, kind: str) -> Resource:

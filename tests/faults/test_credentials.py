@@ -192,7 +192,7 @@ async def test_failing_plugins_delay_only_what_needs_requests(world, plugin):
         answer['status']['token'] = world.sandbox.token
         (plugin / 'answer').write_text(json.dumps(answer))
         proceed.set()  # what it has returned cannot be stored now
-        await world.until_logged("The login has failed, and will be tried again in 1 seconds")
+        await world.until_logged("The login has failed. It is tried again in 1 seconds")
         assert not task.done()
         (plugin / 'broken').unlink()
         assert (await world.handled('one'))['status'] == {'create': 'result'}

@@ -201,7 +201,7 @@ async def test_servers_that_close_every_watch_get_few_requests(world, neighbour)
         await world.handled()
 
 
-# What makes no sense.
+# Malformed events.
 
 LINES = {
     'broken': '{"type":"ADDED","obj',

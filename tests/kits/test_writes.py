@@ -206,7 +206,7 @@ async def test_startup_handlers_apply_objects_before_anything_is_watched(world):
     @kopf.on.startup(registry=world.registry)
     async def start(**_):
         await kopf.apply(configmap(), namespace='default')
-        with pytest.raises(kopf.PermanentError, match='inside of an operator that is started'):
+        with pytest.raises(kopf.PermanentError, match='inside of a running operator'):
             kopf.seen(configmap())
 
     async with world.operator():
@@ -263,9 +263,9 @@ async def test_a_kind_that_the_cluster_does_not_have_is_waited_for(world):
 
 
 async def test_nothing_is_written_outside_of_operators():
-    with pytest.raises(kopf.PermanentError, match='kopf.apply.. works only inside of an operator'):
+    with pytest.raises(kopf.PermanentError, match='kopf.apply.. works only inside of a running operator'):
         await kopf.apply(configmap())
-    with pytest.raises(kopf.PermanentError, match='kopf.seen.. works only inside of an operator'):
+    with pytest.raises(kopf.PermanentError, match='kopf.seen.. works only inside of a running operator'):
         kopf.seen(configmap())
 
 
@@ -276,7 +276,7 @@ def test_a_thread_that_has_outlived_its_operator_is_told_so():
     values = {client_var: types.SimpleNamespace(), write_through_var: write_through}
     tokens = [(var, var.set(value)) for var, value in values.items()]
     try:
-        with pytest.raises(kopf.PermanentError, match='a thread that has outlived its operator'):
+        with pytest.raises(kopf.PermanentError, match='a thread whose operator has ended'):
             kopf.apply(configmap())
     finally:
         for var, token in tokens:

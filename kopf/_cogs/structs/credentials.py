@@ -38,8 +38,8 @@ _REMEMBERED = 100
 """
 The number of refused credentials that are remembered for each login handler.
 
-They are remembered so that a handler cannot return the same refused credentials without an end. The limit is safe: if
-a handler alternates between more tokens than this, it really rotates them.
+They are remembered so that a handler cannot return the same refused credentials without an end. A handler with more
+different tokens than this is assumed to get new tokens each time, not to repeat refused ones.
 """
 
 _EXIT_TIMEOUT = 2.0
@@ -55,7 +55,7 @@ _SHORT_LIVES = 5
 """
 The number of short-lived credentials in a row before logins are slowed down.
 
-A login does not help if one part of the API refuses all credentials, while the other parts accept them.
+This happens if one part of the API refuses all credentials that the other parts accept: new logins do not help then.
 """
 
 _FRUITLESS_LOGINS = 3
@@ -66,11 +66,11 @@ _DISTRUST_PAUSES = (1, 2, 5, 10, 20, 60)
 
 
 class LoginError(ExplainedError):
-    """There are no (more) credentials to log in with."""
+    """There are no credentials, or no others than the refused ones."""
 
 
 class PassingLoginError(LoginError):
-    """The same login can succeed soon: a program has failed, or a file could not be read."""
+    """A login has failed for a temporary reason, such as an unreadable file: the next one can succeed."""
 
 
 class FinalLoginError(LoginError):
@@ -78,7 +78,7 @@ class FinalLoginError(LoginError):
 
 
 class _FruitlessLoginError(LoginError):
-    """The login handlers have not failed, but have returned no usable credentials."""
+    """No login handler has failed, but none has returned usable credentials."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -166,7 +166,7 @@ class ConnectionInfo(KubeContext):
         The name and the password are in `as_http_headers`; aiohttp refuses requests that have both.
         """
         warnings.warn(
-            "as_aiohttp_basic_auth() is deprecated, do not call it: as_http_headers() has all that it had.",
+            "as_aiohttp_basic_auth() is deprecated: remove the call, because as_http_headers() includes the password.",
             DeprecationWarning,
             stacklevel=2,
         )
@@ -247,8 +247,8 @@ class Vault:
     that are new each time and refused each time: logins must not follow each other without a pause.
 
     If credentials were accepted before, a failing login is retried endlessly, unless a login handler forbids it.
-    Meanwhile, the requests wait, and the operator continues its work that needs no requests. Before the first success,
-    the user needs to know the reason at once. So only temporary failures are retried then, and only once.
+    Meanwhile, the requests wait, and the operator does only work that needs no requests. But before the first success,
+    only temporary failures are retried, and only once, so that a user with wrong credentials gets the error at once.
 
     Args:
         src: the initial credentials, by login handler.
@@ -261,7 +261,7 @@ class Vault:
         self.authenticate = None
         self._current: dict[VaultKey, KubeContext] = {}
         self._refused: dict[VaultKey, collections.deque[KubeContext]] = {}
-        # Ranked when credentials come or go, rather than at each request.
+        # Sorted when credentials are added or dropped, not at each request.
         self._best: list[tuple[VaultKey, KubeContext]] = []
         self._chances: Iterator[float] | None = None  # the delays of retries; from the first refusal to a success
         self._refusals = 0
@@ -450,7 +450,7 @@ class Vault:
         self._failures += 1
         delay = self._pauses.next()
         logger.warning(
-            "The login has failed, and will be tried again in %g seconds; until then, the requests wait: %s",
+            "The login has failed. It is tried again in %g seconds, and all requests to the API wait until then: %s",
             delay,
             error,
         )
@@ -459,7 +459,7 @@ class Vault:
     async def _log_in(self) -> Exception | None:
         """Log in once, after a pause if needed; return the error if it can be retried, raise it otherwise."""
         if self.authenticate is None:
-            raise LoginError("There are no credentials, and nothing to get them with.")
+            raise LoginError("There are no credentials, and no login handlers that could provide them.")
         if self._chances is not None and self._renewed:
             delay = next(self._chances, None)
             if delay is None:
@@ -495,7 +495,7 @@ class Vault:
     async def _pause_after_refusal(self, keys: Iterable[str], delay: float) -> None:
         logger.warning(
             "The API refuses the credentials of %s, and there are no others. They will be tried "
-            "again in %g seconds, as it can be a fault of the API.",
+            "again in %g seconds, in case the API server has failed to verify them.",
             _join(keys),
             delay,
         )
@@ -535,7 +535,7 @@ class Vault:
         expired = [key for key, info in self._current.items() if _is_expired(info, now)]
         for key in expired:
             del self._current[key]
-        # Ranked also without changes if forced: the callers that add credentials rely on it.
+        # With `force`, the credentials are sorted even if none were dropped: the caller has added some.
         if expired or force:
             self._rank()
 

@@ -44,12 +44,13 @@ class ConditionWriter:
         for type_, condition in changes.items():
             edits.change(type_, condition)
         try:
-            # Without retries: if another client changes the object at the same time, that triggers another run anyway.
+            # Why no retries? They are needed only if another client changes the object meanwhile, and its change
+            # triggers another run.
             await self._write(record, run, [edits], delays=())
         except LoginError:
             raise
         except Exception as error:
-            run.logger.debug("That the run begins cannot be written to the conditions: %r", error)
+            run.logger.debug("The condition that a run has begun can't be written: %r", error)
             return
         if record.level is run.plan.level:
             self._leveler.refresh(run)
@@ -93,7 +94,7 @@ class ConditionWriter:
 
     @staticmethod
     def _join(carried: Sequence[ConditionEdits], edits: Sequence[ConditionEdits]) -> Sequence[ConditionEdits]:
-        """Return the older changes and the newer ones, without the older ones of the same types."""
+        """Return all changes; of two changes of the same condition type, only the newer one."""
         for older in carried:
             older.withdraw({type_ for each in edits for type_ in each.changes})
         return [each for each in (*carried, *edits) if each.changes]

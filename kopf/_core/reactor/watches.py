@@ -46,7 +46,9 @@ CHUNK_SIZE = 500
 MAX_AT_ONCE = 50
 """The number of events to take before other tasks run: each event is in memory until its worker has run."""
 MIN_BACKOFF, MAX_BACKOFF, HEALTHY_AFTER = 0.8, 30.0, 120.0
-"""The least and the greatest delay after failures, and the time without failures that resets it (in seconds)."""
+"""
+The least and the greatest delay after failures, and the time without failures after which it is reset (in seconds).
+"""
 FORBIDDEN_BACKOFF = 60.0
 """The least delay after HTTP 403 (in seconds): only a change of RBAC can help."""
 TRANSIENT_REFUSALS = (401, 408, 429)
@@ -56,7 +58,9 @@ EXPIRATIONS = ('Expired', 'Gone')
 EXPIRATION_PERIOD = 10.0
 """The time (in seconds), within which a second expiration counts as a failure."""
 MAX_FAILURES = 3
-"""The number of failures to continue from a resource version, after which all objects are listed again."""
+"""
+The number of failed attempts to continue from the same resource version, after which all objects are listed again.
+"""
 SUSPICIOUS_SILENCES = 2
 """The number of streams without events and bookmarks in a row, after which the resource version is verified."""
 SHORT_LIFE = 0.5
@@ -64,10 +68,11 @@ SHORT_LIFE = 0.5
 
 LIST_SILENCE = 5.0
 """
-How long an unfinished streamed list may bring no more objects (in seconds).
+How long the stream of an unfinished list may bring no objects (in seconds).
 
 API servers check every second whether the list can end; client-go warns after 10 seconds of silence. Large lists may
-take much longer, as their objects keep coming. If the limit is too short, objects are only listed in chunks instead.
+take much longer, as their objects keep coming. If the limit is too short for a server, no harm is done: the objects are
+listed in chunks instead.
 """
 OPENING_TIMEOUT = 20.0
 """
@@ -143,7 +148,7 @@ class ResourceWatch:
         self.failure: str | None = None
         self.failing_since: float | None = None
         self.refused = False
-        """Whether the API server forbids watching, and the sink works without the objects as long as it does."""
+        """Whether the API server forbids watching, and the sink has accepted that, so it works without the objects."""
         self.last_event_at = time.monotonic()
         self.records: dict[str, ObjectRecord] = {}
         # The objects with a DELETED event that still have workers or daemons. They can come back if they only stopped
@@ -165,11 +170,12 @@ class ResourceWatch:
         self._unlisted: dict[str, ObjectRecord] = {}
         """The objects known before the current list that it has not brought yet."""
         self._predecessors: dict[str, ObjectRecord] | None = None
-        """The same by namespace and name; built when a list brings the first new object."""
+        """The objects of `_unlisted` by namespace and name. It is built when a list brings the first new object."""
         self._flawed = False  # whether a part of the list was malformed
         self._complete = False  # whether a list was completed at least once
-        self._seen: SeenStates | None = None  # what writers have told ahead of the stream; None if they never have
-        self._streamed_list = f'streamed lists of {resource}'  # the key of what the server lacks
+        # the states from responses to writes, ahead of the stream; None if there were none yet
+        self._seen: SeenStates | None = None
+        self._streamed_list = f'streamed lists of {resource}'  # the name of the feature in `ApiClient.lacks`
         self._endless_lists = 0  # the number of streamed lists in a row without an end
         self._backoff = MIN_BACKOFF
         self._healthy_since: float | None = None
@@ -186,8 +192,8 @@ class ResourceWatch:
         """
         Watch until cancelled, even if the sink accepts a refusal.
 
-        The rights can be granted later. And API servers that have just started refuse requests that they permit soon
-        after.
+        The permissions can be granted later. And an API server that has just started refuses requests until it has
+        loaded the RBAC rules.
 
         Args:
             delays: the first delays of the next attempts after accepted refusals (in seconds).
@@ -212,7 +218,8 @@ class ResourceWatch:
                     await self._fail(error)
                 except Exception as error:  # an unexpected response, such as HTML from a proxy
                     logger.exception("The watch-stream for %s has failed unexpectedly.", self)
-                    # It is unknown how much of the stream was understood, so the position is not trusted.
+                    # An event can be lost, as the error can have come in the middle of the stream: list all objects
+                    # again.
                     self._since = None
                     await self._fail(error)
                 else:
@@ -236,11 +243,12 @@ class ResourceWatch:
             if previous is None or self._expired_at - previous > EXPIRATION_PERIOD:
                 await self._back_off(self._settings.watching.reconnect_backoff, 'expired', error)
                 return
-        # The position is kept where the error says nothing about it: a list of thousands of objects is expensive.
+        # The position is kept if the error is not about the resource version: a list of thousands of objects is
+        # expensive.
         elif isinstance(error, errors.APIClientError) and error.status not in (403, *TRANSIENT_REFUSALS):
             self._since = None  # the error can be about the resource version
-        # A server that only answers with errors can have lost the version, so a list is worth its price. Broken
-        # connections have no status, and prove nothing.
+        # If a server repeats the error, it may be unable to continue from this version, so the objects are listed. A
+        # broken connection (without a status) says nothing about the version.
         elif error.status and self._failures >= MAX_FAILURES:
             self._since = None
         if self._is_refused(error) and (delay := next(self._refusal_delays, None)) is not None:
@@ -271,12 +279,11 @@ class ResourceWatch:
     def inherit(self, predecessor: 'ResourceWatch') -> None:
         """Take over the records of a stopped watch of the same objects, e.g. in another version of the resource."""
         self.records, predecessor.records = predecessor.records, {}
-        # Exchanged, not shared: the predecessor keeps none of the
-        # objects, so it reports nothing about them when it ends.
+        # Moved, not copied: the predecessor must not report these objects as deleted when it ends.
         self._departed, predecessor._departed = predecessor._departed, self._departed
 
     async def report_deletions(self) -> None:
-        """Report all objects as deleted, as their namespace or resource is. Called when the watch has stopped."""
+        """Report all objects as deleted; called after the watch has stopped, as its namespace or resource is deleted."""
         self._conclude_list()
         for number, record in enumerate(list(self.records.values()), start=1):
             self._take(self._make_deletion(record))
@@ -300,7 +307,7 @@ class ResourceWatch:
         return time.monotonic() - self.failing_since
 
     def _is_alive(self) -> bool:
-        # Bookmarks and events can be rare: a stream that is opened and is not closed at once is good enough.
+        # An open stream counts as working even without events and bookmarks, as these can be rare.
         return self._opened_at is not None and time.monotonic() - self._opened_at > SHORT_LIFE
 
     async def _list_and_stream(self) -> None:
@@ -342,7 +349,7 @@ class ResourceWatch:
         return {
             'watch': 'true',
             'allowWatchBookmarks': 'true',
-            # Whole seconds, as the API requires. At least 1, as zero means the default of the server.
+            # The API requires whole seconds; at least 1, as zero means the server's default.
             'timeoutSeconds': None if watching.server_timeout is None else max(1, int(watching.server_timeout)),
             **self._selectors(),
             **params,
@@ -390,10 +397,12 @@ class ResourceWatch:
 
     def _end_list(self, version: str | None) -> None:
         """Report the objects that are not in the list as deleted; continue from its resource version."""
-        # A needless DELETED event stops daemons and empties indices; the next list makes up for a missing one.
+        # Why not report them? A wrong DELETED event stops daemons and empties indices, while a missing one comes with
+        # the next list.
         if self._unlisted and self._flawed:
             logger.warning(
-                "%d objects are not in the list of %s; but they can exist, as some items of the list are malformed.",
+                "%d known objects are not in the list of %s. "
+                "As some items of the list are malformed, the objects are not reported as deleted.",
                 len(self._unlisted),
                 self,
             )
@@ -457,7 +466,7 @@ class ResourceWatch:
             if self._endless_lists >= MAX_FAILURES:
                 raise StreamedListMissing(f"{self._endless_lists} streams have ended without an end of the list")
             raise StreamBroken('incomplete', "the stream has ended before the end of its initial list")
-        # Otherwise, a proxy that closes all streams at once would be asked ten times a second.
+        # Counts as a failure: otherwise, ten requests a second would go to a proxy that closes all streams at once.
         if not count and time.monotonic() - started < SHORT_LIFE:
             raise StreamBroken('refused', "the stream has ended at once")
 
@@ -475,8 +484,8 @@ class ResourceWatch:
             self._take_bookmark(raw)
         elif type_ == 'ERROR':
             status = raw if isinstance(raw, dict) else {'message': repr(raw)}
-            # The HTTP status of the stream is 200 in any case, so the code in the event decides. Without one, it is a
-            # failure of the server: those are retried.
+            # The HTTP status of the stream is 200 in any case, so the code in the event decides. Without a code, it
+            # counts as a failure of the server, which is retried.
             raise errors.build_status_error(status if isinstance(status.get('code'), int) else {**status, 'code': 500})
         elif type_ in ('ADDED', 'MODIFIED', 'DELETED'):
             listing = self._since is None
@@ -557,9 +566,11 @@ class ResourceWatch:
         rouse()  # the sink calls filters of users, which can block the event loop
         try:
             self._sink.receive(record, event, listed_since=self._listing_since)
-        # Not raised: the watch would break, list all objects again, and come across the same object.
+        # Not raised: the watch would list all objects again, and fail at the same object.
         except Exception:
-            logger.exception("Ignoring an event of %r in the watch-stream for %s, as it makes no sense.", record, self)
+            logger.exception(
+                "Ignoring an event of %r in the watch-stream for %s, as its processing has failed.", record, self
+            )
         # After the sink, which starts the worker for this event.
         if event['type'] == 'DELETED' and record.in_use:
             self._departed[uid] = record
@@ -603,7 +614,7 @@ class ResourceWatch:
         if is_deleted:
             self._seen.admit_deletion(uid, place, version)
         elif not self._seen.admit(uid, place, version, self._since, is_absent=is_selected is False):
-            return known  # the stream can have brought it just before, so that it is still being indexed
+            return known  # the stream can have brought it a moment ago, and its index functions can be running
         if predecessor is not None:
             self._seen.admit_deletion(predecessor.uid, place)
             self._take(self._make_deletion(predecessor))
@@ -612,7 +623,7 @@ class ResourceWatch:
         return known if known is not None else self.records.get(uid)
 
     def _is_seen(self, type_: str, raw: object) -> bool:
-        """Check whether the event of the stream is no news, as a newer state of the object was seen, or this one."""
+        """Check whether this state of the object, or a newer one, was received before from the response to a write."""
         meta = get_meta(raw)
         if not self._seen or not meta.get('uid'):
             return False
@@ -680,12 +691,12 @@ class ResourceWatch:
             self._conclude_list()
         self.failure = str(error) or repr(error)
         if isinstance(error, errors.APIForbiddenError):
-            # A restart by a failed liveness probe would not grant the rights.
+            # Not a failure for the liveness probe: a restart of the pod would not grant the permissions.
             self.failing_since = None
         elif self.failing_since is None or self._is_alive():
             self.failing_since = time.monotonic()
         self._opened_at = None
-        # The sink is asked only before the first complete list: what was watched once is retried for ever.
+        # The sink is asked only before the first complete list. A watch that has worked once is retried for ever.
         if isinstance(error, errors.APIClientError) and self._is_refused(error):
             if self._sink.refused(self, error):
                 self.refused = True
@@ -754,7 +765,7 @@ _REASONS: Mapping[type[Exception], str] = {
 
 
 def _name_reason(error: Exception) -> str:
-    """Return why the watch backs off, in one of few words."""
+    """Return the reason of the back-off as one word, for the labels of metrics."""
     if isinstance(error, StreamBroken):
         return error.reason
     if isinstance(error, errors.APIError) and error.reason in EXPIRATIONS:

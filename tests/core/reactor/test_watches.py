@@ -792,7 +792,7 @@ async def test_nothing_to_log_in_with(server, settings, sink):
                 await watch.run()
 
 
-# What makes no sense.
+# Malformed events.
 
 
 async def test_malformed_lines_are_skipped_with_a_warning(watch, server, sink, caplog):

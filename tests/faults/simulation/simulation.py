@@ -324,7 +324,7 @@ class _Log(logging.Handler):
         expected = error is not None and any(each in repr(error) for each in ('Storage', 'API', 'flaky'))
         if (
             (record.levelno >= logging.ERROR and record.name == 'asyncio')
-            or 'makes no sense' in text
+            or 'processing has failed' in text
             or 'has failed unexpectedly' in text
             or 'does not come to rest' in text
             or ('unexpected error' in text and error is not None and not expected)
