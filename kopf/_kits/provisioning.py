@@ -60,7 +60,7 @@ def ensure_crds(*sources: Source, timeout: float | None = 60) -> Awaitable[None]
     client = client_var.get(None)
     if client is None:
         raise PermanentError(
-            "kopf.ensure_crds() works only inside of an operator: for example, in a handler of @kopf.on.startup()."
+            "kopf.ensure_crds() works only inside of a running operator, such as in a handler of @kopf.on.startup()."
         )
     return _ensure(client, sources, timeout)
 

@@ -284,7 +284,7 @@ async def test_functions_in_threads_are_told_to_be_asynchronous(sandbox, registr
 
 
 async def test_outside_of_operators_nothing_can_be_provisioned():
-    with pytest.raises(kopf.PermanentError, match="only inside of an operator"):
+    with pytest.raises(kopf.PermanentError, match="only inside of a running operator"):
         await kopf.ensure_crds(make_crd())
 
 

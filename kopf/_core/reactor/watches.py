@@ -283,7 +283,7 @@ class ResourceWatch:
         self._departed, predecessor._departed = predecessor._departed, self._departed
 
     async def report_deletions(self) -> None:
-        """Report all objects as deleted; called after the watch has stopped, as its namespace or resource is deleted."""
+        """Report all objects as deleted. Called when the watch has stopped, as its namespace or resource is gone."""
         self._conclude_list()
         for number, record in enumerate(list(self.records.values()), start=1):
             self._take(self._make_deletion(record))
