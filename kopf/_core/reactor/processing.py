@@ -107,11 +107,11 @@ class Processor(ObjectSink):
 
     def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
         """Receive the next event of an object: keep it for the worker, or drop it if it requires no action."""
-        # Timers, and events that `echoes` has held back, still arrive here after the hand-over.
+        # After `retire`, two sources still call this method: timers, and events that `echoes` has held back.
         if self._successor is not None:
             self._successor.receive(record, event, listed_since=listed_since)
             return
-        # First of all: it can end the expectation by which the event is judged below.
+        # First, as it can end the expectation, and the checks below compare the event with the expectation.
         if record.expected is not None:
             self._adjust_expectation(record, event, listed_since=listed_since)
         if record.daemons is not None:
@@ -120,16 +120,16 @@ class Processor(ObjectSink):
                 record.daemons.reappear()
             if is_deleted(event):
                 self._workers.background.deletions.announce(record.uid)
-                # Why not leave it to the worker? It can be busy with a handler for long, or wait for its turn.
+                # Why not in the worker? It can be busy with a handler for long, or be queued.
                 record.daemons.stop(DaemonStoppingReason.RESOURCE_DELETED)
-        # Only running handlers can hold the flag `deleting`, and they have a worker.
+        # Without a worker, no handler is running that could have the flag `deleting`.
         elif record.has_worker and is_deleted(event):
             self._workers.background.deletions.announce(record.uid)
         # Why not check for a pause first? Daemons that are still stopping must see the newest state, and the deletion.
         if self._workers.paused and not self._receive_in_pause(record, event):
             return
-        # With a worker, the event is not screened now: the step in progress can change everything that it would be
-        # compared with. The worker compares the event when it takes it.
+        # An object with a worker is not screened here: the step in progress can change the state that the event would
+        # be compared with. The worker compares the event when it takes it.
         if not record.has_worker and not record.throttled and not self._screen(record, event):
             return
         # Why not a queue of events? A busy object is handled from its newest state, as documented; and the memory is
@@ -164,14 +164,16 @@ class Processor(ObjectSink):
         return False
 
     def paused(self, watch: ResourceWatch) -> None:
-        """Remember which objects the handlers know, in order to report their deletions."""
+        """Remember the objects that exist when the pause begins: handlers must learn of their deletions after it."""
         self._known = {record.uid for record in watch.get_known()}
 
     def resumed(self, watch: ResourceWatch) -> None:
         """Forget the states and the plans of all objects: other operators could have handled them in the pause."""
         working = self._workers.find_working()
-        for record in watch.records.values():  # without those of deleted objects: the deletions are to be handled
-            # While handlers still run from before the pause, other operators wait; their outcomes are not stored yet.
+        # deleted objects are not among them: their deletions are still to be handled
+        for record in watch.records.values():
+            # Other operators wait for handlers that began before the pause: keep their outcomes, which are not stored
+            # yet.
             record.forget_plans(working=record in working)
         self._known = frozenset()
         self._inherited.clear()
@@ -217,20 +219,23 @@ class Processor(ObjectSink):
         for record in records:
             record.change_hands(redefined=redefined)
             if record.expected is not None or record.has_worker:
-                # The echo of the predecessor's patch must be handled: the handlers can be other ones now.
+                # The echo of the predecessor's patch must be handled, as this processor can have other handlers.
                 self._inherited.add(record)
             self._host.take_over(record, redefined=redefined)
-            if record.has_work and not record.has_worker:  # it was throttled, and no list brings those that are gone
+            # A throttled object with a pending deletion: no list of the new watch would bring it.
+            if record.has_work and not record.has_worker:
                 self._workers.start(self, record, at_once=False)
 
     def _screen(self, record: ObjectRecord, event: RawEvent) -> bool:
         """Return whether the event of an object at rest needs a worker. A stale event does not; see `echoes`."""
         if not self._observing and not self._managing:
             return False
-        # Handlers of raw events get all events, stale ones included. A known body means a timer or a cycle in progress.
+        # Handlers of raw events get all events, stale ones included. A known body shows that a timer or a cycle is in
+        # progress.
         if self._observing or record.body is not None or record.cycle is not None or event['type'] == 'DELETED':
             return True
-        # A stale event must not reach `is_settled`: it looks as if another client had undone the operator's last patch.
+        # A stale event must not reach `is_settled`: compared with the known state, it looks as if another client had
+        # undone the operator's last patch.
         if not self._managing or self._check_stale(record, event):
             return False
         return not self._reconciler.is_settled(record, event['object'])
@@ -293,7 +298,8 @@ class Processor(ObjectSink):
             if steps and record.pending is not None and self._workers.is_overloaded:
                 return  # the queue is next: an object that changes all the time must not keep its worker forever
             event = record.take_pending()
-            # Only steps without events are counted: an object that other clients change all the time shows no bug.
+            # Only steps without events are counted: many steps with events are no sign of a bug, as other clients can
+            # change the object all the time.
             steps = 1 if event is not None else steps + 1
             try:
                 if steps > MAX_STEPS:
@@ -318,7 +324,7 @@ class Processor(ObjectSink):
             return  # the successor continues with the record as it is
         if self._dropped:
             record.discard_work()
-        # A planned step needs the body: if it were dropped, the timer would find nothing to process.
+        # The body is kept for planned steps, which would have nothing to process otherwise.
         if record.wakeup is None and record.cycle is None and record.pending_patch is None:
             record.drop_body()
 
@@ -353,8 +359,8 @@ class Processor(ObjectSink):
         Returns:
             The delay until the next step (in seconds); ``None`` if no step is planned.
         """
-        # Cleared before the step: a requeue during the step (by its response, by a daemon that ends) is for the next
-        # one.
+        # Cleared before the step: if the object is requeued during the step (because of the response, or because a
+        # daemon has ended), that is for the next step.
         requeued = record.take_requeue()
         if event is None:
             if record.unverified:
@@ -393,8 +399,8 @@ class Processor(ObjectSink):
             if pause:
                 return pause
         if patch or requeued or not stale:
-            # A stale state is good enough to apply the patch of handlers of raw events. It is not good enough for a
-            # decision: the operator's last patch would look undone.
+            # A stale state suffices to apply the patch of handlers of raw events. It does not suffice for a decision:
+            # the operator's last patch would look undone.
             deciding = record.body is not None
             record.adopt(event['object'])
             return await self._reconciler.reconcile(record, patch, deciding=deciding)
@@ -423,7 +429,7 @@ class Processor(ObjectSink):
             self._expect_after_deletion(record, record.expected, event)
         if record.daemons is not None:
             record.daemons.forget()
-        # It is back: its event has come while this deletion waited for the worker.
+        # The object is back: an event of it has come while this deletion was waiting for the worker.
         if record.pending is not None and not record.is_vanishing:
             if record.expected is not None:
                 record.expected.note_return()
@@ -437,7 +443,7 @@ class Processor(ObjectSink):
             asyncio.get_running_loop().call_later(rest.remaining, self._stop_expecting, record, rest)
 
     def _stop_expecting(self, record: ObjectRecord, expected: Expectation) -> None:
-        # While the object is being indexed, it is back, but its event has not come here yet.
+        # If the object is being indexed, it is back, and the informer will pass its event on.
         if not expected.is_absent or record.indexing is not None:
             return
         if record.expected is expected:  # the object has not come back, so no event of it will be handled
@@ -445,7 +451,7 @@ class Processor(ObjectSink):
         record.stop_expecting(expected)
 
     def _disinherit(self, record: ObjectRecord) -> None:
-        """Release the record of a deleted object; successors can have inherited it since its deletion has come."""
+        """Release the record of a deleted object, also in the successors that have inherited it since the deletion."""
         processor: Processor | None = self
         while processor is not None:
             processor._inherited.discard(record)
@@ -484,7 +490,7 @@ class Processor(ObjectSink):
             self._successor._wake(record)
             return
         record.wake()
-        # Without either, the deletion has been handled meanwhile.
+        # Without any of them, the deletion was handled in the meantime.
         if record.body is not None or record.pending is not None:
             record.requeue()
             self._workers.start(self, record)
@@ -494,11 +500,12 @@ class Processor(ObjectSink):
         if self._successor is not None:
             self._successor.wake(record)
             return
-        # If the API does not have the object any more, the end of a daemon must not make it look like a new one.
+        # The daemon of a deleted object has ended: there is no state to process, and the object must not look like a
+        # new one.
         if self._dropped or (record.expected is not None and record.expected.is_ending):
             return
         if record.body is None:
-            # A copy, as handlers can change it in place, while the daemons still use the original.
+            # A copy, as handlers can change the state in place, while the daemons still use the original.
             record.accept(record.daemons.packed.copy())
         record.requeue()
         if not record.throttled:

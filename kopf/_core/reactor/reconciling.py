@@ -38,7 +38,10 @@ from kopf._core.reactor.selftriggers import SelfTriggers
 from kopf._core.reactor.workers import WorkerPool
 
 DAEMONS_GRACE = 1.0
-"""How long the progress of a deletion is kept in memory, not stored, as the daemons usually end soon (in seconds)."""
+"""
+How long the progress of a deletion is only kept in memory while daemons are stopping; they usually end soon (in
+seconds).
+"""
 
 
 class Reconciler:
@@ -71,7 +74,7 @@ class Reconciler:
 
     def is_settled(self, record: ObjectRecord, raw: RawBody) -> bool:
         """Check whether the object in this state requires no action."""
-        # Even if the object has not changed: resuming handlers are called for exactly such objects.
+        # Checked first, as an object that has not changed since the last operator must be resumed nevertheless.
         if record.initial and self._decider.table.resuming_ids:
             return False
         holding = False
@@ -82,7 +85,7 @@ class Reconciler:
                     return False
                 holding = plan.holding
             return self._decider.is_settled(Body(raw), holding=holding, handled_digest=record.handled_digest)
-        except Exception:  # from filters or storages: the next step raises it again, and it is reported there
+        except Exception:  # from filters or storages of users: the step raises it again, and reports it
             return False
 
     async def observe(self, record: ObjectRecord, event: RawEvent, body: Body, patch: Patch) -> RawEvent:
@@ -92,7 +95,7 @@ class Reconciler:
         Returns:
             The event as it was before the handlers, which can have modified its object in place.
         """
-        # Without other handlers, the object is dropped after this event, so in-place changes harm no later step.
+        # If there are no handlers of other kinds, no later step uses this body, so in-place changes need not be undone.
         guard = BodyGuard(event['object']) if self._managing else None
         local = LocalObjectLogger(body=body, settings=self._settings)
         cause = WatchingCause(
@@ -113,14 +116,16 @@ class Reconciler:
                 self._reports.report({handler: error}, cause)
                 continue
             if matching and not self._watching_is_distinct:
-                # Deduplicated only after the filters: otherwise, only the filters of the first declaration would count.
-                key = filters.get_key(handler)  # a function that is declared with several filters is called once
+                # Why not deduplicated before? Of a function with several declarations, only the filters of the first
+                # one would count.
+                key = filters.get_key(handler)  # once for each function, even if several declarations match
                 matching = key not in called
                 called.add(key)
             if matching:
                 state = HandlerState(started=utcnow())
                 outcome = (await run_handler(handler, cause, state, self._lenient_rules)).without_exception()
-                # Handlers usually return the same result for each event: it is not patched again.
+                # A result equal to the stored one is not patched: handlers of raw events usually return the same for
+                # each event.
                 if outcome.result is not None and not is_delivered(outcome.result, body.status.get(handler.id)):
                     deliver_results({handler.id: outcome}, patch)
         if guard is not None and guard.is_changed:
@@ -132,7 +137,7 @@ class Reconciler:
 
     def hold_back(self, record: ObjectRecord, patch: Patch, body: Body, *, own: bool, requeued: bool) -> float:
         """
-        Hold back the patch of the handlers of raw events if they trigger themselves.
+        Delay the patch of the handlers of raw events if these trigger themselves.
 
         Args:
             record: the record of the object.
@@ -161,8 +166,8 @@ class Reconciler:
 
         Args:
             record: the record of the object.
-            patch: what the handlers of raw events have put into the patch.
-            deciding: whether to look for causes and daemons; otherwise, only apply the patch.
+            patch: the changes that handlers of raw events request.
+            deciding: whether to run handlers and daemons; otherwise, the step only applies the patch.
 
         Returns:
             The delay until the next step (in seconds); ``None`` if an event, or a requeue, starts it.
@@ -172,10 +177,11 @@ class Reconciler:
         holding = False
         if deciding and self._host.spawner is not None:
             holding = await self._host.spawner.adjust(record, cast(RawBody, record.body))
-            record.cancel_requeue()  # daemons that have ended just now are taken into account already
+            record.cancel_requeue()  # includes daemons that have ended a moment ago
         body = Body(cast(RawBody, record.body))
         pause = self._check_selftriggering(record, body) if deciding else 0
-        # A pause delays only the update: the patches of handlers of raw events are sent below in any case.
+        # The pause is only for the handlers of updates: the patch of the handlers of raw events is sent below in any
+        # case.
         deciding_now = deciding and self._managing and not pause
         decision = self._decide(record, body, patch, holding=holding) if deciding_now else None
         if self._instruments.steps and decision is not None:
@@ -187,29 +193,30 @@ class Reconciler:
         else:
             complete(record, patch, make_logger(record, self._decider.table.resource, self._settings, ObjectLogger))
         if patch or conclusion:
-            # Asked only now: an edit can have made an object of the initial list urgent while its handlers ran.
+            # Why not before the handlers? While they ran, an edit can have made the object urgent.
             with background(not self._workers.is_urgent(record), self._workers.pressure):
                 applied, retry_delay = await self._applier.apply(record, decision, patch, conclusion)
             if not applied:
-                # The cycle goes on: its results that are not stored yet are stored with the next state.
+                # The patch has failed, so the cycle is not finished: its results are stored together with the next
+                # state.
                 return retry_delay
         record.keep_patch(None)
         if decision is None and deciding:
             record.leave_cycle()
-        # A step that only adds the finalizer has begun no cycle: the response to its patch requeues the object.
+        # A step that only adds the finalizer begins no cycle. The response to its patch requeues the object.
         elif decision is not None and not decision.add_finalizer:
             if done:
                 pause = self._end_cycle(record, decision, patch, conclusion)
-            # A requeued object gets its delay from the next step, which sees the response. Otherwise, nothing but a
-            # timer would start the retries: no patch is sent to wake the object up.
+            # If the object is requeued, the next step determines the delay from the newer state. Otherwise, the
+            # returned delay starts the retries by a timer: unlike upstream kopf, no patch is sent to get an event.
             elif not record.requeued and record.body is not None:
                 delay = self._find_delay(record, decision) or delay
-        # The response to the patch has requeued the object: that step would only find the same pause.
+        # The response to the patch has requeued the object, but a step during the pause would do nothing.
         if pause:
             record.cancel_requeue()
             return pause
-        # Usually, the response to the last patch of a cycle requires nothing.
-        # This check is cheaper than a step that finds that out, and logs it.
+        # The response to the last patch of a cycle usually requires no action. This check is cheaper than another step,
+        # and logs nothing.
         if record.requeued and record.cycle is None and self.is_settled(record, cast(RawBody, record.body)):
             record.cancel_requeue()
         return delay
@@ -226,15 +233,16 @@ class Reconciler:
 
     def _end_cycle(self, record: ObjectRecord, decision: Decision, patch: Patch, conclusion: Patch) -> float:
         """End the cycle of a handled change; return the pause before the next one (in seconds)."""
-        # First, as the rest depends on whether another cycle follows: then neither the digest nor the pause is needed.
+        # First, as neither the digest nor the pause is needed if another cycle follows.
         record.end_cycle(decision.followup)
-        # An update follows an edited creation. If its patch was empty, no event comes that would start it.
+        # The update after an edited creation is started here: if the last patch of the creation was empty, no event
+        # would start it.
         if decision.is_outdated:
             record.requeue()
         if decision.reason not in (Reason.CREATE, Reason.UPDATE):
             return 0
-        # Missing fields are remembered only for objects that no handlers match: for others, the stored state shows the
-        # change.
+        # Missing fields are remembered only for objects that no handlers match. For all others, a comparison with the
+        # stored state reveals added fields.
         if decision.relevant:
             record.note_missing_fields(NO_FIELDS)
         record.note_handled(self._find_handled_digest(record, decision))
@@ -245,7 +253,8 @@ class Reconciler:
         return pause
 
     def _find_handled_digest(self, record: ObjectRecord, decision: Decision) -> str | None:
-        # Nothing is to be remembered of a deleted object, or if another cycle continues with the stored state.
+        # A deleted object needs no digest. Neither does an object with another cycle, which begins with the stored
+        # state.
         if record.body is None or record.cycle is not None:
             return None
         return self._decider.find_handled_digest(decision, Body(record.body))
@@ -299,21 +308,23 @@ class Reconciler:
         Returns:
             Whether the cycle is done; and the delay until the next step (in seconds), if only the delay starts it.
         """
-        # Before any handlers: an object that is deleted right after its creation handlers, but before its finalizer,
-        # would vanish without its deletion handlers, and what its creation handlers have created would remain.
+        # Why before the handlers? If the object were deleted after its creation handlers but before it has the
+        # finalizer, its deletion handlers would not be called, and whatever the creation handlers have created would be
+        # left behind.
         if decision.add_finalizer:
             self._add_finalizer(record, decision, patch, conclusion)
             return False, None
         self._begin_cycle(record, decision)
         outcomes = await self._run_due(record, decision, patch)
         deliver_results(outcomes, patch)
-        # After the handlers, not before: their values are newer than what could not be applied, and must win.
+        # After the handlers: their values are newer than those that could not be applied before, and must win.
         complete(record, patch, decision.cause.logger)
-        # If a filter has failed, its handler can be one of those to wait for. If the cycle ended, the change would
-        # never reach that handler, even after the filter is fixed.
+        # A handler whose filter has failed may match. If the cycle ended now, that handler would never get the change,
+        # even after the filter is fixed.
         done = decision.cycle.state.done(decision.matching) and not decision.incomplete
         if done and _is_held_by_daemons(record, decision):
-            done = False  # the progress must not be purged while the finalizer stays for the daemons
+            # The handlers have finished, but daemons still hold the finalizer: the progress must not be purged yet.
+            done = False
             # In a pause, it is stored at once: otherwise, the operator that takes over would call the handlers again.
             if outcomes and not patch and not self._workers.paused:
                 # Daemons usually end soon. Then one patch is enough, so the progress is not stored now.
@@ -348,8 +359,8 @@ class Reconciler:
         if not decision.due:
             return {}
         step = Step(decision.cause, decision.cycle.state, self._rules, self._lifecycle, self._is_halted)
-        # One guard for the step, not one for each handler: the
-        # object is serialized only once, and the warning names all.
+        # One guard for all handlers of the step: so the object is serialized only once, and one warning names all of
+        # them.
         guard = BodyGuard(cast(RawBody, record.body))
         try:
             await step.run(decision.due)
@@ -376,7 +387,7 @@ class Reconciler:
         title, state = TITLES.get(decision.reason), decision.cycle.state
         if title is None or not (outcomes or not state.unsaved):
             return
-        # Handlers that ran earlier in the cycle but do not match any more are counted, too.
+        # Also count handlers that ran earlier in the cycle, but do not match any more.
         counts = state.counts(self._decider.table.changing_ids)
         if decision.matching or any(counts):
             decision.cause.logger.info("%s is processed: %d succeeded; %d failed.", title, *counts)
@@ -389,8 +400,8 @@ class Reconciler:
             self._decider.conclude(decision, patch, conclusion, done=done)
             self._decider.records.flush()
         except StorageError:
-            # The handlers have finished, and are not called again: without this, the changes that they request would be
-            # lost.
+            # All handlers have finished, so none repeats its changes: changes that are not applied yet must stay in the
+            # record.
             self._applier.keep_unsaved(record, decision, patch, Patch())
             raise
         self._release(record, decision, conclusion, done=done)
@@ -406,8 +417,8 @@ class Reconciler:
             decision.cause.logger.debug("Removing the finalizer, as there are no handlers requiring it.")
         else:
             return
-        # A function, which becomes a JSON patch with a test of the version. A merge patch replaces the whole list, and
-        # with it the finalizers that other controllers have added meanwhile.
+        # Why a function? It becomes a JSON patch with a test of the resource version. A merge patch would replace the
+        # whole list, and remove finalizers that other controllers have added in the meantime.
         conclusion.fns.append(remove_finalizer(self._decider.finalizer))
 
     def _find_delay(self, record: ObjectRecord, decision: Decision) -> float | None:
@@ -415,7 +426,7 @@ class Reconciler:
         delay = decision.cycle.state.delay(decision.matching, utcnow())
         if delay is None:
             return None
-        # Why not a timer with no delay? The worker would end, and the object would have to queue again.
+        # Why not a timer without delay? The worker would end, and the object would be queued again.
         if delay <= 0:
             record.requeue()
             return None
@@ -441,14 +452,15 @@ class Reconciler:
         patch, conclusion = Patch(body=body), Patch()
         holding = self._host.spawner is not None and self._host.spawner.plan(record, raw).holding
         decision = self._decide(record, body, patch, holding=holding) if self._managing else None
-        # Only the cycle whose handlers have run is stored. A newer change is
-        # found by the next operator, or after the pause, as it was found here.
+        # Only the cycle whose handlers have run is stored. Newer changes are not: the next operator detects them, or
+        # this one after the pause.
         if decision is not None and decision.cycle is record.cycle:
             decision.hold_back()
             try:
                 await self._handle(record, decision, patch, conclusion)
             finally:
-                # Before the request, and not again in the same pause: later, another operator can be at work already.
+                # Remembered before the request, so that it is sent only once in a pause: later, another operator can be
+                # at work.
                 if self._decider.is_external and decision.cycle.external is None:
                     decision.cycle.note_external(self._decider.look_up(body, decision.cycle))
         else:
