@@ -298,7 +298,7 @@ async def test_what_can_not_be_read_of_a_list_is_not_gone(world, hostile, stream
 
         hostile.spoil(spoil, 'GET', '/kopfexamples' if streamed else 'limit')
         world.sandbox.faults.expire_watches(resource='kopfexamples')
-        await world.until_logged('they can exist')
+        await world.until_logged('are not reported as deleted')
         await world.edit('one', field='v2')
         await world.edit('two', field='v2')
         await world.until(

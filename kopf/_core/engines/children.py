@@ -1,10 +1,10 @@
 """
 Children of objects: the argument ``children`` of level-triggered handlers.
 
-A handler reads its children from memory, and applies what they are to be like. An applied object is sent only if it
-differs from what was applied before, or if another client has changed a field of it: see `field_ownership`. Nothing is
-stored for that, so each child is applied once after a restart. When a run has succeeded, the children that it has not
-applied are deleted: see `pruning`.
+A handler reads its children from memory, and applies the desired children. An applied object is sent to the API server
+only if it differs from the one applied before, or if another client has changed one of its fields: see
+`field_ownership`. This knowledge is only in memory, so each child is sent once after a restart. When a run has
+succeeded, the children that it has not applied are deleted: see `pruning`.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ class ChildConflictError(TemporaryError):
 
 
 class Applied(NamedTuple):
-    """What was applied for one child, and what came of it."""
+    """The digests of one applied child, by which the next call detects whether it must be sent again."""
 
     desired: bytes
     """The digest of the desired object."""
@@ -66,7 +66,7 @@ WITHHELD: Final = Applied(b'', b'', None)
 
 
 class ChildrenMemory:
-    """What one handler has applied for one object."""
+    """The children that one handler has applied for one object."""
 
     __slots__ = ('_applied', '_contests', 'is_complete', 'kinds')
 
@@ -79,7 +79,7 @@ class ChildrenMemory:
         """Whether a run has succeeded, so that these are all the children that the handler wants."""
 
     def get(self, key: ChildKey) -> Applied | None:
-        """Return what was applied for the child, if it was."""
+        """Return the digests of the child if it was applied before."""
         return self._applied.get(key)
 
     def has(self, key: ChildKey, mark: bytes) -> bool:
@@ -91,7 +91,7 @@ class ChildrenMemory:
         return key in self._applied
 
     def note(self, key: ChildKey, applied: Applied) -> None:
-        """Remember what was applied."""
+        """Remember the digests of the applied child."""
         self._applied[key] = applied
 
     def get_contest(self, key: ChildKey) -> Contest | None:
@@ -105,7 +105,7 @@ class ChildrenMemory:
         return self._contests.setdefault(key, Contest())
 
     def explain_contests(self, manager: str, now: float) -> str:
-        """Return which fields are left to which managers now; an empty text if there are none."""
+        """Return a text about the contested fields and the managers that they are left to; empty if there are none."""
         return '; '.join(
             f"{render(path) or 'all'} of {key}: {name_rival(truce.manager, manager)} and {manager!r}"
             for key, contest in sorted((self._contests or {}).items(), key=str)
@@ -113,7 +113,7 @@ class ChildrenMemory:
         )
 
     def note_kinds(self, kinds: frozenset[ChildKind]) -> None:
-        """Note which kinds the annotation of the owner has now."""
+        """Remember the kinds that the annotation of the owner contains now."""
         self.kinds = kinds
 
     def get_wanted(self) -> Collection[ChildKey] | None:
@@ -142,7 +142,7 @@ class OwnedKinds:
 
     def find(self, name: str) -> Relations | None:
         """
-        Return the relations to the resource that is named as in decorators; ``None`` if it is not in ``owns=``.
+        Return the relations to this resource, which is named as in decorators; ``None`` if it is not in ``owns=``.
 
         Raises:
             ChildError: if it is no name of a resource.
@@ -165,7 +165,7 @@ class OwnedKinds:
 
         Raises:
             ChildError: if it is not in ``owns=``.
-            TemporaryError: if it is possibly one of those that do not exist in the cluster yet.
+            TemporaryError: if it can be one of the resources in ``owns=`` that do not exist in the cluster yet.
         """
         version, kind = desired['apiVersion'], desired['kind']
         group, _, short = version.rpartition('/')
@@ -183,8 +183,8 @@ class OwnedKinds:
         missing = [repr(each.source.selector) for each in self.relations if each.resource is None]
         if missing:
             raise TemporaryError(
-                f"children.apply(): {title} is none of the kinds in owns= of {self.handler} that the cluster has. "
-                f"It does not have: {', '.join(missing)}.",
+                f"children.apply(): {title} is of none of the kinds in owns= of {self.handler} that exist in the "
+                f"cluster. If it is of a missing one, create the CRD: {', '.join(missing)}.",
                 delay=CONFLICT_DELAY,
             )
         raise ChildError(
@@ -206,7 +206,7 @@ def name_rival(name: str, manager: str) -> str:
 
 
 class ChildrenHost(Protocol):
-    """What a run needs from the engine of level-triggered handlers."""
+    """The operations of the engine of level-triggered handlers that a run needs for its children."""
 
     def trigger(self, owners: Collection[str], /) -> None:
         """Trigger the handler for the objects with these uids."""
@@ -231,7 +231,7 @@ class ChildrenHost(Protocol):
 
 
 class ChildrenRun:
-    """What one run of a handler does to the children of one object."""
+    """The children of one object in one run of a handler: applies them, and deletes those that were not applied."""
 
     def __init__(
         self,
@@ -253,7 +253,7 @@ class ChildrenRun:
         self._is_over = False
 
     def end(self) -> None:
-        """Called when the run has ended: if its thread goes on nevertheless, it must not apply anything any more."""
+        """Called when the run has ended: if it has timed out, its thread can go on, but must not apply anything."""
         self._is_over = True
 
     async def apply(self, obj: Any, *, ready: bool | ReadyFn, replace: bool) -> Body:
@@ -264,7 +264,7 @@ class ChildrenRun:
         self._check_served(key)
         adopted = adopt(desired, key, self.adopter)
         mark = digest(adopted)
-        # Calls for the same child go one after another: two concurrent calls with the same object send one request.
+        # A lock for each child: of two concurrent calls with the same object, the second one must find it applied.
         async with self._locks.setdefault(key, asyncio.Lock()):
             if self._is_over:
                 raise ChildError(f"children.apply(): the run of {self.kinds.handler} is over, so {key} is not applied.")
@@ -297,7 +297,7 @@ class ChildrenRun:
                 assert relations.resource is not None
                 key = ChildKey(relations.resource, child.namespace, child.name)
                 if key not in self.wanted and is_unwanted(key, raw := child.copy(), rules):
-                    # The event of this deletion will trigger the handler again: this run still saw the child in memory.
+                    # The event of the deletion triggers the handler again, as it could still see the child in this run.
                     if await delete_child(client_var.get(), key, raw, logger=self.logger):
                         self.logger.info("%s is deleted, as it is not applied any more.", key)
         await self._prune_dropped(rules)
@@ -390,7 +390,7 @@ class ChildrenRun:
         raw, operator, memory = self.adopter.body, self.kinds.operator, self.memory
         is_remote = not self.adopter.is_near(key)
         if not is_remote and self.adopter.handler is None:
-            return  # it is neither pruned nor deleted by the operator
+            return  # the operator never deletes this child, so its kind need not be remembered
         known = read_kinds(raw, operator) if memory.kinds is None else memory.kinds
         kind = ChildKind.of(key.resource, is_remote=is_remote)
         is_held = not is_remote or memory.kinds is not None or has_finalizer(raw, operator)
@@ -424,7 +424,7 @@ class ChildrenRun:
         if rival is not None:
             raise ChildConflictError(
                 f"children.apply(): {key} is applied by {rival}, too: let only one of them apply it, "
-                f"or give the children different names.",
+                f"or give them different names.",
                 delay=CONFLICT_DELAY,
             )
 
@@ -460,7 +460,7 @@ class ChildrenRun:
                 'POST', url, params={'dryRun': 'All'}, payload=encode(adopted), logger=self.logger, backoffs=()
             )
         except APIConflictError:
-            pass  # the child still exists; the server checks this last, so the new one is valid
+            pass  # The child still exists. The server checks that after the validation, so the new child is valid.
         except APIUnprocessableError as error:
             raise ChildError(f"{key} cannot be replaced, as the new one would be invalid: {error.message}") from error
         path = key.resource.get_url(namespace=key.namespace, name=key.name)
@@ -505,7 +505,7 @@ def check_ready(key: ChildKey, body: Body, ready: bool | ReadyFn) -> None:
 
 
 def explain_forbidden(key: ChildKey, error: APIForbiddenError) -> str:
-    """Return a message with the rule that is to be granted."""
+    """Return a message with the RBAC rule that the operator needs."""
     resource = key.resource
     role = 'ClusterRole' if key.namespace is None else f"Role in the namespace {key.namespace!r}"
     return (

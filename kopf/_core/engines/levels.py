@@ -107,16 +107,20 @@ class HandlerPlan(Plan):
         """
         The digest of the last essence that was compared; ``None`` if the object does not match the handler.
 
-        It is `FIELDLESS` if only the field is missing: its removal triggers the handler, but plans no further runs.
+        It is `FIELDLESS` if the object lacks only the field of the handler. The removal of the field triggers one run,
+        which plans no further ones.
         """
         self.carried: Sequence[ConditionEdits] = ()
         """The changes of conditions that the last run could not write, because the object is changed all the time."""
         self.verdict: Verdict | None = None
         """The result of the last run, if the framework keeps the conditions for this handler."""
         self.row: Row | None = None
-        """The row of runs that patches of handlers have triggered; ``None`` after a trigger by anything else."""
+        """
+        The current row of runs that were triggered by patches of handlers; ``None`` if the last trigger was another
+        one.
+        """
         self.children: ChildrenMemory | None = None
-        """What the handler has applied for the object; ``None`` if nothing yet."""
+        """The children that the handler has applied for the object; ``None`` if it has not applied any yet."""
 
     def enter_row(self) -> Row:
         """Return the row of runs that patches of handlers have triggered; begin it if there is none."""
@@ -135,7 +139,7 @@ class HandlerPlan(Plan):
         return self.children
 
     def may_want(self, key: ChildKey) -> bool:
-        """Check whether the handler applies the child for the object, as far as it is known."""
+        """Check whether the handler applies the child for the object, or could do so in its next run."""
         return self.children is None or not self.children.is_complete or key in self.children
 
     def forget_children(self) -> None:
@@ -165,7 +169,7 @@ class ObjectLevel:
         self.record = record
         self.packed = PackedObject(cache, raw)
         self.version: str | None = None
-        """The version of the state; ``None`` if the next state is accepted with any version."""
+        """The resource version of the state; ``None`` if the next state is accepted whatever its version is."""
         self.seen_at = 0.0
         self.is_patched = False
         """Whether a patch of a run is being sent, and its response has not arrived yet."""
@@ -198,7 +202,7 @@ class ObjectLevel:
         self.patched = None
 
     def get_cause(self, raw: RawBody) -> OwnPatch | None:
-        """Return the patch of a run that has made this state; ``None`` if another client has made it."""
+        """Return the patch of a run that has caused this state; ``None`` if another client has caused it."""
         is_own = self.is_patched or raw['metadata'].get('resourceVersion') == self.version
         return self.patched if is_own else None
 
@@ -207,7 +211,7 @@ class ObjectLevel:
         self.aside = raw, asked_at
 
     def end_patching(self) -> tuple[RawBody, float | None] | None:
-        """Return the newest state received since the patch was sent, if there is any."""
+        """Called after the request of the patch; return the newest state received since it was sent, if any."""
         aside, self.aside, self.is_patched = self.aside, None, False
         return aside
 
@@ -275,7 +279,7 @@ class Controller:
         """Remove the object, and drop its plan."""
         self.planner.drop(plan)
         for key in self._iter_keys(plan):
-            if self._plans.get(key) is plan:  # it can have a successor of the same name
+            if self._plans.get(key) is plan:  # a new object of the same name can have replaced it
                 del self._plans[key]
 
     def _iter_keys(self, plan: HandlerPlan) -> Iterator[Key]:
@@ -291,7 +295,7 @@ class Controller:
             relations.note_owner(resource)
 
     def find_claimant(self, key: ChildKey, owners: Collection[str], own: str) -> str | None:
-        """Return another object that applies the same child, if one of these owners does, or can do so."""
+        """Return the first other one of these owners for which the handler applies the child, or could do so."""
         for owner in owners:
             plan = None if owner == own else self._plans.get(owner)
             if plan is not None and plan.digest and plan.may_want(key):
@@ -300,7 +304,7 @@ class Controller:
         return None
 
     def trigger(self, plan: HandlerPlan, reason: Trigger, cause: OwnPatch | None) -> None:
-        """Trigger the handler for the object; pause it if its runs and the patch have caused each other for long."""
+        """Trigger the handler for the object; pause it if patches and runs have been triggering each other for long."""
         if cause is None:
             plan.leave_row()
             self.planner.trigger(plan, reason)
@@ -315,20 +319,20 @@ class Controller:
         self.planner.trigger(plan, reason)
 
     def trigger_all(self, keys: Collection[Key], reason: Trigger, cause: OwnPatch | None) -> None:
-        """Trigger the handler for those objects with these keys that exist and match."""
+        """Trigger the handler for the objects with these keys; skip those that do not exist or do not match."""
         for key in keys:
             plan = self._plans.get(key)
             if plan is not None and plan.digest:
                 self.trigger(plan, reason, cause)
 
     def warn_of_loop(self, cause: OwnPatch, logger: ObjectLogger) -> None:
-        """Warn once that the handler is run without an end."""
+        """Warn, once for the handler, that patches keep triggering it."""
         if not self._is_warned_of_loop:
             self._is_warned_of_loop = True
             logger.warning(LOOP_WARNING, self.handler, cause.handler, cause.fields, cause.depth + 1)
 
     def warn_of_result(self, result: object, logger: ObjectLogger) -> None:
-        """Warn once that a result has no effect."""
+        """Warn, once for the handler, that its result has no effect."""
         if not self._is_warned:
             self._is_warned = True
             logger.warning(
@@ -371,7 +375,7 @@ class Levels:
         (self._timed.add if is_set else self._timed.discard)(level)
 
     def close(self) -> None:
-        """Cancel all timers: an event loop that outlives the operator would keep the operator in memory by them."""
+        """Cancel all timers: if the event loop outlives the operator, the timers would keep the operator in memory."""
         self.is_closed = True
         for level in list(self._timed):
             level.set_timer(self)
@@ -411,7 +415,7 @@ class Levels:
 
 
 class ChildrenOfPlan:
-    """What the children of a run need of the rest of the operator; a `children.ChildrenHost`."""
+    """The `children.ChildrenHost` of one plan: the operations on the owner and on other objects that children need."""
 
     def __init__(self, plan: HandlerPlan, body: Body, logger: ObjectLogger) -> None:
         self._plan = plan
@@ -423,11 +427,11 @@ class ChildrenOfPlan:
         await self._plan.level.leveler.host.patch_owner(self._plan, self._body, patch, self._logger)
 
     def see(self, raw: RawBody) -> None:
-        """Let the indices and the other handlers know the state of a child, ahead of the stream."""
+        """Pass the state of a child to the indices and the other handlers, before the stream of its watch brings it."""
         self._plan.level.leveler.watches.see(raw)
 
     def serves(self, key: ChildKey) -> bool:
-        """Check whether changes of the child are noticed."""
+        """Check whether the operator watches the child, and so gets its changes."""
         return self._plan.level.leveler.watches.serves(key.resource, key.namespace)
 
     def find_served(self) -> Collection[Resource]:
@@ -440,7 +444,7 @@ class ChildrenOfPlan:
         """Called when fields are left to other managers."""
         for path, truce in truces.items():
             self._logger.warning(
-                "%s of %s is contested by %s and %r, so it is left to the first one for %g seconds. "
+                "%s of %s is contested by %s and %r. It is left to the first one for %g seconds. "
                 "Do not apply %s, or stop the other one.",
                 render(path) or "The whole",
                 key,
@@ -472,7 +476,7 @@ class Run(NamedTuple):
     plan: HandlerPlan
     reasons: frozenset[Trigger]
     raw: RawBody
-    """The state that the handler sees; nothing else refers to it."""
+    """The state that the handler sees: a copy, which only the run uses."""
     patch: Patch
     logger: ObjectLogger
     children: ChildrenRun | None = None
@@ -518,7 +522,8 @@ class Leveler:
             record.attach_level(level)
             for plan in level.plans:
                 plan.controller.add(plan)
-        # While a patch is on its way, it is unknown whether a state is its echo or an edit by another client.
+        # Until the response to a patch arrives, it is unknown whether a state is the echo of the patch or an edit by
+        # another client.
         if level is not None and level.is_patched:
             level.put_aside(raw, asked_at)
         elif level is not None and level.renew(raw, asked_at=asked_at):
@@ -540,11 +545,11 @@ class Leveler:
     def _compare(self, plan: HandlerPlan, digest: str | None, reason: Trigger, *, is_own: bool) -> None:
         former, plan.digest = plan.digest, digest
         if digest is None:
-            # Planned retries are dropped, too: they must not run for an object that the handler does not select any
+            # Planned retries are cancelled, too: they must not run for an object that does not match the handler any
             # more.
             plan.controller.planner.drop(plan)
-        # A handler is not triggered by its own patch, or it would never come to rest. But the first match triggers it,
-        # even if its own patch is the reason.
+        # Its own patch does not trigger a handler, as it would never come to rest. Exception: the patch has made the
+        # object match the handler.
         elif former == digest or (is_own and former) or not (former or digest):
             return
         else:
@@ -568,7 +573,8 @@ class Leveler:
         try:
             essence = self._decider.essences.of(body)
         except StorageError:
-            # The error is reported by the other handling of the object. Meanwhile, each new state counts as a change.
+            # Not reported here: the processor of the object reports it. Until the storage works again, each new state
+            # counts as a change.
             return {plan: level.version for plan in level.plans if plan.controller.handler in matching}
         whole = digest_essence(essence)
         digests: dict[ResourceHandler, str] = dict.fromkeys(fieldless, FIELDLESS)
@@ -584,19 +590,20 @@ class Leveler:
 
     @property
     def is_counted(self) -> bool:
-        """Return whether the generations of the objects count the changes of their desired states only."""
+        """Return whether only changes of the desired state increment the generations of the objects."""
         return 'status' in self._decider.table.resource.subresources
 
     def get_generation(self, raw: Mapping[str, Any]) -> int | None:
-        """Return the generation of the object in this state; ``None`` if it does not count the desired states."""
+        """Return the generation of the object in this state; ``None`` if other changes increment it, too."""
         return raw['metadata'].get('generation') if self.is_counted else None
 
     def _add_generation(self, digests: dict[ResourceHandler, str], raw: Mapping[str, Any]) -> None:
         """
         Make each generation a change for the handlers that set conditions.
 
-        Clients wait until the conditions are about the newest generation. Without a run, they would wait for ever: for
-        example, after an edit that is undone at once, or of another field than that of the handler.
+        Clients wait until the conditions are about the newest generation. Some new generations would trigger no run
+        otherwise, and the clients would wait for ever: after an edit that is undone at once, or an edit of another
+        field than that of the handler.
         """
         generation = self.get_generation(raw)
         for controller in self._controllers if generation is not None else ():
@@ -621,11 +628,11 @@ class Leveler:
         return conclude(verdicts, generation, changed)
 
     def carry(self, run: 'Run', edits: Sequence[ConditionEdits]) -> None:
-        """Keep the changes of conditions for the next run; none if they are written."""
+        """Keep these changes of conditions for the next run; an empty sequence if all of them are written."""
         run.plan.carried = edits
 
     def refresh(self, run: 'Run') -> None:
-        """Let the run see the newest state. It has not begun yet, and what is newer than its triggers is fine, too."""
+        """Update the state of a run whose handler is not called yet: it may be newer than the triggers of the run."""
         # In place: the body and the patch of the run refer to this very dict.
         run.raw.clear()  # type: ignore[attr-defined]
         run.raw.update(cast(RawBody, run.plan.level.packed.copy()))
@@ -635,8 +642,8 @@ class Leveler:
         """
         Put aside the states that the stream brings while the object is being patched by the run.
 
-        The stream can bring the patched state before the response arrives. Only the response tells which states are
-        older than the patch, and so must be compared as changes by other clients.
+        The stream can bring the patched state before the response arrives. Only the version in the response tells which
+        of the states are older than the patch, i.e. are changes by other clients.
         """
         level = run.plan.level
         now = asyncio.get_running_loop().time()
@@ -650,7 +657,7 @@ class Leveler:
 
     def receive_response(self, run: Run, raw: RawBody, patch: Patch, *, observed: int | None = None) -> bool:
         """
-        Receive the response to a patch of a run. Changes that the patch explains do not trigger its handler.
+        Receive the response to a patch of a run. Changes that result from the patch do not trigger its handler.
 
         Args:
             run: the run.
@@ -659,18 +666,18 @@ class Leveler:
             observed: the generation that the conditions are about, if the patch has set any.
 
         Returns:
-            Whether the patch explains all changes.
+            Whether all changes result from the patch.
         """
         level = run.plan.level
         if level.record.level is not level:
-            # The object was deleted meanwhile, or was received again with a newer state.
+            # The object was deleted in the meantime; maybe another one was created in its place.
             return False
         try:
             is_ours = not self._is_edited(Body(level.packed.copy()), Body(raw), patch)
         except StorageError:
             is_ours = False
         if observed is not None and observed != raw['metadata'].get('generation'):
-            is_ours = False  # whatever has changed: clients wait for conditions about the newest generation
+            is_ours = False  # a newer generation needs another run in any case: clients wait for conditions about it
         if not is_ours:
             level.note_edit()
         if level.renew(raw, asked_at=None):
@@ -678,12 +685,13 @@ class Leveler:
         return is_ours
 
     def _is_edited(self, known: Body, body: Body, patch: Patch) -> bool:
-        """Check whether others have changed the object besides the patch."""
+        """Check whether another client has changed the object, too, and not only the patch."""
         essences = self._decider.essences
         expected, essence = essences.predict(known, patch), essences.of(body)
         if is_same(expected, essence):
             return False
-        # Functions can write another value each time, such as the current time: only the fields are known.
+        # The values from functions can differ at each call, such as the current time, so only their fields are
+        # compared.
         written = list(find_leaves(diff(essences.of(known), expected))) if patch.fns else []
         return any(
             not is_touched(field, patch) and not any(is_on_path(field, other) for other in written)
@@ -714,7 +722,8 @@ class Leveler:
         if level is None:
             return
         former = {plan.controller: plan for plan in level.plans}
-        # The plans of the same handlers go on, with their retries and back-offs: the objects have not changed.
+        # The plans of handlers that both levelers have are kept with their retries and back-offs, as the object has not
+        # changed.
         plans = [former.get(controller) or HandlerPlan(level, controller) for controller in self._controllers]
         for plan in level.plans:
             if plan not in plans:
@@ -734,12 +743,12 @@ class Leveler:
                 plan.controller.planner.yield_slot(plan)
 
     def is_pending(self, record: Record) -> bool:
-        """Check whether any handler is triggered, and waits only for the worker of the object."""
+        """Check whether any handler is triggered, and could run now if the object had a worker."""
         plans = () if record.level is None else record.level.plans
         return any(plan.is_ready for plan in plans)
 
     def slow_down(self, plan: HandlerPlan, cause: OwnPatch) -> None:
-        """Called when the runs of the plan are paused, because of patches of handlers."""
+        """Called when the runs of the plan are paused because patches of handlers keep triggering them."""
         logger = ObjectLogger(body=Body(plan.level.packed.copy()), settings=self._settings)
         plan.controller.warn_of_loop(cause, logger)
         plan.level.set_timer(self._levels)
@@ -752,7 +761,7 @@ class Leveler:
             if reasons:
                 if plan.row is not None:
                     plan.row.begin(asyncio.get_running_loop().time())
-                # A copy for each run: the function can change it in place, while others read the same state.
+                # A copy for each run, as the function can change it in place.
                 raw = cast(RawBody, plan.level.packed.copy())
                 body = Body(raw)
                 logger = ObjectLogger(body=body, settings=self._settings)
@@ -823,7 +832,7 @@ class Leveler:
         return outcome
 
     def fail(self, run: Run, error: Exception, what: str = "The patch of %s is not applied") -> Outcome:
-        """Return the outcome of a run whose patch can't be applied, or whose children not pruned; log it."""
+        """Return the outcome of a run whose patch, or the pruning of whose children, has failed; log the error."""
         handler, planner = run.plan.controller.handler, run.plan.controller.planner
         is_last = handler.retries is not None and planner.get_attempts(run.plan) + 1 >= handler.retries
         delay = None if is_last else planner.find_backoff(run.plan)
@@ -842,7 +851,7 @@ class Leveler:
         recurring = plan.digest != FIELDLESS
         planner.end(plan, outcome if is_served else None, now, held=thread is not None, recurring=recurring)
         if thread is not None:
-            # The thread cannot be stopped, so the next run waits for it: a handler must never run twice at the same
+            # The thread cannot be stopped, so the next run waits for its end: a handler must not run twice at the same
             # time for one object.
             thread.add_done_callback(lambda _: planner.release(plan))
         plan.level.set_timer(self._levels)

@@ -402,7 +402,7 @@ class ResourceWatch:
         if self._unlisted and self._flawed:
             logger.warning(
                 "%d known objects are not in the list of %s. "
-                "As some items of the list are malformed, the objects are not reported as deleted.",
+                "They are not reported as deleted, because some items of the list are malformed.",
                 len(self._unlisted),
                 self,
             )
