@@ -370,6 +370,12 @@ def _load(
     '-p', '--priority', type=int, help="The operator with the highest priority works, the others pause; 0 by default."
 )
 @option(
+    '--leader-election',
+    is_flag=True,
+    default=None,
+    help="Let one of several replicas work: they elect it by a Lease, the others wait and keep warm.",
+)
+@option(
     '-m',
     '--module',
     'modules',

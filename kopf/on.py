@@ -62,6 +62,28 @@ def cleanup(*misplaced: Never, **options: Unpack[ActivityOptions]) -> Callable[[
 
 
 @_showing_options(ActivityOptions)
+def leading(*misplaced: Never, **options: Unpack[ActivityOptions]) -> Callable[[FnT], FnT]:
+    """
+    Run the function when this replica of the operator is elected, before it handles any objects.
+
+    If the function fails permanently, the operator ends, and another replica is elected. It is not called if
+    ``settings.leadership`` is off.
+    """
+    return _declarations.declare_activity(ActivityHandler, 'leading', misplaced, options, activity=Activity.LEADING)
+
+
+@_showing_options(ActivityOptions)
+def yielding(*misplaced: Never, **options: Unpack[ActivityOptions]) -> Callable[[FnT], FnT]:
+    """
+    Run the function when this replica of the operator stops leading.
+
+    At the end of the operator, it is called when all work has stopped, and before another replica is elected. If the
+    Lease could not be renewed in time, it is called at once, and the process is ended if it takes too long.
+    """
+    return _declarations.declare_activity(ActivityHandler, 'yielding', misplaced, options, activity=Activity.YIELDING)
+
+
+@_showing_options(ActivityOptions)
 def login(*misplaced: Never, **options: Unpack[ActivityOptions]) -> Callable[[FnT], FnT]:
     """Call the function to log in to the API: it returns a `kopf.ConnectionInfo`, or ``None``."""
     return _declarations.declare_activity(

@@ -197,10 +197,10 @@ def in_virtual_time(fn):
 
 
 @contextlib.contextmanager
-def new_world(virtual_time=False):
+def new_world(virtual_time=False, **options):
     """Yield a sandbox with the kind of the examples, known to operators as the cluster to log in to."""
     crd = ROOT / 'examples' / 'crd.yaml'
-    with Sandbox(crds=[crd], virtual_time=virtual_time) as sandbox, pytest.MonkeyPatch.context() as patching:
+    with Sandbox(crds=[crd], virtual_time=virtual_time, **options) as sandbox, pytest.MonkeyPatch.context() as patching:
         patching.setenv('KUBECONFIG', str(sandbox.kubeconfig))
         world = World(sandbox)
         logger = logging.getLogger()

@@ -145,6 +145,7 @@ def test_options_have_their_defaults(invoke, operator, handlers):
         'standalone': None,
         'priority': None,
         'peering_name': None,
+        'leader_election': None,
         'liveness_endpoint': None,
         'metrics_endpoint': None,
         'inspect': False,

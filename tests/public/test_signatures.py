@@ -11,12 +11,26 @@ import kopf
 DECORATORS = [
     getattr(kopf.on, name)
     for name in (
-        *('startup', 'cleanup', 'login', 'probe', 'schedule', 'event', 'create', 'update', 'resume', 'delete'),
+        *(
+            'startup',
+            'cleanup',
+            'leading',
+            'yielding',
+            'login',
+            'probe',
+            'schedule',
+            'event',
+            'create',
+            'update',
+            'resume',
+            'delete',
+        ),
         *('field', 'index', 'daemon', 'timer', 'validate', 'mutate', 'convert', 'subhandler', 'register'),
     )
 ]
 OPERATOR = (
     'lifecycle indexers registry settings memories insights identity standalone priority peering_name '
+    'leader_election '
     'liveness_endpoint metrics_endpoint inspect clusterwide namespaces namespace stop_flag ready_flag vault '
     'instruments memo _command'
 ).split()

@@ -94,6 +94,9 @@ class AiohttpSession(sessions.Session):
             await self._session.close()
 
     async def request(self, request: sessions.Request, timeouts: sessions.Timeouts) -> bytes:
+        # Why not later? This library connects and sends in one call.
+        if request.guard is not None:
+            request.guard()
         with _typed_errors():
             async with asyncio.timeout(timeouts.answering), await self._send(request, timeouts) as response:
                 with _aborting(response.connection):

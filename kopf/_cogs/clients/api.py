@@ -11,7 +11,7 @@ import json
 import logging
 import time
 import urllib.parse
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Iterator, Mapping, Sized
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sized
 from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
@@ -38,6 +38,9 @@ default_logger = logging.getLogger(__name__)
 
 client_var: 'ContextVar[ApiClient]' = ContextVar('client_var')
 """The client of the operator, for requests of its handlers and webhook servers."""
+
+unfenced_var: ContextVar[bool] = ContextVar('unfenced_var', default=False)
+"""Whether the current code may write even when the client is fenced: see `ApiClient.fence`."""
 
 
 class ApiClient:
@@ -68,6 +71,7 @@ class ApiClient:
         self._gates: dict[str, pacing.Gate] = {}  # by server
         self._default_namespace: str | None = None
         self._lacks: set[str] = set()
+        self._fence: Callable[[], None] | None = None
         self._pauses: set[asyncio.Task[None]] = set()  # between attempts
         self._closed = False
         self._doubtful = True  # no server has responded yet, and this is not logged yet
@@ -119,6 +123,23 @@ class ApiClient:
     def note_lack(self, feature: str) -> None:
         """Remember that the server lacks the feature, for all users of this client; see `lacks`."""
         self._lacks.add(feature)
+
+    @property
+    def is_fenced(self) -> bool:
+        """Return whether writes are checked, because another replica of the operator can take over at any time."""
+        return self._fence is not None
+
+    def fence(self, check: Callable[[], None] | None) -> None:
+        """
+        Check each write right before it is sent, except for those that other replicas may make at the same time.
+
+        These are made by code with `unfenced_var`: requests of the election itself, Events, and the webhooks, which all
+        replicas serve.
+
+        Args:
+            check: the function that raises `errors.APIFencedError` if the operator must not write; ``None`` to end it.
+        """
+        self._fence = check
 
     async def get_json(self, path: str, params: Params | None = None, *, logger: AnyLogger | None = None) -> Any:
         """Return the decoded JSON of an object, a list, etc.; errors are those of `request`."""
@@ -174,11 +195,13 @@ class ApiClient:
                 if empty, there is only one attempt.
 
         Raises:
+            errors.APIFencedError: if the operator must not write now; see `fence`.
             errors.APIError: if the last attempt has failed, or if the error is not temporary.
             credentials.LoginError: if there are no (more) credentials.
         """
         headers = (accept, content_type if payload is not None else None)
-        request = sessions.Request(method, _encode_query(path, params), payload, headers)
+        guard = None if self._fence is None or method == 'GET' or unfenced_var.get() else self._check_fence
+        request = sessions.Request(method, _encode_query(path, params), payload, headers, guard=guard)
         attempts = _Attempts(self._settings.networking, logger or default_logger, backoffs)
         number = 0
         while True:
@@ -209,6 +232,11 @@ class ApiClient:
             finally:
                 number += 1
                 refusal = failure = None  # otherwise, this frame and their tracebacks would be a reference cycle
+
+    def _check_fence(self) -> None:
+        # Why not the function itself? The fence can be removed while the request waits.
+        if self._fence is not None:
+            self._fence()
 
     async def _pause(self, delay: float) -> None:
         """Wait for the next attempt, or until the client is closed."""

@@ -12,6 +12,7 @@ import socket
 import ssl
 import urllib.parse
 import weakref
+from collections.abc import Callable
 from typing import NamedTuple
 
 from kopf._cogs.clients.connections import Connection, ConnectionLost, Response
@@ -57,7 +58,14 @@ class Pool:
             connection.abort()
         self._idle.clear()
 
-    async def request(self, data: bytes, *, connect_timeout: float | None, repeatable: bool) -> Response:
+    async def request(
+        self,
+        data: bytes,
+        *,
+        connect_timeout: float | None,
+        repeatable: bool,
+        guard: Callable[[], None] | None = None,
+    ) -> Response:
         """
         Send a request and return its response.
 
@@ -65,12 +73,19 @@ class Pool:
             data: the whole request.
             connect_timeout: the time limit for opening a connection if one is needed (in seconds).
             repeatable: whether it is safe to send it again if the server closes an old connection at the same time.
+            guard: the function to call right before the request is sent; if it raises, the request is not sent.
 
         Raises:
             OSError: if the network or the server fails, time-outs of connecting included.
         """
         while True:
             connection = self._take() or await self._connect(connect_timeout)
+            if guard is not None:
+                try:
+                    guard()
+                except BaseException:
+                    self._put(connection)
+                    raise
             used = connection.used
             self._busy[connection] = None
             try:

@@ -110,6 +110,10 @@ class APITimeoutError(APIConnectionError, TimeoutError):
     """There was no (whole) response in time."""
 
 
+class APIFencedError(APIError):
+    """A write was not sent, as the operator must not write now: another replica of it can be the leader."""
+
+
 class APIServerError(APIError):
     """5xx: the server has failed; usually temporary."""
 

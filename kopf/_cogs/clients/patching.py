@@ -278,7 +278,12 @@ class _Patching:
     async def _merge_object(self, changes: Mapping[str, Any]) -> None:
         if len(changes):  # a patch with nothing but functions is true, too
             self.logger.debug("Merge-patching the resource with: %r", dict(changes))
-            await self._repeat(lambda: self._send_merge(self.url, changes))
+            # With several replicas, a request that is delayed in the network must not overwrite what the next leader
+            # has stored meanwhile. So it carries the version that it was decided on, and is checked anew if it fails.
+            is_versioned = self.client.is_fenced
+            await self._repeat(
+                lambda: self._send_versioned(self.url, changes) if is_versioned else self._send_merge(self.url, changes)
+            )
 
     async def _merge_status(self, changes: Mapping[str, Any]) -> None:
         if changes:
@@ -314,13 +319,16 @@ class _Patching:
 
     async def _send_merge_of_status(self, changes: Mapping[str, Any]) -> None:
         # The status endpoint ignores the metadata, so the uid does not protect a recreated object; the version does.
-        if self.uid is None:
+        if self.uid is None and not self.client.is_fenced:
             await self._send_merge(f'{self.url}/status', changes)
             return
+        await self._send_versioned(f'{self.url}/status', changes)
+
+    async def _send_versioned(self, url: str, changes: Mapping[str, Any]) -> None:
         if self.body is None:
             await self._reload()
         try:
-            await self._send_merge(f'{self.url}/status', changes, _get_version(self.body))
+            await self._send_merge(url, changes, _get_version(self.body))
         except errors.APIConflictError:
             self.body = None
             raise

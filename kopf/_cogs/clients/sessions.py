@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 import urllib.parse
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TypeAlias
 
 from kopf._cogs.clients import errors
@@ -42,6 +42,8 @@ class Request(NamedTuple):
     headers: ExtraHeaders = (None, None)
     span: instruments.ApiRequest | None = None
     """The span of the request for instruments: it gets the status, and can have more headers."""
+    guard: Callable[[], None] | None = None
+    """The function to call right before the request is sent, after all waits; if it raises, nothing is sent."""
 
 
 class Timeouts(NamedTuple):
@@ -188,7 +190,10 @@ class DirectSession(Session):
         try:
             async with asyncio.timeout(timeouts.answering):
                 response = await self._pool.request(
-                    data, connect_timeout=timeouts.connecting, repeatable=request.method == 'GET'
+                    data,
+                    connect_timeout=timeouts.connecting,
+                    repeatable=request.method == 'GET',
+                    guard=request.guard,
                 )
         except OSError as e:
             raise make_error(e) from e
@@ -218,7 +223,7 @@ class DirectSession(Session):
         raise _refuse(response._replace(body=body))
 
     def _encode(self, request: Request) -> bytes:
-        method, query, payload, extra, span = request
+        method, query, payload, extra, span, _ = request
         version = self._headers.refresh()
         if version != self._version:
             self._version = version

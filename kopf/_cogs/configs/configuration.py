@@ -156,6 +156,41 @@ class PeeringSettings(_Group):
 
 
 @dataclasses.dataclass
+class LeadershipSettings(_Group):
+    """Replicas of the operator: one of them is elected and handles the objects, the others wait and keep warm."""
+
+    enabled: bool = False
+    """Whether the replicas elect a leader, by a Lease in the cluster; the same as ``--leader-election``."""
+
+    name: str | None = None
+    """
+    The name of the Lease. `None`: ``kopf-<operator>``, with `ApplyingSettings.operator`. All replicas of an operator
+    need the same name, and different operators in one namespace need different names.
+    """
+
+    namespace: str | None = None
+    """
+    The namespace of the Lease. `None`: the namespace of the pod; outside of a cluster, the namespace of the context in
+    the kubeconfig; otherwise, ``default``. All replicas of an operator need the same one.
+    """
+
+    duration: float = 15
+    """
+    After how long (in seconds) without a renewal another replica takes over. A leader that could not renew the Lease
+    has stopped all its work by then; if it could not stop it, its process is ended.
+    """
+
+    renew_deadline: float = 10
+    """
+    After how long (in seconds) without a renewal the leader stops its work: handlers, daemons and timers are cancelled,
+    and nothing is written any more. The rest of `duration` is the time that they have to stop.
+    """
+
+    retry_period: float = 2
+    """How often (in seconds) the leader renews the Lease, and how soon a failed request is repeated."""
+
+
+@dataclasses.dataclass
 class WatchingSettings(_Group):
     """Lists of objects and streams of their changes."""
 
@@ -510,6 +545,7 @@ class OperatorSettings(_Group):
     process: ProcessSettings = dataclasses.field(default_factory=ProcessSettings)
     posting: PostingSettings = dataclasses.field(default_factory=PostingSettings)
     peering: PeeringSettings = dataclasses.field(default_factory=PeeringSettings)
+    leadership: LeadershipSettings = dataclasses.field(default_factory=LeadershipSettings)
     watching: WatchingSettings = dataclasses.field(default_factory=WatchingSettings)
     queueing: QueueingSettings = dataclasses.field(default_factory=QueueingSettings)
     scanning: ScanningSettings = dataclasses.field(default_factory=ScanningSettings)

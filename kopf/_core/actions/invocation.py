@@ -15,6 +15,7 @@ import contextvars
 import functools
 import inspect
 import sys
+import threading
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError, Executor
@@ -165,7 +166,7 @@ async def invoke(
         return result  # a wrapper can return the result itself
     # As `asyncio.to_thread` does it, but in the executor of the settings.
     context = contextvars.copy_context()
-    result = await asyncio.get_running_loop().run_in_executor(executor, context.run, _call, fn, kwargs)
+    result = await asyncio.get_running_loop().run_in_executor(executor, context.run, _call, fn, kwargs, executor)
     if type(result) is _Raised:
         try:
             raise result.error
@@ -180,7 +181,35 @@ class _Raised(NamedTuple):
     error: Exception
 
 
-def _call(fn: Callable[..., Any], kwargs: Mapping[str, Any]) -> Any:
+class _RunningCall(NamedTuple):
+    """A call of a function in a thread of the executor."""
+
+    executor: Executor
+    fn: Callable[..., Any]
+    kwargs: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        title = getattr(self.fn, '__qualname__', repr(self.fn))
+        name, namespace = self.kwargs.get('name'), self.kwargs.get('namespace')
+        return f'{title}()' if name is None else f'{title}() of {name if namespace is None else f"{namespace}/{name}"}'
+
+
+_running_calls: dict[int, _RunningCall] = {}
+"""The calls that are running now, by the identifiers of their threads."""
+
+
+def find_running_calls(executors: Collection[Executor]) -> list[str]:
+    """
+    Return the functions that are running in threads of these executors, with the names of their objects.
+
+    Cancelled tasks do not wait for their threads, so this is the only way to know whether the threads have ended.
+    """
+    return [str(call) for call in list(_running_calls.values()) if call.executor in executors]
+
+
+def _call(fn: Callable[..., Any], kwargs: Mapping[str, Any], executor: Executor) -> Any:
+    thread = threading.get_ident()
+    _running_calls[thread] = _RunningCall(executor, fn, kwargs)
     try:
         return fn(**kwargs)
     except (TimeoutError, CancelledError) as error:
@@ -190,3 +219,5 @@ def _call(fn: Callable[..., Any], kwargs: Mapping[str, Any]) -> Any:
     except StopIteration as error:
         # Futures do not accept this error, so the awaiting task would never be woken up.
         raise RuntimeError(f"The function {fn!r} raised StopIteration.") from error
+    finally:
+        del _running_calls[thread]

@@ -19,7 +19,12 @@ from kopf._cogs.aiokits.awaitable_flags import AsyncFlagWaiter, ReasonedFlag, Sy
 from kopf._cogs.aiokits.coalesced_timers import CoalescedTimer
 from kopf._cogs.aiokits.delays import Delays
 from kopf._cogs.clients import patching
-from kopf._cogs.clients.errors import APIConnectionError, APIServerError, APITooManyRequestsError
+from kopf._cogs.clients.errors import (
+    APIConnectionError,
+    APIFencedError,
+    APIServerError,
+    APITooManyRequestsError,
+)
 from kopf._cogs.structs.credentials import LoginError
 from kopf._cogs.structs.patches import Patch
 from kopf._core.actions.execution import Outcome, run_handler, utcnow
@@ -85,6 +90,14 @@ class Daemon:
     def due_at(self) -> float:
         """When the next attempt is due, by the clock of the loop; infinity if it waits for a change of the object."""
         return self._due
+
+    def __str__(self) -> str:
+        return f'{self.handler} of {self.owner.record!r}'
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether the function runs, even if it is told to stop or is abandoned."""
+        return self.task is not None and not self.task.done()
 
     # Running.
 
@@ -240,6 +253,9 @@ class Daemon:
                     return await self.owner.spawner.host.send(self.owner.record, patch)
                 except LoginError:
                     raise
+                except APIFencedError as error:
+                    logger.warning("The patch of %s is dropped: %s", self.handler, error)
+                    return None
                 except Exception as error:
                     # Not retried if the API refuses the patch, as it would refuse the same patch again; or if the
                     # daemon is stopping, as it must not hold its object any longer.
@@ -297,6 +313,12 @@ class Daemon:
         # have none: otherwise, it would never end.
         elif known is None or (reason is DaemonStoppingReason.OPERATOR_EXITING and self._get_own_limits()[1] is None):
             self._start_stopping()
+
+    def abort(self) -> None:
+        """Stop the daemon because of a pause, and cancel its function at once, if that is possible."""
+        self.stop(DaemonStoppingReason.OPERATOR_PAUSING)
+        if self.task is not None and self.handler.asynchronous:
+            self.task.cancel()
 
     def _start_stopping(self) -> None:
         backoff, timeout = self._get_limits()

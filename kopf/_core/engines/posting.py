@@ -97,7 +97,12 @@ class Poster:
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
+        # Imported here: this module is imported with the package, the client only by running operators.
+        from kopf._cogs.clients.api import unfenced_var
+
         self._context = contextvars.copy_context()
+        # Replicas that wait for the leadership post Events, too: of their webhooks.
+        self._context.run(unfenced_var.set, True)
         self._token = poster_var.set(self)
         self._queue_token = event_queue_var.set(self)
         self._closed = False

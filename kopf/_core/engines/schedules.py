@@ -68,6 +68,15 @@ class Schedules:
             await asyncio.sleep(OVERDUE_DELAY)
             await self._permitted.wait()
 
+    def abort(self) -> None:
+        """Cancel the current runs. Called while no new runs are permitted; they are repeated when they are."""
+        for run in self._runs:
+            run.cancel()
+
+    def find_running(self) -> list[str]:
+        """Return the names of the current runs."""
+        return [run.get_name() for run in self._runs]
+
     async def drain(self) -> None:
         """Wait until the current runs end. Called while no new runs are permitted."""
         while self._runs:
@@ -124,6 +133,9 @@ class Schedules:
             # finish first, and then the run is cancelled below.
             return await asyncio.shield(task)
         except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if task.cancelled() and current is not None and not current.cancelling():
+                return Outcome(final=False, delay=0)  # only the run is aborted, not the schedule
             if not handler.asynchronous:  # a thread cannot be cancelled, only waited for
                 await asyncio.wait({task}, timeout=EXIT_TIMEOUT)
                 if not task.done():

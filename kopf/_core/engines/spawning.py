@@ -132,6 +132,16 @@ class OperatorDaemons:
         for daemon in list(self._active):
             daemon.stop(DaemonStoppingReason.OPERATOR_PAUSING)
 
+    def abort(self) -> None:
+        """Stop all daemons as `pause` does it, and cancel those that can be cancelled."""
+        self.paused = True
+        for daemon in list(self._active):
+            daemon.abort()
+
+    def find_running(self) -> list[str]:
+        """Return the names of the daemons whose functions are running, including abandoned ones."""
+        return [str(daemon) for daemon in [*self._active, *self._abandoned] if daemon.is_running]
+
     def resume(self) -> None:
         """Permit daemons to start. Each starts when its object is processed the next time."""
         self.paused = False

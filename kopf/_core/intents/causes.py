@@ -56,6 +56,8 @@ class Activity(enum.StrEnum):
     AUTHENTICATION = 'authentication'
     PROBE = 'probe'
     SCHEDULE = 'schedule'
+    LEADING = 'leading'
+    YIELDING = 'yielding'
 
 
 class Reason(enum.StrEnum):

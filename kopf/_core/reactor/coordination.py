@@ -7,12 +7,15 @@ handling.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence, Set
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence, Set
+from typing import NamedTuple, Protocol
 
 from kopf._cogs.clients.api import ApiClient
 from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.references import Namespace, Resource
+from kopf._core.actions.execution import Outcome
+from kopf._core.intents.causes import Activity
 from kopf._core.reactor.peering_coordinator import PeeringCoordinator
 from kopf._core.reactor.watches import ResourceWatch
 
@@ -21,6 +24,23 @@ Affected = Collection[Namespace] | None
 
 OverdueCheck = Callable[[], bool]
 """A function that checks whether the operator must pause, even if `Coordinator.paused` is not set yet."""
+
+
+Changed = Callable[[Affected], None]
+"""The function that a coordinator calls when its decision for these namespaces has changed."""
+
+
+class Controls(NamedTuple):
+    """The functions by which a coordinator controls the work of the operator."""
+
+    changed: Changed
+    """Reports that the decision has changed."""
+    abort: Callable[[], None]
+    """Cancels all work at once, without waiting: the operator has lost the right to do it. A pause follows."""
+    find_running: Callable[[], list[str]]
+    """Returns the names of all work that still runs, including threads and what ignores its cancellation."""
+    run_activity: Callable[[Activity], Awaitable[Mapping[HandlerId, Outcome]]]
+    """Runs the handlers of an activity; returns their outcomes."""
 
 
 class Coordinator(Protocol):
@@ -33,6 +53,10 @@ class Coordinator(Protocol):
     @property
     def paused(self) -> bool:
         """Return whether the operator must pause, because other operators handle the objects or can do so."""
+
+    @property
+    def keeps_warm(self) -> bool:
+        """Return whether a paused operator is ready only when it can take over at once, with complete indices."""
 
     @property
     def overdue_check(self) -> OverdueCheck | None:
@@ -75,10 +99,6 @@ class Coordinator(Protocol):
         """Let other operators take over. Called when the operator exits, after all work has ended."""
 
 
-Changed = Callable[[Affected], None]
-"""The function that a coordinator calls when its decision for these namespaces has changed."""
-
-
 class Unanimity:
     """Several coordinators as one: all of them must permit the work. Without any, the work is always permitted."""
 
@@ -94,6 +114,10 @@ class Unanimity:
     @property
     def paused(self) -> bool:
         return any(each.paused for each in self._coordinators)
+
+    @property
+    def keeps_warm(self) -> bool:
+        return any(each.keeps_warm for each in self._coordinators)
 
     @property
     def overdue_check(self) -> OverdueCheck | None:
@@ -133,11 +157,20 @@ class Unanimity:
             each.end()
 
     async def leave(self) -> None:
-        # If one fails, the others are awaited nevertheless: otherwise, the operator would end before they have left.
-        results = await asyncio.gather(*(each.leave() for each in self._coordinators), return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
+        # One after another: the next leader joins the peerings when the former one has left them.
+        errors: list[Exception] = []
+        for each in self._coordinators:
+            try:
+                await each.leave()
+            except Exception as error:  # the others must leave nevertheless
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+
+def find_lease_name(settings: OperatorSettings) -> str:
+    """Return the name of the Lease for the election of the leader."""
+    return settings.leadership.name or f'kopf-{settings.applying.operator}'
 
 
 def make_coordinator(
@@ -146,7 +179,7 @@ def make_coordinator(
     *,
     identity: str | None,
     tasks: asyncio.TaskGroup,
-    changed: Changed,
+    controls: Controls,
 ) -> Coordinator:
     """
     Create the coordinators that the settings enable. This is the only place that knows their classes.
@@ -156,9 +189,29 @@ def make_coordinator(
         settings: the settings of the operator, after its startup handlers.
         identity: the identity of the operator among other operators; if absent, it is detected when needed.
         tasks: the group for the tasks of the coordinators.
-        changed: the function to call when a decision has changed.
+        controls: the functions that control the work of the operator.
     """
     coordinators: list[Coordinator] = []
+    elected, peerings = settings.leadership.enabled, []
     if not settings.peering.standalone:
-        coordinators.append(PeeringCoordinator(client, settings, identity=identity, tasks=tasks, changed=changed))
+        peerings.append(
+            PeeringCoordinator(
+                client,
+                settings,
+                # Only the leader has a record. The next one takes it over, and need not wait for the end of a dead one.
+                identity=find_lease_name(settings) if elected else identity,
+                tasks=tasks,
+                changed=controls.changed,
+            )
+        )
+    coordinators += peerings
+    if elected:
+        # Imported here, as most operators have no replicas, and would start more slowly.
+        from kopf._core.reactor.election_coordinator import ElectionCoordinator
+
+        for peering in peerings:
+            peering.stand_by(True)
+        coordinators.append(
+            ElectionCoordinator(client, settings, identity=identity, tasks=tasks, controls=controls, followers=peerings)
+        )
     return coordinators[0] if len(coordinators) == 1 else Unanimity(coordinators)

@@ -66,6 +66,7 @@ class OperatorOptions(TypedDict, total=False):
     standalone: bool | None
     priority: int | None
     peering_name: str | None
+    leader_election: bool | None
     liveness_endpoint: str | None
     metrics_endpoint: str | None
     inspect: bool
@@ -112,6 +113,8 @@ class Operator:
     def _adopt_options(self) -> None:
         """Put the options into the settings, so that startup handlers can read and change them."""
         options, settings = self._options, self.settings.peering
+        if (elected := options.get('leader_election')) is not None:
+            self.settings.leadership.enabled = elected
         settings.clusterwide = not self._namespaces
         if (standalone := options.get('standalone')) is not None:
             settings.standalone = standalone
@@ -260,6 +263,7 @@ class Operator:
                     workers=workers,
                     indexing_gate=indexing_gate,
                     schedules=schedules,
+                    run_activity=self._run_activity,
                 ),
                 patterns=self._namespaces,
                 identity=self._options.get('identity'),

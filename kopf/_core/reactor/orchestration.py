@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import itertools
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from kopf._cogs.clients.discovery import discover, explaining_discovery_errors
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import RawBody
 from kopf._cogs.structs.credentials import Vault
+from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.references import (
     CRDS,
     Namespace,
@@ -28,12 +29,15 @@ from kopf._cogs.structs.references import (
     Resource,
     select_specific_namespaces,
 )
+from kopf._core.actions.execution import Outcome
+from kopf._core.actions.invocation import find_running_calls
 from kopf._core.engines.indexing import OperatorIndexers
 from kopf._core.engines.schedules import Schedules
+from kopf._core.intents.causes import Activity
 from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.handlers import ReconcilingHandler
 from kopf._core.intents.registries import HandlerTable
-from kopf._core.reactor.coordination import make_coordinator
+from kopf._core.reactor.coordination import Controls, make_coordinator
 from kopf._core.reactor.discovery_sinks import DefinitionsSink, NamespaceSink, join_names
 from kopf._core.reactor.indexing_gate import IndexingGate
 from kopf._core.reactor.informer import Informer
@@ -84,6 +88,7 @@ class Tools:
     workers: WorkerPool
     indexing_gate: IndexingGate
     schedules: Schedules
+    run_activity: Callable[[Activity], Awaitable[Mapping[HandlerId, Outcome]]]
 
 
 class WriteThrough:
@@ -137,7 +142,11 @@ class Orchestrator:
         self._patterns = patterns
         self._tasks = tasks
         self.coordinator = make_coordinator(
-            tools.client, tools.context.settings, identity=identity, tasks=tasks, changed=self._adjust
+            tools.client,
+            tools.context.settings,
+            identity=identity,
+            tasks=tasks,
+            controls=Controls(self._adjust, self._abort, self._find_running, tools.run_activity),
         )
         # Why not a guard that always permits, if there are no peers? It would be called for each event.
         if (overdue_check := self.coordinator.overdue_check) is not None:
@@ -330,11 +339,15 @@ class Orchestrator:
             yield "The resources are not discovered yet."
         if self.webhooks is not None and not self.webhooks.listening:
             yield "The webhook server does not listen yet."
-        watches = [] if self._paused else self.get_watches()
+        # Unless it must take over at once: then, it is warm when all objects are listed and indexed.
+        is_cold = self._paused and not self.coordinator.keeps_warm
+        if self.coordinator.keeps_warm and not self.coordinator.is_open(None):
+            yield "It is not known yet which replica of the operator is the leader."
+        watches = [] if is_cold else self.get_watches()
         for watch in [*self._observers, *self.coordinator.watches, *watches]:
             if not watch.complete and not watch.refused:
                 yield f"The list of {watch} is not complete yet{f': {watch.failure}' if watch.failure else '.'}"
-        if not self._paused and not self._tools.indexing_gate.is_complete:
+        if not is_cold and not self._tools.indexing_gate.is_complete:
             yield "The indices are not complete yet."
 
     async def _rediscover(self) -> None:
@@ -496,6 +509,22 @@ class Orchestrator:
         # Also without watches: the handlers of a former watch can be running, and peers wait until this is reported.
         # Saving starts at once, not after the daemons have ended: the pause can be over by then.
         self._halting = self._tasks.create_task(self._halt(self._start_saving()), name='pausing')
+
+    def _abort(self) -> None:
+        """Cancel all work at once: another replica can begin to handle the objects. A pause follows."""
+        self._handed_over = True  # nothing is stored any more
+        self._tools.schedules.permit(False)
+        self._tools.workers.abort()
+        self._tools.schedules.abort()
+
+    def _find_running(self) -> list[str]:
+        """Return the names of all handlers that run, including those that ignore their cancellation, and threads."""
+        executors = [self._tools.context.settings.execution.executor, self._tools.workers.background.threads]
+        return [
+            *self._tools.workers.find_running(),
+            *self._tools.schedules.find_running(),
+            *find_running_calls(executors),
+        ]
 
     async def _halt(self, saving: asyncio.Task[None]) -> None:
         # Why not `await saving`? If the pause ends meanwhile, this task is cancelled, and would cancel the saving, too.

@@ -92,6 +92,7 @@ class PeeringCoordinator:
         self._pausing: set[Namespace] = set()  # the namespaces of members that require a pause
         self._ending: set[Namespace] = set()  # the namespaces that are being deleted
         self._staying: asyncio.Task[None] | None = None  # renews the records of an ending operator
+        self._standing_by = False  # whether only the leader of the replicas joins the peerings, and that is another one
 
     @property
     def groups(self) -> Collection[str]:
@@ -99,9 +100,15 @@ class PeeringCoordinator:
 
     @property
     def paused(self) -> bool:
+        if self._standing_by:
+            return False  # it is paused anyway
         if self._resource is None:
             return self._settings.peering.mandatory
         return bool(self._pausing) or (self._holding and bool(self._unknown))
+
+    @property
+    def keeps_warm(self) -> bool:
+        return False
 
     @property
     def overdue_check(self) -> Callable[[], bool]:
@@ -135,7 +142,17 @@ class PeeringCoordinator:
     def watches(self) -> list[ResourceWatch]:
         return [joined.watch for joined in list(self._joined.values())]
 
+    def stand_by(self, standing: bool) -> None:
+        """Called with true when other replicas can be the leader, so that this one must have no records; or false."""
+        if standing:
+            self._stop(list(self._joined))
+        # As after the discovery of another kind of peerings: the watches run already, but no work may begin before it
+        # is known whether other operators have higher priorities.
+        self._standing_by, self._holding = standing, not standing
+
     def is_open(self, namespace: Namespace) -> bool:
+        if self._standing_by:
+            return True
         if self._resource is None:
             return not self._settings.peering.mandatory
         if self._oriented and namespace in self._joined:
@@ -176,7 +193,7 @@ class PeeringCoordinator:
     ) -> Collection[Namespace] | None:
         """Join the peerings of these namespaces, or the cluster-wide one; stop the members of other namespaces."""
         was_oriented = self._oriented
-        if self._resource is not None:
+        if self._resource is not None and not self._standing_by:
             self._adjust(self._resource, namespaces, affected)
         return affected if self._oriented == was_oriented else None
 

@@ -84,6 +84,7 @@ async def operator(**options: Unpack[OperatorOptions]) -> None:
         standalone: ignore the peers.
         priority: the priority among the peers.
         peering_name: the name of the peering object.
+        leader_election: elect one of several replicas, by a Lease; only the leader works.
         liveness_endpoint: the URL of the server for probes.
         inspect: permit ``kopf top`` to look into the operator.
         metrics_endpoint: the URL of the server for metrics; it can be the same server.

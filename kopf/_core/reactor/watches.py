@@ -121,6 +121,7 @@ class ResourceWatch:
         sink: EventSink,
         *,
         selective: bool = True,
+        name: str | None = None,
         label_selector: LabelSelector | None = None,
         instruments: Instruments = NO_INSTRUMENTS,
         refusal_delays: Sequence[float] = (),
@@ -135,6 +136,7 @@ class ResourceWatch:
             namespace: the namespace; ``None`` for the whole cluster.
             sink: who receives the events.
             selective: whether the selectors of the settings apply.
+            name: the name of the only object to watch; all objects by default.
             label_selector: the additional selector of the handlers.
             instruments: what the changes of the watch are reported to.
             refusal_delays: the delays (in seconds) of the next requests while the first list is refused. The sink is
@@ -159,6 +161,7 @@ class ResourceWatch:
         self._sink = sink
         self._instruments = instruments
         self._selective = selective  # whether the selectors of the settings apply
+        self._name = name  # the name of the only object to watch, if it is only one
         self._label_selectors = [] if label_selector is None else [str(label_selector)]  # those of the handlers
         self._refusal_delays = iter(refusal_delays)
         self._path = resource.get_url(namespace=namespace)
@@ -357,7 +360,7 @@ class ResourceWatch:
 
     def _selectors(self) -> dict[str, str]:
         if not self._selective:
-            return {}
+            return {} if self._name is None else {'fieldSelector': f'metadata.name={self._name}'}
         watching = self._settings.watching
         return {
             param: ','.join(texts)

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
 from kopf._cogs.aiokits.loops import end
-from kopf._cogs.clients.api import ApiClient
+from kopf._cogs.clients.api import ApiClient, unfenced_var
 from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.structs.credentials import Vault
 from kopf._cogs.structs.references import Resource, Selector
@@ -106,6 +106,8 @@ class WebhookRuntime:
 
     async def run(self) -> None:
         """Serve until cancelled."""
+        # All replicas of the operator serve webhooks, so each of them keeps their configurations.
+        unfenced_var.set(True)
         await self._discovered.wait()
         # The server must outlive its webhooks in the API, so it is in a task that is not cancelled with this one.
         tasks = {asyncio.create_task(self._run_server(), name='webhook server')}

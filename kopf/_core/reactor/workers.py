@@ -222,6 +222,17 @@ class WorkerPool:
         self.paused = True
         self.background.pause()
 
+    def abort(self) -> None:
+        """Pause, and cancel the running workers and daemons: other operators can handle the objects soon."""
+        self.paused = True
+        self.background.abort()
+        for task in list(self._tasks):
+            task.cancel()
+
+    def find_running(self) -> list[str]:
+        """Return the names of the workers and daemons that are running, including those that ignore their end."""
+        return [f'handlers of {record!r}' for record in self._tasks.values()] + self.background.find_running()
+
     async def drain(self) -> None:
         """Wait until all workers and daemons have ended, after `pause`."""
         while self._tasks or len(self.background):

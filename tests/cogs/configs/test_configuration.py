@@ -42,6 +42,14 @@ DEFAULTS = {
         'clusterwide': False,
         'namespaced': True,
     },
+    'leadership': {
+        'enabled': False,
+        'name': None,
+        'namespace': None,
+        'duration': 15,
+        'renew_deadline': 10,
+        'retry_period': 2,
+    },
     'watching': {
         'server_timeout': None,
         'client_timeout': None,

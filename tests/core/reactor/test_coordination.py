@@ -16,6 +16,7 @@ class Switch:
 
     groups = ('switches.dev',)
     watches = ()
+    keeps_warm = False
 
     def __init__(self, changed=lambda affected: None, noticed=lambda: None):
         self.changed = changed
@@ -137,9 +138,9 @@ def switches(monkeypatch, world):
     """Return the second coordinators of all operators, beside their peerings."""
     switches = []
 
-    def make_both(client, settings, *, identity, tasks, changed):
-        switches.append(Switch(changed, world.changed.set))
-        peering = make_coordinator(client, settings, identity=identity, tasks=tasks, changed=changed)
+    def make_both(client, settings, *, identity, tasks, controls):
+        switches.append(Switch(controls.changed, world.changed.set))
+        peering = make_coordinator(client, settings, identity=identity, tasks=tasks, controls=controls)
         return Unanimity([peering, switches[-1]])
 
     monkeypatch.setattr(orchestration, 'make_coordinator', make_both)

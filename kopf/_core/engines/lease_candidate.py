@@ -1,0 +1,430 @@
+"""
+The candidacy of one process for a Lease: it acquires the Lease when no process holds it, and keeps renewing it.
+
+All times are those of the process's own monotonic clock, so the clocks of other machines do not matter. Another holder
+is dead when its record has not changed for the duration that the record promises. The own validity is counted from
+before the request was sent, so it always ends before any other process can consider this one dead. It is cut short by
+``renew_deadline``: the rest of the duration is for stopping the work. An expired term never goes on: even if the API
+server still accepts a renewal, the work must stop first, and then the Lease is acquired anew.
+"""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from kopf._cogs.clients import errors
+from kopf._cogs.configs.configuration import LeadershipSettings
+from kopf._cogs.helpers.clocks import get_suspended_time, read_wall_clock
+from kopf._cogs.helpers.explanations import ExplainedError
+from kopf._cogs.structs.bodies import is_older_version
+from kopf._core.engines.leases import MANAGED_BY, LeaseRecord, LeaseStore, format_time
+
+logger = logging.getLogger(__name__)
+
+SILENCE = 2.5
+"""After how many periods without an event a standby reads the Lease itself: the watch can be silently broken."""
+
+RELEASE_ATTEMPTS = 3
+"""How often the release is tried: the known version is outdated if the last response was lost."""
+
+
+class LeadershipError(ExplainedError):
+    """The leader cannot be elected, so the operator ends: it never works unelected."""
+
+
+class Term(NamedTuple):
+    """The time for which the Lease is held, by `read_time`; each renewal begins a new one."""
+
+    deadline: float
+    """When the work has to stop, as there is no time left to renew the Lease."""
+    expiry: float
+    """When another process can acquire the Lease."""
+
+
+def read_time() -> float:
+    """
+    Return the monotonic time (in seconds), including the time when the machine was suspended.
+
+    Why not the time of the loop? Some loops read it once in an iteration, which is too old after a suspension.
+    """
+    return time.monotonic() + get_suspended_time()
+
+
+class LeaseCandidate:
+    """
+    One process that wants to hold a Lease.
+
+    Args:
+        store: the Lease.
+        settings: the times.
+        identity: the identity of this process. No other process may ever have the same one.
+        changed: called when the candidate begins or ends to hold the Lease, or sees that another process holds it.
+    """
+
+    def __init__(
+        self,
+        store: LeaseStore,
+        settings: LeadershipSettings,
+        *,
+        identity: str,
+        changed: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._identity = identity
+        self._changed = changed
+        self.term: Term | None = None
+        """The current term; ``None`` if this process does not hold the Lease."""
+        self.known = False
+        """Whether it is known who holds the Lease."""
+        self.last_term: Term | None = None
+        """The current term, or the last one, as long as its work is ending. It is read in other threads, too."""
+        self._watched = False  # whether the states of the Lease come by a watch; otherwise, they are read periodically
+        self._body: Mapping[str, Any] | None = None  # the last known state; None if the Lease does not exist
+        self._record = LeaseRecord(None)  # of the last state in which the Lease existed
+        self._changed_at = 0.0  # when that record was first seen
+        self._seen_at = -math.inf  # when any state was received
+        self._ready = True  # whether the Lease may be acquired; not while the work of a former term is ending
+        self._next_attempt = -math.inf
+        self._failure: str | None = None
+        self._permitted: set[str] = set()  # the verbs that the API server has permitted at least once
+        self._forbidden_since: float | None = None
+        self._wakeup = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def holder(self) -> str | None:
+        """The identity of the holder, according to the last known state."""
+        return self._record.holder if self._body is not None else None
+
+    @property
+    def is_overdue(self) -> bool:
+        """True if the deadline has passed, even if no timer has noticed that yet, e.g. after a suspension."""
+        return self.term is not None and read_time() >= self.term.deadline
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """The namespace and the name of the Lease."""
+        return self._store.namespace, self._store.name
+
+    # What is known of the Lease.
+
+    def note_watch(self, works: bool) -> None:
+        """Called when it is known whether the states of the Lease come by a watch."""
+        self._watched = works
+
+    def see(self, body: Mapping[str, Any] | None, *, asked_at: float | None = None) -> None:
+        """
+        Called with each state of the Lease, or with ``None`` if it does not exist.
+
+        Args:
+            body: the state.
+            asked_at: when the state was requested, by `read_time`. If that was after the known state was received, this
+                one is newer even with a lower version: versions go back when a cluster is restored from a backup.
+        """
+        is_newer = asked_at is not None and asked_at > self._seen_at
+        version = None if body is None else body['metadata'].get('resourceVersion')
+        known = None if self._body is None else self._body['metadata'].get('resourceVersion')
+        if not is_newer and version is not None and is_older_version(version, known):
+            return
+        was_known, former = self.known, self.holder
+        self._body, self._seen_at, self.known = body, read_time(), True
+        if body is not None:
+            record = LeaseRecord.parse(body.get('spec'))
+            # Compared as a whole: another client can change the labels of a dead holder's Lease.
+            if record != self._record or not was_known:
+                self._record, self._changed_at = record, self._seen_at
+            if self.term is not None and record.holder != self._identity:
+                self._lose(f"the Lease was taken over by {record.holder!r}" if record.holder else "it was released")
+        if not was_known or former != self.holder:
+            self._tell_holder()
+            self._changed()
+        self._wakeup.set()
+
+    def _tell_holder(self) -> None:
+        if self.holder is None or self.holder == self._identity:
+            return
+        logger.info("Standing by: the Lease %s is held by %r.", self._store, self.holder)
+        labels = (self._body or {}).get('metadata', {}).get('labels') or {}
+        if labels.get(MANAGED_BY) != 'kopf':
+            logger.warning(
+                "The Lease %s is not that of a kopf operator: it has no label %s=kopf. If it is not meant for this "
+                "operator, set settings.leadership.name to another name.",
+                self._store,
+                MANAGED_BY,
+            )
+        promised = self._record.duration
+        if promised is not None and promised > math.ceil(self._settings.duration):
+            logger.warning(
+                "The holder %r of the Lease %s promises to stop only after %g seconds without a renewal, so this "
+                "replica waits for that long instead of settings.leadership.duration, %g seconds.",
+                self.holder,
+                self._store,
+                promised,
+                self._settings.duration,
+            )
+
+    def _find_release(self) -> float:
+        """Return when the Lease can be acquired, by `read_time`; in the past, if no other process holds it."""
+        # Also if the Lease is gone: its holder goes on working until it notices, or until its own deadline.
+        if self._record.holder in (None, self._identity):
+            return -math.inf
+        return self._changed_at + (self._record.duration or self._settings.duration)
+
+    # The term.
+
+    def _begin_term(self, started: float) -> None:
+        began, self.term = (
+            self.term is None,
+            Term(started + self._settings.renew_deadline, started + self._settings.duration),
+        )
+        self.last_term = self.term
+        self._set_timer()
+        if began:
+            logger.info("Elected: this replica, %r, holds the Lease %s.", self._identity, self._store)
+            self._changed()
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+        if self.term is not None:
+            delay = max(0.0, self.term.deadline - read_time())
+            self._timer = asyncio.get_running_loop().call_later(delay, self.reconsider)
+
+    def reconsider(self) -> None:
+        """End the term if its deadline has passed."""
+        if self.is_overdue:
+            self._lose(f"the Lease could not be renewed: {self._failure or 'the process was suspended'}")
+        else:
+            self._set_timer()
+
+    def _lose(self, reason: str) -> None:
+        logger.warning("No longer the leader: %s. The work of this replica is cancelled.", reason)
+        self.term, self._ready = None, False
+        self._set_timer()
+        self._changed()
+
+    def stand(self) -> None:
+        """Called when the work of the last term has ended: the Lease may be acquired again."""
+        self._ready, self.last_term = True, None
+        self._wakeup.set()
+
+    # The requests.
+
+    async def run(self) -> None:
+        """
+        Acquire and renew the Lease until cancelled.
+
+        Raises:
+            LeadershipError: if the operator can never be elected, e.g. without the permission.
+        """
+        try:
+            while True:
+                await self._wait()
+                if self.term is not None:
+                    await self._attempt(self._renew)
+                elif self.known and self._ready and read_time() >= self._find_release():
+                    await self._attempt(self._acquire)
+                else:
+                    await self._attempt(self._read)
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+
+    async def _wait(self) -> None:
+        """Wait until the next request is due."""
+        while (delay := self._find_due() - read_time()) > 0:
+            self._wakeup.clear()
+            try:
+                async with asyncio.timeout(delay):
+                    await self._wakeup.wait()
+            except TimeoutError:
+                pass
+
+    def _find_due(self) -> float:
+        if self.term is not None or not self.known:
+            return self._next_attempt
+        # The watch shows each renewal. If it shows none, it can be broken, or the holder is dead.
+        silence = self._settings.retry_period * (SILENCE if self._watched else 1)
+        due = self._seen_at + silence
+        if self._ready:
+            due = min(due, self._find_release())
+        return max(due, self._next_attempt)
+
+    async def _attempt(self, request: Callable[[], Any]) -> None:
+        """Make a request; after a failure, pause before the next one."""
+        started = read_time()
+        self._next_attempt = started + self._settings.retry_period
+        # Half of the time, so that a connection that hangs leaves time for another attempt.
+        limit = self._settings.renew_deadline / 2
+        if self.term is not None:
+            limit = max(0.0, min(limit, self.term.deadline - started))
+        try:
+            async with asyncio.timeout(limit):
+                await request()
+        except (errors.APIError, TimeoutError) as error:
+            self._note_failure(error, started)
+        else:
+            if self._failure is not None:
+                logger.info("The Lease %s can be accessed again.", self._store)
+            self._failure = self._forbidden_since = None
+            if self.term is None:
+                self._next_attempt = -math.inf  # a standby waits for events, see `_find_due`
+
+    async def _read(self) -> None:
+        started = read_time()
+        body = await self._permit('get', self._store.read())
+        self.see(body, asked_at=started)
+        if body is not None and self.holder != self._identity and 'update' not in self._permitted:
+            # Checked at the start: without the right, this replica would be of no use when the leader dies.
+            try:
+                await self._permit('update', self._store.replace(body, self._record, is_dry=True))
+            except errors.APIConflictError:
+                self._permitted.add('update')
+
+    async def _acquire(self) -> None:
+        now, former = format_time(read_wall_clock()), self._record
+        record = LeaseRecord(
+            holder=self._identity,
+            duration=math.ceil(self._settings.duration),
+            acquired=now,
+            renewed=now,
+            transitions=former.transitions + (former.holder != self._identity) if self._body is not None else 0,
+        )
+        await self._write(record)
+
+    async def _renew(self) -> None:
+        await self._write(self._record._replace(renewed=format_time(read_wall_clock())))
+
+    async def _write(self, record: LeaseRecord) -> None:
+        """Write the record; if the known state is outdated, read it, so that the next attempt is made at once."""
+        started, term, body = read_time(), self.term, self._body
+        try:
+            if body is None:
+                answer = await self._permit('create', self._store.create(record))
+            else:
+                answer = await self._permit('update', self._store.replace(body, record))
+        except (errors.APIConflictError, errors.APINotFoundError) as error:
+            if isinstance(error, errors.APINotFoundError) and (body is None or error.code is None):
+                raise
+            # Another replica was faster; or the last response was lost; or the Lease is gone or was edited.
+            asked_at = read_time()
+            self.see(await self._permit('get', self._store.read()), asked_at=asked_at)
+            self._next_attempt = -math.inf
+            return
+        # The deadline can have passed meanwhile: then the term has ended, and the work is being stopped.
+        if self.term is term and self._ready:
+            self._take(answer)
+            self._begin_term(started)
+
+    def _take(self, body: Mapping[str, Any]) -> None:
+        """Take the state from the response to our own write."""
+        self._body, self._record = body, LeaseRecord.parse(body.get('spec'))
+        self._changed_at = self._seen_at = read_time()
+        self.known = True
+
+    async def _permit(self, verb: str, request: Any) -> Any:
+        """Make the request; remember that the API server permits the verb, or for how long it has refused it."""
+        try:
+            answer = await request
+        except errors.APIForbiddenError as error:
+            if _is_about_namespace(error) or error.is_by_admission:
+                raise
+            now = read_time()
+            self._forbidden_since = now if self._forbidden_since is None else self._forbidden_since
+            # API servers that have just started can refuse what they permit a moment later.
+            if verb in self._permitted and (
+                self.term is not None or now < self._forbidden_since + self._settings.duration
+            ):
+                raise
+            raise LeadershipError(self._explain_refusal(error)) from error
+        self._permitted.add(verb)
+        return answer
+
+    def _explain_refusal(self, error: errors.APIError) -> str:
+        store = self._store
+        return (
+            f"The Lease {store} is not permitted to the operator, so it cannot be elected: {error.message} "
+            f"Grant these rules by a Role in the namespace {store.namespace!r}: "
+            f'- {{apiGroups: ["coordination.k8s.io"], resources: ["leases"], verbs: ["create"]}} '
+            f'- {{apiGroups: ["coordination.k8s.io"], resources: ["leases"], resourceNames: ["{store.name}"], '
+            f'verbs: ["get", "list", "watch", "update"]}}'
+        )
+
+    def _note_failure(self, error: Exception, started: float) -> None:
+        text = str(error) or repr(error)
+        if isinstance(error, errors.APINotFoundError) and not self._permitted.intersection({'create', 'update'}):
+            place = self._store.namespace
+            raise LeadershipError(
+                f"The Lease {self._store} cannot be created, so the operator cannot be elected: {text} Create the "
+                f"namespace {place!r}, or set settings.leadership.namespace."
+            ) from error
+        if isinstance(error, errors.APIForbiddenError) and _is_about_namespace(error):
+            text = f"the namespace {self._store.namespace!r} is being deleted"
+        # Once for the same failure: it is repeated every few seconds.
+        level = logging.DEBUG if text == self._failure else logging.WARNING
+        logger.log(level, "The Lease %s cannot be accessed; trying again: %s", self._store, text)
+        self._failure = text
+
+    async def release(self) -> None:
+        """Let other replicas acquire the Lease at once. Called when all work has ended."""
+        self.term, self._ready = None, False
+        self._set_timer()
+        for _ in range(RELEASE_ATTEMPTS):
+            if self._body is None or self._record.holder != self._identity:
+                return
+            now = format_time(read_wall_clock())
+            record = LeaseRecord(None, 1, acquired=now, renewed=now, transitions=self._record.transitions)
+            try:
+                async with asyncio.timeout(self._settings.retry_period):
+                    self.see(await self._store.replace(self._body, record))
+            except errors.APIConflictError:
+                asked_at = read_time()
+                async with asyncio.timeout(self._settings.retry_period):
+                    self.see(await self._store.read(), asked_at=asked_at)
+            else:
+                logger.info("The Lease %s is released.", self._store)
+                return
+
+
+def _is_about_namespace(error: errors.APIError) -> bool:
+    """Check whether nothing can be created, as the namespace is being deleted."""
+    causes = error.details.get('causes')
+    return any(
+        isinstance(cause, Mapping) and cause.get('reason') == 'NamespaceTerminating'
+        for cause in (causes if isinstance(causes, list) else ())
+    )
+
+
+def check_settings(settings: LeadershipSettings) -> None:
+    """
+    Check the settings, as the values depend on each other.
+
+    Raises:
+        LeadershipError: if they contradict each other.
+    """
+    duration, deadline, period = settings.duration, settings.renew_deadline, settings.retry_period
+    for larger, smaller, texts in [
+        (duration, deadline, ('duration', 'renew_deadline')),
+        (deadline, period, ('renew_deadline', 'retry_period')),
+        (period, 0, ('retry_period', 'zero')),
+    ]:
+        if larger <= smaller:
+            raise LeadershipError(
+                f"settings.leadership.{texts[0]} must be above {texts[1]}, but {larger:g} is not above {smaller:g}."
+            )
+    for field in ('name', 'namespace'):
+        value = getattr(settings, field)
+        if value is not None and not _is_name(value):
+            raise LeadershipError(
+                f"settings.leadership.{field} must be lowercase letters, digits, hyphens and dots, not {value!r}."
+            )
+
+
+def _is_name(value: str) -> bool:
+    allowed = set('abcdefghijklmnopqrstuvwxyz0123456789-.')
+    return bool(value) and len(value) <= 253 and set(value) <= allowed and value[0].isalnum() and value[-1].isalnum()

@@ -1,0 +1,147 @@
+"""
+Leases (``coordination.k8s.io/v1``): the objects by which replicas of an operator agree on one of them.
+
+The fields of a Lease have the same meaning as for the clients in Go, so that their tools understand the Leases of
+operators, and operators understand those of other programs. Their timestamps are only for people: nothing is decided
+by them, as clocks of machines differ.
+"""
+
+import datetime
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
+
+import orjson
+
+from kopf._cogs.clients import api, errors
+from kopf._cogs.clients.logins import SERVICE_ACCOUNT
+from kopf._cogs.structs.references import Resource
+
+LEASES = Resource('coordination.k8s.io', 'v1', 'leases', kind='Lease', namespaced=True)
+"""The resource of Leases. Every cluster has it, so it is not discovered."""
+
+MANAGED_BY = 'app.kubernetes.io/managed-by'
+"""The label that marks the Leases of operators of this framework."""
+
+
+class LeaseRecord(NamedTuple):
+    """The content of a Lease."""
+
+    holder: str | None
+    """The identity of the process that holds the Lease; ``None`` if it is released."""
+    duration: float | None = None
+    """How long the holder counts on the Lease without a renewal (in seconds)."""
+    acquired: str | None = None
+    """When the holder has got the Lease, by the clock of the holder."""
+    renewed: str | None = None
+    """When the holder has renewed it, by the clock of the holder."""
+    transitions: int = 0
+    """How many times the Lease has changed hands."""
+
+    @classmethod
+    def parse(cls, spec: Any) -> 'LeaseRecord':
+        """Return the record of a Lease, with defaults for fields that are missing or malformed by other programs."""
+        spec = spec if isinstance(spec, Mapping) else {}
+        duration, transitions = spec.get('leaseDurationSeconds'), spec.get('leaseTransitions')
+        return cls(
+            holder=str(spec.get('holderIdentity') or '') or None,
+            duration=float(duration) if isinstance(duration, int) and duration > 0 else None,
+            acquired=_to_text(spec.get('acquireTime')),
+            renewed=_to_text(spec.get('renewTime')),
+            transitions=transitions if isinstance(transitions, int) else 0,
+        )
+
+    def as_spec(self) -> dict[str, Any]:
+        """Return the fields of the Lease; those that are ``None`` are to be removed."""
+        return {
+            'holderIdentity': self.holder,
+            'leaseDurationSeconds': None if self.duration is None else int(self.duration),
+            'acquireTime': self.acquired,
+            'renewTime': self.renewed,
+            'leaseTransitions': self.transitions,
+        }
+
+
+def _to_text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def format_time(time: datetime.datetime) -> str:
+    """Return the time as fields of Leases have it."""
+    return f'{time.astimezone(datetime.UTC):%Y-%m-%dT%H:%M:%S.%f}Z'
+
+
+def find_namespace(client: api.ApiClient) -> str:
+    """Return the namespace for Leases, unless it is set: that of the pod, or of the credentials, or the default one."""
+    try:
+        with open(os.path.join(SERVICE_ACCOUNT, 'namespace'), encoding='utf-8') as file:
+            namespace = file.read().strip()
+    except (OSError, UnicodeDecodeError):
+        namespace = ''
+    return namespace or client.default_namespace or 'default'
+
+
+class LeaseStore:
+    """
+    One Lease in the API, which is read and written as a whole.
+
+    Requests are not repeated here: the next attempt needs a newer state, and has a deadline.
+    """
+
+    def __init__(self, client: api.ApiClient, *, namespace: str, name: str) -> None:
+        self._client = client
+        self._path = LEASES.get_url(namespace=namespace)
+        self.namespace = namespace
+        self.name = name
+
+    def __str__(self) -> str:
+        return f'{self.name!r} in {self.namespace!r}'
+
+    async def read(self) -> Mapping[str, Any] | None:
+        """Return the Lease; ``None`` if there is none."""
+        try:
+            return await self._request('GET', f'{self._path}/{self.name}')
+        except errors.APINotFoundError as error:
+            if error.code is None:
+                raise  # the response is not about the object, but about the whole resource
+            return None
+
+    async def create(self, record: LeaseRecord) -> Mapping[str, Any]:
+        """Create the Lease."""
+        metadata = {'name': self.name, 'namespace': self.namespace, 'labels': {MANAGED_BY: 'kopf'}}
+        return await self._request('POST', self._path, self._fill({'metadata': metadata}, record))
+
+    async def replace(self, body: Mapping[str, Any], record: LeaseRecord, *, is_dry: bool = False) -> Mapping[str, Any]:
+        """
+        Replace the record, if the Lease is still in this state.
+
+        Args:
+            body: the known state. What others have put there besides the record stays.
+            record: the new record.
+            is_dry: whether the API server only checks the request.
+        """
+        path = f'{self._path}/{self.name}{"?dryRun=All" if is_dry else ""}'
+        return await self._request('PUT', path, self._fill(body, record))
+
+    def _fill(self, body: Mapping[str, Any], record: LeaseRecord) -> Mapping[str, Any]:
+        metadata = {key: value for key, value in body['metadata'].items() if key != 'managedFields'}
+        spec = body.get('spec')
+        fields = {**(spec if isinstance(spec, Mapping) else {}), **record.as_spec()}
+        return {
+            'apiVersion': 'coordination.k8s.io/v1',
+            'kind': 'Lease',
+            'metadata': metadata,
+            'spec': {key: value for key, value in fields.items() if value is not None},
+        }
+
+    async def _request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+        payload = None if body is None else api.encode(body)
+        # Only around the request, as all that follows from a change of the leadership is started by the same task.
+        token = api.unfenced_var.set(True)
+        try:
+            answer = orjson.loads(await self._client.request(method, path, payload=payload, backoffs=()))
+        finally:
+            api.unfenced_var.reset(token)
+        if not isinstance(answer, dict) or not isinstance(answer.get('metadata'), dict):
+            raise errors.APIServerError(f"The answer about the Lease {self} is no object: {answer!r:.200}")
+        return cast(Mapping[str, Any], answer)

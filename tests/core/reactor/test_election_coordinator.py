@@ -1,0 +1,541 @@
+"""Replicas of one operator: one of them works, the others are warm; what happens to each kind of work in between."""
+
+import asyncio
+import contextlib
+import datetime
+
+import pytest
+from operatorworld import ReadyFlag, in_virtual_time, new_world
+
+import kopf
+from kopf._cogs.clients.api import client_var
+from kopf._core.engines.indexing import OperatorIndexers
+from kopf._core.engines.lease_candidate import LeadershipError
+from kopf._core.reactor import election_coordinator
+
+LEASE = 'kopf-operator'
+
+
+class Replicas:
+    """Replicas of one operator in one loop, and what they have done."""
+
+    def __init__(self, world):
+        self.world = world
+        self.aio = world.aio
+        self.calls = []
+        self.registry = None  # that of the replica that is being started
+
+    def note(self, *call):
+        self.calls.append((*call, asyncio.get_running_loop().time()))
+        self.world.changed.set()
+
+    def called(self, *call):
+        """Return the times of these calls."""
+        return [time for *other, time in self.calls if tuple(other) == call]
+
+    async def until_called(self, *call, times=1):
+        await self.world.until(lambda: len(self.called(*call)) >= times, timeout=600)
+
+    async def until_logged(self, text):
+        await self.world.until(lambda: any(text in line for line in self.world.log.texts), timeout=600)
+
+    @contextlib.asynccontextmanager
+    async def run(self, name, declare=None, *, ended=False, **options):
+        """Run a replica; ``declare`` gets its registry, to declare more handlers."""
+        registry, settings = kopf.OperatorRegistry(), kopf.OperatorSettings()
+        settings.posting.enabled = False
+        settings.networking.error_backoffs = []
+        settings.queueing.error_delays = [0.05]
+        settings.leadership.namespace = 'default'
+        options = {'standalone': True, 'leader_election': True} | options
+        for key, value in options.pop('leadership', {}).items():
+            setattr(settings.leadership, key, value)
+        kopf.on.login(registry=registry)(kopf.login_with_kubeconfig)
+
+        @kopf.on.create('kopfexamples', registry=registry)
+        @kopf.on.update('kopfexamples', registry=registry)
+        async def handle(spec, **kwargs):
+            self.note(name, kwargs['name'], spec['field'])
+
+        @kopf.on.leading(registry=registry)
+        async def leading(**_):
+            self.note(name, 'leading')
+
+        @kopf.on.yielding(registry=registry)
+        async def yielding(**_):
+            self.note(name, 'yielding')
+
+        if declare is not None:
+            declare(registry, settings, lambda *call: self.note(name, *call))
+        ready, stop = ReadyFlag(), asyncio.Event()
+        options |= {'registry': registry, 'settings': settings, 'identity': name}
+        task = asyncio.create_task(kopf.operator(ready_flag=ready, stop_flag=stop, **options), name=name)
+        waiting = asyncio.create_task(ready.wait())
+        await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        try:
+            yield task
+        finally:
+            stop.set()
+            if not ended:
+                await task
+
+    async def lease(self):
+        return (await self.aio.get('leases', LEASE))['spec']
+
+    async def holder(self):
+        return ((await self.lease()).get('holderIdentity') or '').partition('_')[0]
+
+    async def hold(self, holder='other_1', duration=15, **metadata):
+        """Let another process hold the Lease, until it dies at once."""
+        now = datetime.datetime.now(datetime.UTC).isoformat().replace('+00:00', 'Z')
+        spec = {
+            'holderIdentity': holder,
+            'leaseDurationSeconds': duration,
+            'acquireTime': now,
+            'renewTime': now,
+            'leaseTransitions': 4,
+        }
+        lease = {'apiVersion': 'coordination.k8s.io/v1', 'kind': 'Lease', 'metadata': {'name': LEASE, **metadata}}
+        return await self.aio.create({**lease, 'spec': spec})
+
+    def requests(self, resource='leases'):
+        return [request for request in self.world.sandbox.requests if request.resource == resource]
+
+
+@pytest.fixture
+def replicas(world):
+    return Replicas(world)
+
+
+@pytest.fixture
+def ends(monkeypatch, replicas):
+    """Return what has kept running when the process was to be ended; the work goes on, as a test cannot end."""
+    ends = []
+
+    def end_process(running):
+        ends.append((list(running), asyncio.get_running_loop().time()))
+        replicas.world.changed.set()
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(election_coordinator, 'end_process', end_process)
+    return ends
+
+
+def now():
+    return asyncio.get_running_loop().time()
+
+
+@in_virtual_time
+async def test_one_replica_works_and_the_next_one_takes_over_at_once(world, replicas):
+    async with replicas.run('a'):
+        async with replicas.run('b'), replicas.run('c'):
+            await replicas.until_logged('Standing by')
+            await world.create('x', spec={'field': '1'})
+            await replicas.until_called('a', 'x', '1')
+            await world.handled('x', field='1')
+            assert await replicas.holder() == 'a'
+            assert [call[:3] for call in replicas.calls] == [('a', 'leading', replicas.calls[0][2]), ('a', 'x', '1')]
+        assert await replicas.holder() == 'a'
+    assert await replicas.holder() == ''
+
+
+@in_virtual_time
+async def test_a_graceful_end_hands_over_within_a_second(world, replicas):
+    async with contextlib.AsyncExitStack() as stack:
+        async with replicas.run('a'):
+            await replicas.until_called('a', 'leading')
+            for name in 'bc':
+                await stack.enter_async_context(replicas.run(name))
+            await world.create('x', spec={'field': '1'})
+            await world.handled('x', field='1')
+            ended = now()
+        await world.edit('x', field='2')
+        await world.handled('x', field='2')
+        [(next_one, *_, began)] = [call for call in replicas.calls if call[1:3] == ('x', '2')]
+        assert next_one in 'bc' and began - ended < 1
+        assert await replicas.holder() == next_one
+        lease = await replicas.lease()
+        assert lease['leaseTransitions'] == 1 and lease['leaseDurationSeconds'] == 15
+    order = [call[:2] for call in replicas.calls if call[1] in ('leading', 'yielding')]
+    assert order[:3] == [('a', 'leading'), ('a', 'yielding'), (next_one, 'leading')]
+
+
+@in_virtual_time
+async def test_a_dead_holder_is_replaced_after_its_duration_and_not_before(world, replicas):
+    await replicas.hold()
+    began = now()
+    async with replicas.run('a'):
+        await world.create('x', spec={'field': '1'})
+        await replicas.until_called('a', 'x', '1')
+    assert 15 <= replicas.called('a', 'leading')[0] - began < 15.5
+    assert (await replicas.lease())['leaseTransitions'] == 5
+
+
+@in_virtual_time
+async def test_the_duration_that_the_holder_promises_counts(world, replicas):
+    await replicas.hold(duration=40)
+    began = now()
+    async with replicas.run('a'):
+        await replicas.until_called('a', 'leading')
+    assert 40 <= replicas.called('a', 'leading')[0] - began < 40.5
+    assert any('promises to stop only after 40 seconds' in text for text in world.log.texts)
+
+
+@in_virtual_time
+async def test_a_lease_of_another_program_is_told_of(world, replicas):
+    await replicas.hold()
+    async with replicas.run('a'):
+        await replicas.until_logged('is not that of a kopf operator')
+
+
+@in_virtual_time
+async def test_a_released_lease_of_a_go_client_is_taken_at_once(world, replicas):
+    await replicas.hold(holder='', duration=1)
+    began = now()
+    async with replicas.run('a'):
+        await replicas.until_called('a', 'leading')
+    assert replicas.called('a', 'leading')[0] - began < 0.5
+
+
+@in_virtual_time
+async def test_clocks_of_other_machines_do_not_matter(world, replicas):
+    await replicas.hold()
+    async with replicas.run('a'):
+        for shift in (+300, -300, +3600, -3600, 0):  # the clock of the holder is off, in all directions
+            time = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=shift)
+            await asyncio.sleep(10)
+            await world.aio.patch('leases', LEASE, {'spec': {'renewTime': time.isoformat().replace('+00:00', 'Z')}})
+            assert not replicas.calls
+        last = now()
+        await replicas.until_called('a', 'leading')
+    assert 15 <= replicas.called('a', 'leading')[0] - last < 15.5
+
+
+@in_virtual_time
+async def test_a_leader_that_cannot_renew_stops_before_another_one_can_begin(world, replicas):
+    cancelled = []
+
+    def declare(registry, settings, note):
+        @kopf.on.create('kopfexamples', registry=registry)
+        async def slow(name, **_):
+            note('slow', name)
+            try:
+                await asyncio.sleep(1000)
+            except asyncio.CancelledError:
+                cancelled.append(now())
+                raise
+
+        @kopf.daemon('kopfexamples', registry=registry)
+        async def daemon(name, **_):
+            note('daemon', name)
+            try:
+                await asyncio.sleep(1000)
+            except asyncio.CancelledError:
+                cancelled.append(now())
+                raise
+
+        @kopf.on.schedule(interval=1000, registry=registry)
+        async def scheduled(**_):
+            note('scheduled')
+            try:
+                await asyncio.sleep(1000)
+            except asyncio.CancelledError:
+                cancelled.append(now())
+                raise
+
+    async with replicas.run('a', declare):
+        await world.create('x', spec={'field': '1'})
+        await replicas.until_called('a', 'slow', 'x')
+        await replicas.until_called('a', 'daemon', 'x')
+        await replicas.until_called('a', 'scheduled')
+        world.sandbox.faults.error(500, times=None, method='PUT', resource='leases')
+        last = now()
+        await replicas.until_called('a', 'yielding')
+        assert 8 <= now() - last <= 10.1
+        await replicas.until_logged('All work of this replica has ended')
+        assert len(cancelled) == 3 and all(8 <= time - last <= 10.2 for time in cancelled)
+        world.sandbox.faults.clear()
+        # It is not restarted, and works again as soon as it is elected again.
+        await replicas.until_called('a', 'leading', times=2)
+        await replicas.until_called('a', 'slow', 'x', times=2)
+        await replicas.until_called('a', 'daemon', 'x', times=2)
+        await replicas.until_called('a', 'scheduled', times=2)
+
+
+@in_virtual_time
+async def test_what_cannot_be_stopped_ends_the_process_when_the_lease_expires(world, replicas, ends):
+    ending = asyncio.Event()
+
+    def declare(registry, settings, note):
+        @kopf.on.create('kopfexamples', registry=registry)
+        async def stubborn(name, **_):
+            note('stubborn', name)
+            while not ending.is_set():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await ending.wait()
+
+    async with replicas.run('a', declare):
+        await world.create('x', spec={'field': '1'})
+        await replicas.until_called('a', 'stubborn', 'x')
+        world.sandbox.faults.error(500, times=None, method='PUT', resource='leases')
+        last = now()
+        await world.until(lambda: ends)
+        assert ends[0][0] == ['handlers of <default/x>'] and 13 <= ends[0][1] - last <= 15.1
+        ending.set()
+
+
+@in_virtual_time
+async def test_nothing_is_written_without_the_lease(world, replicas):
+    def declare(registry, settings, note):
+        @kopf.on.create('kopfexamples', registry=registry)
+        async def late(name, patch, **_):
+            note('late', name)
+            try:
+                await asyncio.sleep(1000)
+            except asyncio.CancelledError:
+                patch.status['late'] = True
+                try:
+                    await client_var.get().patch(
+                        f'/apis/kopf.dev/v1/namespaces/default/kopfexamples/{name}',
+                        {'spec': {'field': 'late'}},
+                        'application/merge-patch+json',
+                    )
+                except Exception as error:
+                    note('refused', str(error))
+                raise
+
+    async with replicas.run('a', declare):
+        await world.create('x', spec={'field': '1'})
+        await replicas.until_called('a', 'late', 'x')
+        world.sandbox.faults.error(500, times=None, method='PUT', resource='leases')
+        await replicas.until_logged('All work of this replica has ended')
+        assert replicas.called(
+            'a', 'refused', 'The request is not sent, as this replica of the operator is not the leader.'
+        )
+        assert (await world.get('x'))['spec'] == {'field': '1'}
+        assert not any(b'late' in request.body for request in replicas.requests('kopfexamples') if request.status)
+
+
+@in_virtual_time
+async def test_patches_of_the_leader_carry_the_version_they_were_decided_on(world, replicas):
+    def declare(registry, settings, note):
+        @kopf.on.create('kopfexamples', registry=registry)
+        async def marking(name, patch, **_):
+            await world.edit(name, field='edited')  # by another client, meanwhile
+            patch.spec['marked'] = True
+
+    async with replicas.run('a', declare):
+        await world.create('x', spec={'field': '1'})
+        body = await world.handled('x', field='edited')
+    assert body['spec'] == {'field': 'edited', 'marked': True}
+    patches = [request for request in replicas.requests('kopfexamples') if request.method == 'PATCH']
+    assert 409 in {request.status for request in patches}
+    assert all(b'resourceVersion' in request.body for request in patches)
+
+
+@in_virtual_time
+async def test_without_election_patches_carry_no_versions(world, replicas):
+    async with replicas.run('a', leader_election=False):
+        await world.create('x', spec={'field': '1'})
+        await world.handled('x', field='1')
+    patches = [request for request in replicas.requests('kopfexamples') if request.method == 'PATCH']
+    assert patches and not any(b'resourceVersion' in request.body for request in patches)
+    assert not replicas.requests() and not replicas.called('a', 'leading')
+
+
+@in_virtual_time
+async def test_a_standby_keeps_its_indices_and_costs_few_requests(world, replicas):
+    indexers = OperatorIndexers()
+
+    def declare(registry, settings, note):
+        @kopf.index('kopfexamples', id='fields', registry=registry)
+        async def fields(name, spec, **_):
+            return {name: spec['field']}
+
+    async with replicas.run('a'):
+        await replicas.until_called('a', 'leading')
+        async with replicas.run('b', declare, indexers=indexers):
+            await world.create('x', spec={'field': '1'})
+            await world.handled('x', field='1')
+            await world.edit('x', field='2')
+            await world.handled('x', field='2')
+            async with asyncio.timeout(10):
+                while {key: list(values) for key, values in indexers.indices['fields'].items()} != {'x': ['2']}:
+                    await asyncio.sleep(0.01)
+            began, before = now(), len(replicas.requests())
+            await asyncio.sleep(100)
+            assert len(replicas.requests()) - before <= (now() - began) / 2 + 1
+    assert not [call for call in replicas.calls if call[0] == 'b' and call[1] == 'x']
+
+
+@in_virtual_time
+async def test_a_renewal_with_a_lost_response_is_recognized(world, replicas):
+    async with replicas.run('a'):
+        await replicas.until_called('a', 'leading')
+        world.sandbox.faults.lose(method='PUT', resource='leases', times=2)
+        await asyncio.sleep(30)
+        assert replicas.called(
+            'a',
+            'leading',
+        ) and not replicas.called('a', 'yielding')
+        assert await replicas.holder() == 'a'
+
+
+@in_virtual_time
+async def test_edits_of_the_lease_by_others_do_not_end_the_term(world, replicas):
+    async with replicas.run('a'):
+        await replicas.until_called('a', 'leading')
+        for number in range(5):
+            await world.aio.patch('leases', LEASE, {'metadata': {'labels': {'edit': str(number)}}})
+            await asyncio.sleep(7)
+        assert not replicas.called('a', 'yielding')
+        assert (await world.aio.get('leases', LEASE))['metadata']['labels'] == {
+            'edit': '4',
+            'app.kubernetes.io/managed-by': 'kopf',
+        }
+
+
+@in_virtual_time
+async def test_a_deleted_lease_is_created_anew_by_its_holder(world, replicas):
+    async with replicas.run('a'):
+        await replicas.until_called('a', 'leading')
+        async with replicas.run('b'):
+            await replicas.until_logged('Standing by')
+            await world.aio.delete('leases', LEASE)
+            await asyncio.sleep(30)
+            assert await replicas.holder() == 'a'
+    assert not replicas.called('b', 'leading')
+
+
+@in_virtual_time
+async def test_a_leader_whose_lease_is_taken_by_force_stops(world, replicas):
+    async with replicas.run('a'):
+        await replicas.until_called('a', 'leading')
+        await world.aio.patch('leases', LEASE, {'spec': {'holderIdentity': 'intruder', 'renewTime': None}})
+        await replicas.until_called('a', 'yielding')
+        assert any("the Lease was taken over by 'intruder'" in text for text in world.log.texts)
+        await replicas.until_called('a', 'leading', times=2)
+
+
+@in_virtual_time
+async def test_resumed_objects_are_handled_once_by_the_next_leader(world, replicas):
+    def declare(registry, settings, note):
+        @kopf.on.resume('kopfexamples', registry=registry)
+        async def resumed(name, **_):
+            note('resumed', name)
+
+        @kopf.timer('kopfexamples', interval=10, registry=registry)
+        async def ticked(name, **_):
+            note('ticked', name)
+
+    async with contextlib.AsyncExitStack() as stack:
+        async with replicas.run('a', declare):
+            await world.create('x', spec={'field': '1'})
+            await world.handled('x', field='1')
+            await stack.enter_async_context(replicas.run('b', declare))
+            await replicas.until_called('a', 'ticked', 'x', times=3)
+            assert not replicas.called('b', 'ticked', 'x')
+        await replicas.until_called('b', 'ticked', 'x', times=3)
+        assert len(replicas.called('b', 'resumed', 'x')) == 1
+        assert replicas.called('b', 'ticked', 'x')[0] > replicas.called('a', 'ticked', 'x')[-1]
+
+
+@in_virtual_time
+async def test_a_failing_handler_of_the_leadership_ends_the_operator_and_frees_the_lease(world, replicas):
+    def declare(registry, settings, note):
+        @kopf.on.leading(registry=registry)
+        async def fail(**_):
+            raise kopf.PermanentError("No licence.")
+
+    with pytest.raises(Exception, match="No licence"):
+        async with replicas.run('a', declare) as task:
+            await asyncio.wait([task], timeout=60)
+    assert await replicas.holder() == ''
+
+
+def make_role(*verbs):
+    """Return a role for a service account, and its binding."""
+    rules = [{'apiGroups': ['kopf.dev'], 'resources': ['*'], 'verbs': ['*']}]
+    if verbs:
+        rules.append({'apiGroups': ['coordination.k8s.io'], 'resources': ['leases'], 'verbs': list(verbs)})
+    group, metadata = 'rbac.authorization.k8s.io', {'name': 'operator'}
+    return [
+        {'apiVersion': f'{group}/v1', 'kind': 'ClusterRole', 'metadata': metadata, 'rules': rules},
+        {
+            'apiVersion': f'{group}/v1',
+            'kind': 'ClusterRoleBinding',
+            'metadata': metadata,
+            'roleRef': {'apiGroup': group, 'kind': 'ClusterRole', 'name': 'operator'},
+            'subjects': [{'kind': 'ServiceAccount', 'name': 'operator', 'namespace': 'default'}],
+        },
+    ]
+
+
+@pytest.mark.parametrize(
+    'verbs, held',
+    [((), False), (('get',), False), (('get', 'list', 'watch'), True), (('get', 'list', 'watch', 'create'), True)],
+)
+def test_without_the_permission_the_operator_ends_and_prints_the_rule(verbs, held, monkeypatch):
+    async def run(world, replicas):
+        for body in make_role(*verbs):
+            await world.aio.create(body)
+        if held:
+            await replicas.hold()
+        with pytest.raises(LeadershipError) as caught:
+            async with replicas.run('a') as task:
+                await asyncio.wait([task], timeout=5)
+        assert 'apiGroups: ["coordination.k8s.io"]' in str(caught.value) and '\n' not in str(caught.value)
+        assert not replicas.calls
+
+    with new_world(virtual_time=True, rbac=True) as world:
+        account = 'system:serviceaccount:default:operator'
+        monkeypatch.setenv('KUBECONFIG', str(world.sandbox.kubeconfig_for(account)))
+        world.sandbox.run(run(world, Replicas(world)))
+
+
+def test_without_the_permission_to_watch_the_lease_is_read(monkeypatch):
+    async def run(world, replicas):
+        for body in make_role('get', 'create', 'update'):
+            await world.aio.create(body)
+        await replicas.hold()
+        async with replicas.run('a'):
+            await replicas.until_logged('The Lease cannot be watched')
+            await asyncio.sleep(10)
+            await world.aio.patch('leases', LEASE, {'spec': {'holderIdentity': None}})
+            released = now()
+            await replicas.until_called('a', 'leading')
+            assert now() - released < 2.5
+
+    with new_world(virtual_time=True, rbac=True) as world:
+        account = 'system:serviceaccount:default:operator'
+        monkeypatch.setenv('KUBECONFIG', str(world.sandbox.kubeconfig_for(account)))
+        world.sandbox.run(run(world, Replicas(world)))
+
+
+@pytest.mark.parametrize(
+    'leadership, text',
+    [
+        ({'duration': 10}, "settings.leadership.duration must be above renew_deadline, but 10 is not above 10."),
+        ({'renew_deadline': 2}, "settings.leadership.renew_deadline must be above retry_period, but 2 is not above 2."),
+        ({'retry_period': 0}, "settings.leadership.retry_period must be above zero, but 0 is not above 0."),
+        ({'name': 'My_Lease'}, "settings.leadership.name must be lowercase letters"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(world, replicas, leadership, text):
+    async def run():
+        with pytest.raises(Exception, match=text):
+            async with replicas.run('a', leadership=leadership) as task:
+                await asyncio.wait([task], timeout=60)
+
+    world.sandbox.run(run())
+
+
+test_settings_that_contradict_each_other_are_refused.in_virtual_time = True
+
+
+@in_virtual_time
+async def test_an_absent_namespace_ends_the_operator(world, replicas):
+    with pytest.raises(Exception, match="Create the namespace 'nowhere', or set settings.leadership.namespace"):
+        async with replicas.run('a', leadership={'namespace': 'nowhere'}) as task:
+            await asyncio.wait([task], timeout=60)
