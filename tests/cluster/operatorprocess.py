@@ -8,9 +8,9 @@ import pathlib
 import re
 import signal
 import subprocess
-import sys
 import time
 
+from forkserver import ForkedProcess, start_process
 from kubeapi import wait
 
 
@@ -30,20 +30,13 @@ class OperatorProcess:
         **environment: str,
     ) -> None:
         self.log = log
-        self._command = [sys.executable, "-m", "kopf", "run", *map(os.fspath, args)]
+        self._command = ["kopf", "run", *args]
         self._environment = {**os.environ, "KUBECONFIG": kubeconfig, "PYTHONUNBUFFERED": "1", **environment}
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
 
     def __enter__(self) -> "OperatorProcess":
         with self.log.open("wb") as output:
-            self._process = subprocess.Popen(
-                self._command,
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            self._process = start_process(self._command, env=self._environment, stdout=output)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -52,7 +45,7 @@ class OperatorProcess:
             self.process.wait()
 
     @property
-    def process(self) -> "subprocess.Popen[bytes]":
+    def process(self) -> "subprocess.Popen[bytes] | ForkedProcess":
         """The process, once it is started."""
         assert self._process is not None
         return self._process

@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+from forkserver import split_command, start_process
 from kubeapi import wait
 from ports import free_port
 
@@ -67,15 +68,9 @@ class Background:
         self.streams = [Stream(cwd / f"{number}.{name}") for name in ("stdout", "stderr")]
         with self.streams[0].path.open("wb") as stdout, self.streams[1].path.open("wb") as stderr:
             # Without a shell in between, which would not pass the signals on.
-            self.process = subprocess.Popen(
-                ["bash", "-c", f"exec {command}"],
-                cwd=cwd,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                start_new_session=True,
-            )
+            words = split_command(command)
+            assert words is not None, f"A command that goes on must need no shell: {command}"
+            self.process = start_process(words, cwd=cwd, env=environment, stdout=stdout, stderr=stderr)
 
     @property
     def output(self) -> str:

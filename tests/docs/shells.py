@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 
+from forkserver import split_command, start_process
 from snippets import Block
 from stage import Lines, ReadyFlag, assert_shows
 
@@ -152,14 +153,9 @@ class Process(Foreground):
     def __init__(self, command: str, folder: pathlib.Path, place: str) -> None:
         self._log = folder / "process.log"
         with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                ["bash", "-c", f"exec {command}"],
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            words = split_command(command)
+            assert words is not None, f"{place}: a command that goes on must need no shell: {command}"
+            self._process = start_process(words, cwd=folder, stdout=log)
         try:
             self.wait_for("The sandbox is at ...", place)
         except BaseException:

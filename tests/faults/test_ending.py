@@ -3,12 +3,11 @@
 import asyncio
 import contextlib
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 
 import pytest
+from forkserver import AsyncProcess
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -38,18 +37,7 @@ class Process:
     async def start(self, code, *options, standalone=True):
         self.path.write_text(PREFACE + textwrap.dedent(code))
         options = (*options, *(['--standalone'] if standalone else []))
-        self.process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            '-m',
-            'kopf',
-            'run',
-            '--all-namespaces',
-            *options,
-            str(self.path),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            limit=2**22,
-        )
+        self.process = await AsyncProcess.start(['kopf', 'run', '--all-namespaces', *options, self.path], limit=2**22)
 
     async def until(self, text, timeout=60):
         async with asyncio.timeout(timeout):

@@ -10,6 +10,7 @@ import sys
 import threading
 
 import pytest
+from forkserver import run_process
 from kinds import define
 from kubeapi import KubeApi, wait
 from operatorprocess import OperatorProcess
@@ -55,9 +56,7 @@ def run_kopf():
     """Run a command that fails; return its exit code and its output."""
 
     def run(*args, **env):
-        done = subprocess.run(
-            [sys.executable, "-m", "kopf", *args], env={**os.environ, **env}, capture_output=True, text=True, timeout=60
-        )
+        done = run_process(["kopf", *args], env={**os.environ, **env})
         assert "Traceback" not in done.stderr
         return done.returncode, done.stdout + done.stderr
 

@@ -7,13 +7,12 @@ import contextvars
 import gc
 import pathlib
 import signal
-import subprocess
-import sys
 import textwrap
 import threading
 import time
 
 import pytest
+from forkserver import AsyncProcess
 from operatorworld import ReadyFlag, in_virtual_time
 
 import kopf
@@ -548,10 +547,8 @@ class Process:
 
     async def start(self, code, *command):
         self.path.write_text(textwrap.dedent(code))
-        command = command or ('-m', 'kopf', 'run', '--all-namespaces', '--standalone')
-        self.process = await asyncio.create_subprocess_exec(
-            sys.executable, *command, str(self.path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
+        command = command or ('kopf', 'run', '--all-namespaces', '--standalone')
+        self.process = await AsyncProcess.start([*command, self.path])
 
     async def until(self, text):
         async with asyncio.timeout(60):
@@ -748,7 +745,7 @@ async def test_several_operators_in_one_loop(process):
         assert signal.getsignal(signal.SIGTERM) is before
         print('END')
     ''',
-        '-u',
+        'python',
     )
     await process.until('READY')
     assert 'CLEANUP 0' in process.output
