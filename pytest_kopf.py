@@ -23,6 +23,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kopf._kits.checking.chaos import KopfChaos
     from kopf._kits.testing.operator_processes import Operator
     from kopf._kits.testing.sandbox import Sandbox
 
@@ -82,3 +85,19 @@ def kopf_operator(kopf_sandbox: 'Sandbox') -> 'Iterator[Callable[..., Operator]]
     yield make
     for operator in operators:
         operator.stop()
+
+
+@pytest.fixture
+def kopf_chaos(request: pytest.FixtureRequest, tmp_path: 'Path') -> 'KopfChaos':
+    """
+    Return a tool that disturbs operators: ``kopf_chaos.check('app.py', scenario)``.
+
+    The options of the sandboxes are those of the marker ``kopf_sandbox``; time is virtual. Plans that have found
+    something are written to the temporary folder of the test.
+    """
+    from kopf._kits.checking.chaos import KopfChaos
+
+    marker = request.node.get_closest_marker('kopf_sandbox')
+    options = dict(marker.kwargs) if marker is not None else {}
+    options.pop('virtual_time', None)
+    return KopfChaos(options, tmp_path)

@@ -604,6 +604,89 @@ def top(*, as_json: bool, stacks: bool, limit: int, **options: Any) -> None:
         click.echo(tops.dump(facts) if as_json else tops.render(facts, stacks=stacks))
 
 
+def _parse_budget(ctx: click.Context, param: click.Parameter, value: str) -> float:
+    from kopf._kits.checking import command_line
+
+    try:
+        return command_line.parse_seconds(value)
+    except command_line.OptionError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+@main.command()
+@option(
+    '-m',
+    '--module',
+    'modules',
+    multiple=True,
+    metavar='NAME',
+    help="Import the module with handlers, as 'kopf run' does; can be repeated.",
+)
+@sandbox_options
+@option(
+    '--observe',
+    'observed',
+    multiple=True,
+    metavar='MODULE:NAME',
+    help="Compare this, too: a function or a variable that shows what is outside of the cluster; can be repeated.",
+)
+@option('--seed', type=int, default=1, show_default=True, help="Another seed gives another order of events.")
+@option(
+    '--budget',
+    default='60s',
+    show_default=True,
+    metavar='TIME',
+    callback=_parse_budget,
+    help="How long it may take: e.g. 60s or 5m.",
+)
+@option('--jobs', type=click.IntRange(min=1), help="How many plans are run at once; by default, one on each processor.")
+@option('-x', '--exitfirst', 'only_first', is_flag=True, help="End with the first finding.")
+@option(
+    '--plan',
+    'plan_file',
+    metavar='FILE',
+    type=click.Path(exists=True, dir_okay=False),
+    help="Run this plan alone, which an earlier check has written.",
+)
+@option(
+    '--save',
+    metavar='FOLDER',
+    default='.',
+    type=click.Path(file_okay=False),
+    help="Where to write the plans that have found something; by default, to the current folder.",
+)
+@option('--junit', metavar='FILE', type=click.Path(dir_okay=False), help="Write the results to a file for CI.")
+@option('--log', metavar='FILE', type=click.Path(dir_okay=False), help="With --plan: write all requests to a file.")
+@click.argument('paths', nargs=-1, type=click.Path())
+def check(**options: Any) -> None:
+    """
+    Test an operator by breaking it.
+
+    PATHS are the files with handlers, as for 'kopf run'. The objects of --load are created in a sandbox with virtual
+    time, one after another; if an object comes there again, it is edited. Then the same is done again and again, each
+    time with one disturbance: the operator is killed at a request, a request fails, a watch is silent, the object is
+    edited or deleted meanwhile, and so on. The operator must come to the same end each time.
+
+    What is found is written to a file (a plan), which can be run again with the same result.
+
+    \b
+    Examples:
+      kopf check app.py --crd crd.yaml --load example.yaml
+      kopf check app.py --crd crd.yaml --load example.yaml --budget 5m --junit report.xml
+      kopf check app.py --crd crd.yaml --load example.yaml --observe cloud:servers
+      kopf check app.py --crd crd.yaml --load example.yaml --plan kopf-check-1.yaml
+
+    The exit code is 0 if nothing is found, 1 if something is found, 2 if the operator cannot be checked.
+    """
+    if not options['paths'] and not options['modules']:
+        raise click.UsageError("Name the files with the handlers, or use -m for modules.")
+    if options['log'] and not options['plan_file']:
+        raise click.UsageError("--log is for --plan only.")
+    from kopf._kits.checking import command_line
+
+    raise SystemExit(command_line.check(**options))
+
+
 def command_options(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options for the operators that a command affects, and for the identity of the user."""
     for add in [

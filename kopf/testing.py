@@ -8,6 +8,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kopf._kits.checking.chaos import ChecksFailed, KopfChaos
+    from kopf._kits.checking.checks import CannotCheck
     from kopf._kits.runner import KopfRunner
     from kopf._kits.testing.operator_processes import Operator, OperatorFailed
     from kopf._kits.testing.sandbox import AsyncSandbox, Sandbox
@@ -21,8 +23,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     'AsyncSandbox',
+    'CannotCheck',
+    'ChecksFailed',
     'Fault',
     'Faults',
+    'KopfChaos',
     'KopfRunner',
     'ManifestError',
     'Operator',
@@ -38,8 +43,11 @@ __all__ = [
 
 _MODULES = {
     'AsyncSandbox': 'testing.sandbox',
+    'CannotCheck': 'checking.checks',
+    'ChecksFailed': 'checking.chaos',
     'Fault': 'testing.serving.faults',
     'Faults': 'testing.serving.faults',
+    'KopfChaos': 'checking.chaos',
     'KopfRunner': 'runner',
     'ManifestError': 'testing.wire.manifests',
     'Operator': 'testing.operator_processes',

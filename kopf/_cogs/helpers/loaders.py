@@ -76,7 +76,7 @@ def _load_file(path: str | os.PathLike[str], file: pathlib.Path, name: str) -> N
             f"Cannot load {os.fspath(path)}: it is not a file of Python. Objects are put into a cluster by "
             f"kubectl apply -f, and into the sandbox by --crd and --load."
         )
-    _expose(file.parent)
+    expose(file.parent)
     # Why an explicit loader? Files without the suffix of Python have none by default.
     loader = importlib.machinery.SourceFileLoader(name, str(file))
     spec = importlib.util.spec_from_loader(name, loader)
@@ -97,7 +97,7 @@ def _load_file(path: str | os.PathLike[str], file: pathlib.Path, name: str) -> N
 def _load_module(name: str) -> None:
     # Modules of the current directory can be imported, as with `python -m`. The console script alone would not find
     # them.
-    _expose(pathlib.Path.cwd())
+    expose(pathlib.Path.cwd())
     try:
         importlib.import_module(name)
     except ModuleNotFoundError as exc:
@@ -108,7 +108,7 @@ def _load_module(name: str) -> None:
         raise LoadError(_explain_failure(name, exc)) from exc
 
 
-def _expose(directory: pathlib.Path) -> None:
+def expose(directory: pathlib.Path) -> None:
     """Make the modules of the directory importable, except for those that would hide the standard library's."""
     if str(directory) in sys.path:
         return

@@ -13,12 +13,13 @@ import importlib
 import io
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import click
 
 from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._cogs.structs.instruments import Instrument
 from kopf._core.intents.registries import OperatorRegistry, SmartOperatorRegistry
 from kopf._core.reactor import running
 from kopf._kits.runner import restored_levels
@@ -39,6 +40,7 @@ class InlineOperator:
         sandbox: the sandbox, with virtual time.
         registry: the handlers to begin with; by default, there are only those of the files.
         settings: the settings to begin with.
+        instruments: the instruments to observe it with.
     """
 
     def __init__(
@@ -48,10 +50,13 @@ class InlineOperator:
         *,
         registry: OperatorRegistry | None = None,
         settings: OperatorSettings | None = None,
+        instruments: Collection[Instrument] = (),
     ) -> None:
         self._sandbox = sandbox
         self._world = world
-        self._registry = SmartOperatorRegistry() if registry is None else registry
+        self._instruments = instruments
+        self.registry = SmartOperatorRegistry() if registry is None else registry
+        """Its handlers."""
         self._settings = settings
         self._text = io.StringIO()
         self._task: asyncio.Task[None] | None = None
@@ -114,7 +119,7 @@ class InlineOperator:
         # Imported by its name at run time, as the layers do not allow the kits to import the command line.
         cli = importlib.import_module('kopf.cli')
         controls = cli.CLIControls(
-            registry=self._registry,
+            registry=self.registry,
             settings=self._settings,
             stop_flag=self._stop,
             vault=make_vault(self._sandbox),
@@ -136,7 +141,7 @@ class InlineOperator:
             mine = OutputHandler(handler, self._text)
             root.addHandler(mine)
             self._stack.callback(root.removeHandler, mine)
-        return captured[0] if captured else None
+        return {**captured[0], 'instruments': self._instruments} if captured else None
 
     async def _run(self, options: Mapping[str, Any]) -> None:
         cli = importlib.import_module('kopf.cli')

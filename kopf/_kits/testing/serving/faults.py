@@ -61,7 +61,8 @@ class Fault:
 
     Empty conditions match everything; ``path`` and ``query`` are regular expressions that are searched for. ``seconds``
     is the length of a delay, or of a freeze (None: until `Faults.clear`); ``line`` is the line to insert; ``function``
-    is called before the request is executed, or, with ``late``, after that but before the response.
+    is called before the request is executed, or, with ``late``, after that but before the response. ``condition`` is
+    called with each request that meets all other conditions, and decides.
     """
 
     action: Action
@@ -82,6 +83,7 @@ class Fault:
     line: str = ''
     function: Callable[[], object] | None = None
     late: bool = False
+    condition: Callable[[SeenRequest], bool] | None = None
 
     def matches(self, request: SeenRequest) -> bool:
         """Check whether the request meets the conditions, even if the rule is used up."""
@@ -94,6 +96,7 @@ class Fault:
             (not self.path or re.search(self.path, request.path) is not None)
             and (not self.query or re.search(self.query, query) is not None)
             and self.user_agent in request.user_agent
+            and (self.condition is None or self.condition(request))
         )
 
 
@@ -123,6 +126,8 @@ class Faults:
         rule = Fault(action, **fields)
         if (action == 'call') is not callable(rule.function):
             raise ValueError('function= is required for the fault "call", and not allowed for other faults')
+        if not (rule.condition is None or callable(rule.condition)):
+            raise ValueError('condition= is a function of the request: it is not for other clients')
 
         def append() -> None:
             self._rules.append(rule)

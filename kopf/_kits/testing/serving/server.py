@@ -420,7 +420,7 @@ def _seconds(body: bytes) -> float:
 
 
 def _fields(item: Any) -> dict[str, Any]:
-    fields = {name: getattr(item, name) for name in item.__slots__ if name != 'function'}
+    fields = {name: getattr(item, name) for name in item.__slots__ if name not in ('function', 'condition')}
     return {
         name: value.decode(errors='replace')
         if isinstance(value, bytes)

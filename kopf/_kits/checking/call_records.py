@@ -1,0 +1,70 @@
+"""What the handlers of an operator do in a course: which of them run at the same time, and how they end."""
+
+from typing import NamedTuple
+
+from kopf._cogs.structs.instruments import HandlerCall, Instrument
+
+_CONCURRENT = frozenset({'Indexer', 'Webhook', 'Activity', 'Schedule'})
+"""Kinds of handlers that have no object, or can be called for the same object several times at once."""
+
+Key = tuple[str, str]
+"""The uid of an object, and the id of a handler."""
+
+
+class Call(NamedTuple):
+    """How the last call of a handler for an object has ended."""
+
+    resource: str
+    name: str
+    id: str
+    outcome: str
+    message: str
+
+
+class CallRecord:
+    """All calls of handlers in one course, of all its operators."""
+
+    def __init__(self) -> None:
+        self.last: dict[Key, Call] = {}
+        self.overlaps: list[str] = []
+
+    def end(self, key: Key, call: Call) -> None:
+        """Note how a call has ended."""
+        self.last[key] = call
+
+    def overlap(self, call: HandlerCall) -> None:
+        """Note that a handler is called while it still runs for the same object."""
+        if call.key is not None:
+            self.overlaps.append(f'{call.id} of {call.key.resource.plural} {call.key.name}')
+
+    def list_unsuccessful(self, uids: frozenset[str], outcome: str) -> list[Call]:
+        """Return the calls with this outcome that were the last ones for objects that exist."""
+        return [call for (uid, _), call in self.last.items() if uid in uids and call.outcome == outcome]
+
+
+class CallRecorder(Instrument):
+    """Records the calls of one operator."""
+
+    def __init__(self, record: CallRecord) -> None:
+        self._record = record
+        self._running: set[Key] = set()
+
+    def handler_begins(self, call: HandlerCall) -> None:
+        """Note a second call for the same object at the same time."""
+        if (key := _get_key(call)) is not None:
+            if key in self._running:
+                self._record.overlap(call)
+            self._running.add(key)
+
+    def handler_ends(self, call: HandlerCall) -> None:
+        """Note the end."""
+        if (key := _get_key(call)) is not None and call.key is not None:
+            self._running.discard(key)
+            resource, name = call.key.resource.plural, call.key.name or ''
+            self._record.end(key, Call(resource, name, call.id, call.outcome or '', call.message or ''))
+
+
+def _get_key(call: HandlerCall) -> Key | None:
+    if call.kind in _CONCURRENT or call.key is None or call.key.uid is None:
+        return None
+    return call.key.uid, call.id

@@ -1,0 +1,96 @@
+"""The fixture for pytest: checks of an operator in a test, with a scenario of the test."""
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kopf._kits.checking import reports
+from kopf._kits.checking.checks import Check, Report
+from kopf._kits.checking.command_line import count_jobs
+from kopf._kits.checking.courses import Scenario, Subject
+from kopf._kits.checking.plans import Plan
+
+__tracebackhide__ = True  # pytest shows the test instead
+
+
+class ChecksFailed(AssertionError):
+    """Raised when an operator does not survive a disturbance; the message is the report."""
+
+    __module__ = 'kopf.testing'
+
+
+class KopfChaos:
+    """
+    Checks operators by disturbing them.
+
+    Args:
+        options: the options of the sandboxes.
+        folder: where the plans are written that have found something.
+    """
+
+    def __init__(self, options: Mapping[str, Any], folder: Path) -> None:
+        self._options = options
+        self._folder = folder
+        self._observers: dict[str, Callable[[], Any]] = {}
+
+    def watch(self, name: str, observe: Callable[[], Any]) -> None:
+        """
+        Compare what the function returns, too: the state of what is outside of the cluster, such as a fake cloud.
+
+        The state must be in a module that the test has imported: an operator that is killed leaves it as it is. It
+        consists of dicts, lists, and plain values.
+        """
+        self._observers[name] = observe
+
+    def check(
+        self,
+        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        scenario: Scenario,
+        *,
+        options: Sequence[str] = (),
+        seed: int = 1,
+        budget: float = 60.0,
+        jobs: int | None = None,
+        only_first: bool = False,
+        plan: str | os.PathLike[str] | None = None,
+    ) -> Report:
+        """
+        Check an operator: ``kopf_chaos.check('app.py', scenario)``.
+
+        Args:
+            paths: the file or the files with the handlers.
+            scenario: a function of the sandbox. It makes some writes as a user would make them, and can wait for what
+                comes of them. It is called many times, in copies of the process of the test.
+            options: more arguments of ``kopf run``.
+            seed: the seed of random numbers, and of the order of concurrent events.
+            budget: how long the check may take (in seconds).
+            jobs: how many copies of the operator run at the same time; by default, one on each processor.
+            only_first: whether to end with the first finding.
+            plan: a file with a plan, to try nothing else.
+
+        Raises:
+            ChecksFailed: the operator does not come to the same end with a disturbance as without it.
+            CannotCheck: the operator cannot be checked.
+        """
+        files = [paths] if isinstance(paths, (str, os.PathLike)) else paths
+        with tempfile.TemporaryDirectory(prefix='kopf-check-') as folder:
+            subject = Subject(
+                arguments=['--all-namespaces', *(os.fspath(file) for file in files), *options],
+                options=self._options,
+                scenario=scenario,
+                observers=self._observers,
+                folder=Path(folder),
+            )
+            check = Check(subject, seed=seed, budget=budget, jobs=jobs or count_jobs(), only_first=only_first)
+            report = check.run() if plan is None else check.run_plan(Plan.read(Path(plan)))
+        if report.findings:
+            raise ChecksFailed('\n' + reports.format_report(report, self._write(report)))
+        return report
+
+    def _write(self, report: Report) -> list[str]:
+        """Write the plans of the findings; return how each of them is run again."""
+        reports.write_plans(report, self._folder, [])
+        files = [self._folder / reports.name_plan(number) for number in range(1, len(report.findings) + 1)]
+        return [f"kopf_chaos.check(..., plan='{file}')" for file in files]

@@ -1,0 +1,488 @@
+"""
+A check: undisturbed courses, then as many plans as the budget permits, and what they find, made as small as possible.
+
+Each course is run in a copy of this process. The results of undisturbed courses are kept here, so that the copies that
+are made later can compare theirs.
+"""
+
+import contextlib
+import dataclasses
+import importlib
+import io
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from kopf._kits.checking.agendas import Agenda, Planner
+from kopf._kits.checking.courses import Course, Loading, Outcome, Recreation, Subject
+from kopf._kits.checking.end_states import Likeness
+from kopf._kits.checking.forks import ForkFailed, ForkPool
+from kopf._kits.checking.oracles import Expectation, Violation, judge, judge_undisturbed
+from kopf._kits.checking.plans import Edit, Plan
+from kopf._kits.checking.schema_edits import revert
+from kopf._kits.testing.virtual.virtual_loops import NO_SOCKETS
+
+COURSE_TIMEOUT = 30.0
+"""How long one course may take (in seconds of real time)."""
+
+REFERENCES = 3
+"""How many undisturbed courses show what differs by itself."""
+
+SHRINKING = 0.2
+"""The part of the budget that is kept for making the found plans small."""
+
+DISTURBED_EDITS = 2
+"""How many edits are made with disturbances."""
+
+MAX_FINDINGS = 10
+"""How many different findings are made small, and reported."""
+
+
+class CannotCheck(Exception):
+    """Raised when an operator cannot be checked; the message says why, and what to do."""
+
+    __module__ = 'kopf.testing'
+
+
+@dataclasses.dataclass
+class Finding:
+    """A mistake of the operator, with the smallest plan that shows it."""
+
+    plan: Plan
+    violations: Sequence[Violation]
+    moment: str = ''
+    """The request with which the disturbance begins, as it was in the undisturbed course."""
+    count: int = 1
+    """How many plans have shown it."""
+    log: str = ''
+    """The requests of the course, if they are asked for."""
+
+
+@dataclasses.dataclass
+class Report:
+    """The result of a check."""
+
+    tried: list[tuple[Plan, Sequence[Violation]]] = dataclasses.field(default_factory=list)
+    findings: list[Finding] = dataclasses.field(default_factory=list)
+    untried: list[str] = dataclasses.field(default_factory=list)
+    """What could not be tried, and why: a sentence each."""
+    seconds: float = 0.0
+    """How long it has taken (in seconds)."""
+    log: str = ''
+    """The requests of the only plan."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """How far a check has come."""
+
+    done: int
+    planned: int
+    findings: int
+    seconds_left: float
+
+
+class Check:
+    """
+    A check of one operator.
+
+    Args:
+        subject: the operator, and what its user does.
+        seed: the seed of all courses.
+        budget: how long it may take (in seconds).
+        jobs: how many courses are run at the same time.
+        only_first: whether to end with the first finding.
+        tell: called with the progress after each course.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        *,
+        seed: int = 1,
+        budget: float = 60.0,
+        jobs: int = 2,
+        only_first: bool = False,
+        tell: Callable[[Progress], object] = lambda _: None,
+    ) -> None:
+        self._subject = subject
+        self._seed = seed
+        self._jobs = jobs
+        self._only_first = only_first
+        self._tell = tell
+        self._started = time.monotonic()
+        self._ends_at = self._started + budget
+        self._shrinks_at = self._started + budget * (1 - SHRINKING)
+        self._is_periodic = False
+        self._agenda = Agenda()
+        self._report = Report()
+        self._problems: Counter[str] = Counter()
+        self._found: dict[tuple[str, ...], Finding] = {}
+        self._outcomes: dict[str, Outcome] = {}
+        """The undisturbed courses, by their plans."""
+        self._edited: list[Edit] = []
+
+    def run(self) -> Report:
+        """
+        Try all plans, as long as the budget lasts.
+
+        Raises:
+            CannotCheck: the operator cannot be checked.
+        """
+        self._refer()
+        if not self._found:
+            self._prepare()
+            self._explore()
+            self._shrink()
+        return self._conclude()
+
+    def run_plan(self, plan: Plan) -> Report:
+        """
+        Run only this plan, and keep the log of its requests.
+
+        Raises:
+            CannotCheck: the operator cannot be checked.
+        """
+        self._seed = plan.seed
+        self._refer()
+        self._found.clear()
+        outcome, violations = self._try(plan, log=True)
+        if outcome.problem:
+            raise CannotCheck(outcome.problem)
+        if (plan.request is not None or plan.step is not None) and not outcome.has_begun:
+            raise CannotCheck(
+                f'The operator does not come to {plan.request or "this point"} any more: the plan is for another one.'
+            )
+        self._report.tried.append((plan, violations))
+        self._note(plan, violations)
+        self._report.log = outcome.log
+        return self._conclude()
+
+    def _conclude(self) -> Report:
+        report = self._report
+        report.findings = list(self._found.values())
+        for text, count in self._problems.items():
+            report.untried.append(f'{count} plans could not be run: {text}' if count > 1 else text)
+        report.seconds = time.monotonic() - self._started
+        return report
+
+    # The undisturbed courses.
+
+    def _refer(self) -> None:
+        """Run the courses without disturbances."""
+        first = self._run_alone(Plan(seed=self._seed, restart=True))
+        self._check(first)
+        for name in first.facts.imports:
+            # In this process, so that the copies need not import them again. What they print is of no interest.
+            with contextlib.suppress(Exception), contextlib.redirect_stdout(io.StringIO()):
+                importlib.import_module(name)
+        others = [self._run_alone(Plan(seed=self._seed + number, restart=True)) for number in range(1, REFERENCES)]
+        for outcome in others:
+            self._check(outcome)
+        outcomes = [first, *others]
+        groups = [[outcome.end for outcome in outcomes], [outcome.final for outcome in outcomes]]
+        self._likeness = Likeness(groups, frozenset(first.facts.results))
+        self._base = first
+        for resource in sorted(self._likeness.unstable):
+            self._report.untried.append(
+                f'The {resource} were not compared: there are different numbers of them without any disturbance.'
+            )
+        plan = Plan(seed=self._seed)
+        violations = judge_undisturbed(first, self._likeness)
+        self._report.tried.append((plan, violations))
+        self._note(plan, violations)
+
+    def _run_alone(self, plan: Plan, **options: Any) -> Outcome:
+        result = self._pool.call(lambda: self._make_course(plan, **options).run(), plan)
+        if isinstance(result, ForkFailed):
+            return Outcome(problem=str(result))
+        outcome: Outcome = result
+        return outcome
+
+    @property
+    def _pool(self) -> ForkPool[Plan]:
+        return ForkPool(self._jobs, COURSE_TIMEOUT)
+
+    def _make_course(self, plan: Plan, *, log: bool = False) -> Course:
+        scenario = None
+        if plan.fresh:
+            scenario = Recreation([apply_edits(target, body, plan.edits) for target, body in self._list_written()])
+        return Course(self._subject, plan, periodic=self._is_periodic, scenario=scenario, log=log)
+
+    def _list_written(self) -> Iterator[tuple[Any, dict[str, Any]]]:
+        """Yield the user's objects with the specs that they have in the end."""
+        ends = {(item.resource, item.namespace, item.name): item.body for item in self._base.end.objects}
+        for target, body in self._base.facts.created:
+            end = ends.get((target.resource, target.namespace, target.name))
+            if end is not None:
+                yield target, {**body, **({'spec': end['spec']} if 'spec' in end else {})}
+
+    def _check(self, outcome: Outcome) -> None:
+        """Raise an error if an undisturbed course is not good for comparisons."""
+        if outcome.problem:
+            hint = ' Such operators cannot be checked yet.' if NO_SOCKETS in outcome.problem else ''
+            raise CannotCheck(f'{outcome.problem}{hint}')
+        if outcome.scenario_error:
+            raise CannotCheck(
+                f'The scenario fails without any disturbance: {outcome.scenario_error}. Correct it, or the operator.'
+            )
+        if outcome.failure:
+            raise CannotCheck(
+                f'{outcome.failure} This happens without any disturbance: try it by kopf run --sandbox first.'
+            )
+        if not outcome.facts.created:
+            raise CannotCheck(
+                'The user creates no objects, so the operator has nothing to do: name some by --load, or create them '
+                'in the scenario.'
+            )
+        if not outcome.rests:
+            self._check_rest(outcome)
+
+    def _check_rest(self, outcome: Outcome) -> None:
+        if outcome.retried:
+            call = outcome.retried[0]
+            raise CannotCheck(
+                f'The operator does not come to rest without any disturbance: {call.id} of {call.resource} {call.name} '
+                f'is tried again and again ({call.message}). If it waits for other controllers of a cluster, let '
+                'the sandbox emulate them (--pods), or let the scenario do what they do.'
+            )
+        if not outcome.facts.is_periodic:
+            return  # it is in a loop, which is reported
+        self._is_periodic = True
+
+    # The plans.
+
+    def _prepare(self) -> None:
+        """Make the plans that follow from the undisturbed course."""
+        self._planner = planner = Planner(self._seed, self._base.facts)
+        facts = self._base.facts
+        self._outcomes[repr(())] = self._base
+        edits = planner.list_edits(self._base)
+        agenda = self._agenda
+        agenda.add('fresh', (Plan(seed=self._seed, edits=(edit,), fresh=True) for edit in edits))
+        if len(self._base.steps) > len(facts.created) and any(map(planner.is_handled, edits)):
+            agenda.add('fresh', [Plan(seed=self._seed, fresh=True)])
+        planner.plan_course(agenda, self._base, (), ('scenario', 'deletion'))
+        planner.plan_children(agenda, self._base)
+        for resource in sorted({parent.resource for parent in facts.parents}):
+            if not (facts.schemas.get(resource, {}).get('properties') or {}).get('spec', {}).get('properties'):
+                self._report.untried.append(
+                    f'The schema of {resource} does not describe the spec: only the fields of the given objects were '
+                    'edited.'
+                )
+            if resource not in facts.updated:
+                self._report.untried.append(
+                    f'No handler handles updates of {resource}: the edited objects were not compared with new ones.'
+                )
+        children = sorted({child.resource for child in facts.children} - set(facts.watched))
+        if children:
+            self._report.untried.append(
+                f'The operator does not watch {", ".join(children)}: what other clients do to these children was not '
+                'tried.'
+            )
+
+    def _explore(self) -> None:
+        """Try the plans of the agenda, which grows meanwhile."""
+        for plan, result in self._pool.run(self._iter_tasks(), self._shrinks_at):
+            if isinstance(result, ForkFailed):
+                self._problems[str(result)] += 1
+            else:
+                self._take(plan, *result)
+            self._tell(
+                Progress(
+                    done=len(self._report.tried),
+                    planned=len(self._report.tried) + len(self._agenda),
+                    findings=len(self._found),
+                    seconds_left=max(0.0, self._ends_at - time.monotonic()),
+                )
+            )
+            if self._found and self._only_first:
+                return
+        if rest := len(self._agenda):
+            self._report.untried.append(f'{rest} more plans were not tried: the budget was used up.')
+
+    def _iter_tasks(self) -> 'Tasks':
+        return Tasks(self)
+
+    def next_task(self) -> tuple[Plan, Callable[[], Any]] | None:
+        """Return the next plan, with what to do in the copy of the process."""
+        plan = self._agenda.take()
+        return None if plan is None else (plan, lambda: self._try_in_copy(plan))
+
+    def _try_in_copy(self, plan: Plan) -> tuple[Outcome, Sequence[Violation]]:
+        outcome = self._make_course(plan).run()
+        violations = self._judge(plan, outcome)
+        if plan.do or outcome.problem:
+            # Most of it is of no interest to the original process.
+            kept = ('problem', 'has_begun')
+            outcome = Outcome(**{name: getattr(outcome, name) for name in kept})
+        return outcome, violations
+
+    def _judge(self, plan: Plan, outcome: Outcome) -> Sequence[Violation]:
+        expected = self._expect(plan)
+        if expected is None:
+            return judge_undisturbed(outcome, self._likeness) if not outcome.problem and not plan.fresh else []
+        found = judge(outcome, expected)
+        is_deletion = plan.do == 'delete' and plan.target in self._base.facts.parents
+        is_probe = plan.do == 'delete' and not is_deletion and plan.target is not None
+        if is_deletion or (is_probe and plan.target is not None and plan.target.resource not in self._base.facts.owned):
+            # The objects are gone, or they are children that the handlers do not promise to keep.
+            found = [violation for violation in found if violation.oracle not in ('end', 'scenario')]
+        return found
+
+    def _expect(self, plan: Plan) -> Expectation | None:
+        """Return the undisturbed course that this one is to be like; None if there is none."""
+        edits = () if plan.do == 'tamper' else plan.edits
+        if plan.do:
+            outcome = self._outcomes.get(repr(edits))
+            history = plan.do not in ('edit', 'stale', 'recreate')
+        elif plan.fresh and not plan.edits:
+            outcome, history = self._base, False
+        elif len(edits) > 1:
+            outcome, history = self._base, False
+        else:
+            outcome, history = self._outcomes.get(f'fresh {edits!r}'), False
+        return None if outcome is None else Expectation(outcome, self._likeness, history)
+
+    def _take(self, plan: Plan, outcome: Outcome, violations: Sequence[Violation]) -> None:
+        """Take the result of a plan, and add those that follow from it."""
+        if outcome.problem:
+            if not plan.fresh:  # the API refuses some edits
+                self._problems[outcome.problem] += 1
+            return
+        self._report.tried.append((plan, violations))
+        self._note(plan, violations)
+        if plan.fresh and plan.edits:
+            self._follow_fresh(plan, outcome)
+        elif not plan.do and len(plan.edits) == 1:
+            self._follow_edit(plan, outcome)
+        elif plan.do == 'delete' and plan.step == 0 and plan.when != 'away' and not violations:
+            pass
+
+    def _follow_fresh(self, plan: Plan, outcome: Outcome) -> None:
+        if outcome.failure or outcome.scenario_error:
+            return
+        [edit] = plan.edits
+        if self._planner.is_handled(edit):
+            self._outcomes[f'fresh {plan.edits!r}'] = outcome
+            ends = {(item.resource, item.namespace, item.name): item.body for item in self._base.end.objects}
+            body = ends[edit.target.resource, edit.target.namespace, edit.target.name]
+            back = Plan(seed=self._seed, edits=(edit, revert(edit, body)))
+            self._agenda.add('edits', [Plan(seed=self._seed, edits=plan.edits), back])
+        else:
+            self._agenda.add('edits', [Plan(seed=self._seed, edits=plan.edits)])
+
+    def _follow_edit(self, plan: Plan, outcome: Outcome) -> None:
+        """Disturb the edits that make the operator write the most."""
+        [edit] = plan.edits
+        self._outcomes[repr(plan.edits)] = outcome
+        writes = sum(request.is_write and request.phase == 'edits' for request in outcome.requests)
+        if outcome.failed or outcome.retried or not writes or not self._planner.is_handled(edit):
+            return
+        if len(self._edited) < DISTURBED_EDITS:
+            self._edited.append(edit)
+            self._planner.plan_course(self._agenda, outcome, plan.edits, ('edits',))
+            self._planner.plan_concurrent(self._agenda, self._base, edit)
+
+    def _note(self, plan: Plan, violations: Sequence[Violation]) -> None:
+        if not violations:
+            return
+        essence = violations[0].essence
+        finding = self._found.get(essence)
+        if finding is None:
+            self._found[essence] = Finding(plan, violations)
+        else:
+            finding.count += 1
+            if _get_weight(plan) < _get_weight(finding.plan):
+                finding.plan, finding.violations = plan, violations
+
+    # Making plans small.
+
+    def _try(self, plan: Plan, *, log: bool = False) -> tuple[Outcome, Sequence[Violation]]:
+        """Run a plan, and the undisturbed course that it is compared with, unless it is known."""
+        if plan.without:
+            base = self._run_alone(Plan(seed=plan.seed, without=plan.without))
+            if base.problem or base.failure or base.scenario_error:
+                return Outcome(problem='the objects that are left out are needed'), []
+            self._base = base
+            self._outcomes.clear()
+        self._outcomes[repr(())] = self._base
+        needed = plan.edits[:1] if plan.do != 'tamper' else ()
+        if needed:
+            fresh = Plan(seed=plan.seed, edits=needed, fresh=True, without=plan.without)
+            self._outcomes[f'fresh {needed!r}'] = self._run_alone(fresh)
+            if plan.do:
+                edited = Plan(seed=plan.seed, edits=needed, without=plan.without)
+                self._outcomes[repr(needed)] = self._run_alone(edited)
+        outcome = self._run_alone(plan, log=log)
+        if not plan.do and not plan.edits and not plan.fresh:
+            return outcome, judge_undisturbed(outcome, self._likeness)
+        return outcome, self._judge(plan, outcome)
+
+    def _shrink(self) -> None:
+        """Make the plans of the findings smaller, as long as they show the same."""
+        found = sorted(self._found.items(), key=lambda item: _get_weight(item[1].plan))[:MAX_FINDINGS]
+        dropped = len(self._found) - len(found)
+        self._found = dict(found)
+        if dropped:
+            self._report.untried.append(f'{dropped} more findings are not shown.')
+        base = self._base
+        for _, finding in found:
+            for smaller in self._iter_smaller(finding.plan):
+                if time.monotonic() > self._ends_at - 1:
+                    return
+                _, violations = self._try(smaller)
+                self._base = base
+                if any(violation.oracle == finding.violations[0].oracle for violation in violations):
+                    finding.plan, finding.violations = smaller, violations
+
+    def _iter_smaller(self, plan: Plan) -> Iterator[Plan]:
+        """Yield smaller plans; each one that shows the same is the base of the next ones."""
+        count = len(self._subject.scenario.bodies) if isinstance(self._subject.scenario, Loading) else 0
+        if count > 1:
+            for number in range(1, count + 1):
+                yield dataclasses.replace(plan, without=(number,))
+        if plan.times > 1:
+            yield dataclasses.replace(plan, times=1)
+        if plan.do in ('kill', 'stop') and plan.step != 0:
+            yield dataclasses.replace(plan, do='stop', when='before', request=None, step=0)
+        if plan.edits and plan.do and plan.do not in ('edit', 'stale', 'tamper'):
+            yield dataclasses.replace(plan, edits=())
+
+
+class Tasks(Iterator[tuple[Plan, Callable[[], Any]]]):
+    """The plans of an agenda; it can go on after its end, when plans were added."""
+
+    def __init__(self, check: Check) -> None:
+        self._check = check
+
+    def __next__(self) -> tuple[Plan, Callable[[], Any]]:
+        task = self._check.next_task()
+        if task is None:
+            raise StopIteration
+        return task
+
+
+def apply_edits(target: Any, body: dict[str, Any], edits: Sequence[Edit]) -> dict[str, Any]:
+    """Return the object with the edits that are for it."""
+    for edit in edits:
+        if edit.target == target:
+            body = merge(body, edit.patch)
+    return body
+
+
+def merge(body: Any, patch: Any) -> Any:
+    """Return the value with a JSON merge patch."""
+    merged = dict(body) if isinstance(body, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = merge(merged.get(key), value) if isinstance(value, dict) else value
+    return merged
+
+
+def _get_weight(plan: Plan) -> tuple[int, int, int]:
+    """Return how large a plan is: the smallest one is the easiest to understand."""
+    return len(plan.edits), plan.times, 0 if plan.request is None else plan.request.number

@@ -1,0 +1,700 @@
+"""
+Courses: an operator is started, its user works with it, it comes to rest, and at last its objects are deleted.
+
+All of it is in virtual time, so ten minutes of rest cost as much as what happens in them. A course follows from its
+plan alone: the same plan gives the same requests at the same times.
+"""
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kopf._cogs.structs.references import Resource
+from kopf._core.intents.causes import Reason
+from kopf._core.intents.handlers import (
+    ChangingHandler,
+    IndexingHandler,
+    ReconcilingHandler,
+    ResourceHandler,
+    ScheduleHandler,
+    SpawningHandler,
+    WebhookHandler,
+)
+from kopf._core.intents.registries import OperatorRegistry
+from kopf._kits.checking.call_records import Call, CallRecord, CallRecorder
+from kopf._kits.checking.disturbances import EDITING, Disturbance, clean
+from kopf._kits.checking.end_states import State, StoredObject
+from kopf._kits.checking.plans import Plan, Target
+from kopf._kits.checking.user_modules import UserModules
+from kopf._kits.testing.inline_operators import InlineOperator
+from kopf._kits.testing.kinds.kinds import Bodies, Body, Kind
+from kopf._kits.testing.operator_processes import OWN_RESOURCES
+from kopf._kits.testing.sandbox import UNIMPORTANT, Sandbox
+from kopf._kits.testing.serving.faults import SeenRequest
+from kopf._kits.testing.serving.waits import WaitTimeout
+from kopf._kits.testing.virtual.virtual_clocks import EPOCH, VirtualTimeError
+from kopf._kits.testing.wire.manifests import ManifestError, Source
+from kopf._kits.testing.wire.statuses import Refusal
+
+START = 60.0
+"""How long an operator may take to watch its resources (in seconds)."""
+
+SILENCE = 100.0
+"""How long nothing is written at rest (in seconds): longer than the usual delays between attempts."""
+
+PATIENCE = 1800.0
+"""How long an operator may take to come to rest (in seconds)."""
+
+PERIODIC_PATIENCE = 300.0
+"""The same for operators that write periodically, and so never rest (in seconds)."""
+
+STRIDE = 25.0
+"""How long the time is let pass at once (in seconds)."""
+
+MAX_WRITES = 600
+"""How many writes an operator may make before it comes to rest: with more, it is in a loop."""
+
+QUIET = 600.0
+"""How long the rest is watched (in seconds)."""
+
+WAIT = 3600.0
+"""How long the waits of scenarios last at least (in seconds): disturbances delay what they wait for."""
+
+HIDDEN = UNIMPORTANT | {'selfsubjectrulesreviews', 'selfsubjectreviews'}
+"""The resources that are no part of what an operator comes to."""
+
+Scenario = Callable[[Sandbox], object]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What is checked: an operator, what its user does, and what else is to be looked at."""
+
+    arguments: Sequence[str]
+    """The arguments of ``kopf run``."""
+    options: Mapping[str, Any]
+    """The options of the sandbox."""
+    scenario: Scenario
+    observers: Mapping[str, Callable[[], Any]]
+    """Functions that return the state of what is outside of the cluster."""
+    folder: Path
+    """Where temporary files can be put."""
+
+    def choose_scenario(self, plan: Plan) -> Scenario:
+        """Return the scenario, without the objects that the plan leaves out."""
+        return self.scenario.reduce(plan.without) if isinstance(self.scenario, Loading) else self.scenario
+
+
+class Loading:
+    """
+    The scenario that creates given objects, one after another.
+
+    When the same object comes again, this is an edit: it is made when the operator is at rest.
+    """
+
+    def __init__(self, bodies: Sequence[Mapping[str, Any]]) -> None:
+        self.bodies = bodies
+
+    def reduce(self, without: Sequence[int]) -> 'Loading':
+        """Return the scenario without these objects (by their numbers, from 1)."""
+        return Loading([body for number, body in enumerate(self.bodies, 1) if number not in without])
+
+    def __call__(self, sandbox: Sandbox) -> None:
+        """Create the objects."""
+        seen = set()
+        for body in self.bodies:
+            meta = body.get('metadata') or {}
+            key = (body.get('apiVersion'), body.get('kind'), meta.get('namespace'), meta.get('name'))
+            if key in seen and isinstance(sandbox, CourseSandbox):
+                sandbox.settle()
+            seen.add(key)
+            sandbox.apply(body)
+
+
+class Recreation:
+    """The scenario that creates objects at once as they are to be in the end."""
+
+    def __init__(self, bodies: Sequence[Mapping[str, Any]]) -> None:
+        self._bodies = bodies
+
+    def __call__(self, sandbox: Sandbox) -> None:
+        """Create the objects."""
+        for body in self._bodies:
+            sandbox.create(body)
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """One request of the operator."""
+
+    verb: str
+    resource: str
+    subresource: str
+    method: str
+    path: str
+    status: int
+    phase: str
+    """The phase of the course: ``start``, ``scenario``, ``edits``, ``quiet``, ``restart``, ``deletion``."""
+    is_apply: bool = False
+    """Whether it is a server-side apply."""
+
+    @property
+    def is_write(self) -> bool:
+        """Return whether it can change something."""
+        return self.method not in ('GET', 'HEAD')
+
+    def __str__(self) -> str:
+        return f'{self.method} {self.path}: {self.status}'
+
+
+@dataclasses.dataclass
+class Facts:
+    """What is known of the operator and its objects."""
+
+    created: list[tuple[Target, Mapping[str, Any]]] = dataclasses.field(default_factory=list)
+    """The objects of the user, as they were created, in this order."""
+    parents: list[Target] = dataclasses.field(default_factory=list)
+    """Those of them that the operator handles."""
+    children: list[Target] = dataclasses.field(default_factory=list)
+    """The objects that the operator has created."""
+    watched: list[str] = dataclasses.field(default_factory=list)
+    """The resources that the operator watches."""
+    owned: list[str] = dataclasses.field(default_factory=list)
+    """The resources whose objects level-triggered handlers keep as they are to be."""
+    updated: dict[str, list[tuple[str, ...]]] = dataclasses.field(default_factory=dict)
+    """The fields whose changes are handled, by the resource."""
+    results: list[str] = dataclasses.field(default_factory=list)
+    """The ids of handlers whose results are in the status."""
+    schemas: dict[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    """The schemas of custom resources."""
+    is_limited: bool = False
+    """Whether handlers give up after some attempts or some time."""
+    is_periodic: bool = False
+    """Whether there are handlers that are called periodically."""
+    imports: list[str] = dataclasses.field(default_factory=list)
+    """The modules that are imported by the operator, and are not of its author."""
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What has come of a course."""
+
+    problem: str = ''
+    """Why the course could not be completed: it is no fault of the operator, or may be none."""
+    failure: str = ''
+    """What the operator has failed with, at once: it does not start, it exits, the scenario waits for it in vain."""
+    scenario_error: str = ''
+    """The error of the scenario."""
+    has_begun: bool = False
+    """Whether the disturbance has happened."""
+    rests: bool = True
+    """Whether it has come to rest after the scenario."""
+    requests: list[Request] = dataclasses.field(default_factory=list)
+    steps: list[str] = dataclasses.field(default_factory=list)
+    """The writes of the user."""
+    end: State = State((), {})
+    final: State = State((), {})
+    """What is there when the objects of the user are deleted."""
+    restarted: State | None = None
+    """What is there after a restart at rest."""
+    restart_writes: list[str] = dataclasses.field(default_factory=list)
+    quiet_writes: list[str] = dataclasses.field(default_factory=list)
+    overlaps: list[str] = dataclasses.field(default_factory=list)
+    failed: list[Call] = dataclasses.field(default_factory=list)
+    """The handlers that have failed for good."""
+    retried: list[Call] = dataclasses.field(default_factory=list)
+    """The handlers that are still tried again and again in the end."""
+    facts: Facts = dataclasses.field(default_factory=Facts)
+    log: str = ''
+    """The log of all requests, if it is asked for."""
+    output: str = ''
+    """The end of the output of the operators."""
+
+
+class CourseFailed(Exception):
+    """Raised when the course cannot go on because of the operator."""
+
+
+class CourseSandbox(Sandbox):
+    """The sandbox of a course: it tells of each write of the user."""
+
+    def __init__(self, course: 'Course', **options: Any) -> None:
+        super().__init__(virtual_time=True, **options)
+        self._course = course
+        self._is_writing = False
+
+    def settle(self) -> None:
+        """Wait until the operator is at rest."""
+        self._course.settle()
+
+    @contextlib.contextmanager
+    def _step(self, text: str) -> Iterator[None]:
+        if self._is_writing:
+            yield
+            return
+        self._is_writing = True
+        try:
+            with self._course.step(text):
+                yield
+        finally:
+            self._is_writing = False
+
+    def create(self, what: Any, name: str | None = None, *, namespace: str | None = None, **fields: Any) -> Body:
+        """Create an object, and note it as one of the user's."""
+        kind = what if isinstance(what, str) else what.get('kind')
+        with self._step(f'create {kind} {name or _name(what)}'):
+            body = super().create(what, name, namespace=namespace, **fields)
+        self._course.note_created(body)
+        return body
+
+    def apply(self, source: Source) -> Bodies:
+        """Apply objects, and note them as the user's."""
+        with self._step(f'apply {_name(source)}'):
+            bodies = super().apply(source)
+        for body in bodies:
+            self._course.note_created(body)
+        return bodies
+
+    def patch(self, resource: str, name: str, patch: Any, **options: Any) -> Body:
+        """Edit an object."""
+        with self._step(f'patch {resource} {name}'):
+            return super().patch(resource, name, patch, **options)
+
+    def replace(self, body: Mapping[str, Any], **options: Any) -> Body:
+        """Replace an object."""
+        with self._step(f'replace {body.get("kind")} {_name(body)}'):
+            return super().replace(body, **options)
+
+    def delete(self, resource: str, name: str, **options: Any) -> None:
+        """Delete an object."""
+        with self._step(f'delete {resource} {name}'):
+            super().delete(resource, name, **options)
+
+    def wait_for(self, *args: Any, timeout: float = 0, **options: Any) -> Body:
+        """Wait for a state, longer than in ordinary tests."""
+        return super().wait_for(*args, timeout=max(timeout, WAIT), **options)
+
+    def wait_gone(self, *args: Any, timeout: float = 0, **options: Any) -> None:
+        """Wait for the absence of an object, longer than in ordinary tests."""
+        super().wait_gone(*args, timeout=max(timeout, WAIT), **options)
+
+    def rest(self, *, quiet: float = 0, timeout: float = 0) -> None:
+        """Wait until the operator is at rest; periodic writes do not matter."""
+        self._course.settle()
+
+
+def _name(source: Any) -> str:
+    if isinstance(source, Mapping):
+        return str((source.get('metadata') or {}).get('name', ''))
+    return str(source).partition('\n')[0]
+
+
+class Course:
+    """
+    One course, which can be run once.
+
+    Args:
+        subject: what is checked.
+        plan: the disturbance.
+        periodic: whether the operator is known to write periodically.
+        scenario: what the user does, instead of the subject's scenario.
+        log: whether to return the log of all requests.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        plan: Plan,
+        *,
+        periodic: bool = False,
+        scenario: Scenario | None = None,
+        log: bool = False,
+    ) -> None:
+        self._subject = subject
+        self._plan = plan
+        self._scenario = scenario or subject.choose_scenario(plan)
+        self._patience = PERIODIC_PATIENCE if periodic else PATIENCE
+        self._has_log = log
+        self.sandbox: Sandbox = CourseSandbox(
+            self, seed=plan.seed, kubeconfig=subject.folder / f'kubeconfig-{id(plan)}', **subject.options
+        )
+        self._operator: InlineOperator | None = None
+        self._outputs: list[InlineOperator] = []
+        self._modules = UserModules()
+        self._record = CallRecord()
+        self._disturbance = Disturbance(self, plan)
+        self._outcome = Outcome()
+        self._phase = 'start'
+        self._marks: list[tuple[str, int]] = []
+        self._initial: Mapping[Any, Any] = {}
+        self._created: dict[Target, Mapping[str, Any]] = {}
+        self._registry: OperatorRegistry | None = None
+
+    # What disturbances do.
+
+    def kill_operator(self) -> None:
+        """Kill the operator at once."""
+        operator, self._operator = self._operator, None
+        if operator is not None:
+            operator.kill()
+
+    def stop_operator(self) -> None:
+        """Stop the operator gracefully."""
+        operator, self._operator = self._operator, None
+        if operator is not None:
+            operator.stop(60)
+
+    def start_operator(self) -> None:
+        """Start the operator if it does not run."""
+        assert self.sandbox.world is not None
+        if self._operator is None:
+            self._operator = InlineOperator(self.sandbox, self.sandbox.world, instruments=[CallRecorder(self._record)])
+            self._outputs.append(self._operator)
+            with self._modules.loading(self._operator.registry):
+                self._operator.start(self._subject.arguments, env={}, cwd=None)
+            self._registry = self._operator.registry
+
+    def find(self, target: Target) -> Mapping[str, Any] | None:
+        """Return the object, if it exists."""
+        items = [item for item in self._list_objects() if item.resource == target.resource]
+        if target.name:
+            wanted = (target.namespace, target.name)
+            return next((item.body for item in items if (item.namespace, item.name) == wanted), None)
+        generated = [item for item in items if item.namespace == target.namespace and not self._is_users(item)]
+        return generated[target.number - 1].body if 0 < target.number <= len(generated) else None
+
+    def _is_users(self, item: StoredObject) -> bool:
+        return Target(resource=item.resource, namespace=item.namespace, name=item.name) in self._created
+
+    # What the user does.
+
+    @contextlib.contextmanager
+    def step(self, text: str) -> Iterator[None]:
+        """Note a write of the user, with what disturbs it."""
+        if self._phase in ('scenario', 'edits', 'deletion'):
+            self._outcome.steps.append(text)
+            number = len(self._outcome.steps)
+            self._disturbance.before_step(number)
+            yield
+            self._disturbance.after_step(number)
+        else:
+            yield
+
+    def note_created(self, body: Mapping[str, Any]) -> None:
+        """Note an object of the user."""
+        kind = self._catalog.of_object(body['apiVersion'], body['kind'])
+        meta = body['metadata']
+        target = Target(resource=self._name_resource(kind), namespace=meta.get('namespace', ''), name=meta['name'])
+        if self._phase == 'scenario' and kind.name != 'CustomResourceDefinition':
+            self._created.setdefault(target, clean(body))
+
+    def settle(self) -> bool:
+        """Wait until the operator writes nothing, and nothing is tried again; return whether it comes to that."""
+        started = self._now
+        is_at_rest = False
+        written = self._count_writes()
+        while not is_at_rest and self._now - started < self._patience:
+            if self._count_writes() > written + MAX_WRITES:
+                return False
+            last = max([started, self._disturbance.ends_at, self._last_write_at])
+            # In small steps, as a loop without delays can make thousands of requests in this time.
+            self.sandbox.advance(min(max(last + SILENCE - self._now, 1.0), STRIDE))
+            self._check_operator()
+            last = max([started, self._disturbance.ends_at, self._last_write_at])
+            is_at_rest = self._now - last >= SILENCE and not self._list_calls('retried')
+        return is_at_rest
+
+    # The course.
+
+    def run(self) -> Outcome:
+        """Run the course to its end."""
+        try:
+            self.sandbox.__enter__()
+            self._initial = self._list_versions()
+            self._go()
+        except ScenarioFailed as error:
+            self._outcome.scenario_error = str(error)
+        except CourseFailed as error:
+            self._outcome.failure = str(error)
+        except VirtualTimeError as error:
+            self._outcome.problem = str(error)
+        except (ManifestError, Refusal) as error:
+            self._outcome.problem = f'The sandbox refuses an object: {error}'
+        self._outcome.has_begun = self._disturbance.has_begun
+        self._outcome.overlaps = self._record.overlaps
+        self._outcome.requests = list(self._iter_requests())
+        self._outcome.output = '\n'.join(operator.output for operator in self._outputs)[-3000:]
+        if self._has_log:
+            self._outcome.log = self._write_log()
+        return self._outcome
+
+    def _go(self) -> None:
+        self._enter_phase('start')
+        self._disturbance.arm()
+        self.start_operator()
+        self._await_start()
+        self._enter_phase('scenario')
+        self._play()
+        self._outcome.rests = self.settle()
+        self._enter_phase('edits')
+        for edit in self._plan.edits if not self._plan.fresh else ():
+            if self._plan.do not in EDITING or edit is not self._plan.edits[0]:
+                self.sandbox.patch(edit.target.resource, edit.target.name, edit.patch, namespace=edit.target.namespace)
+                self._outcome.rests = self.settle()
+        if self._disturbance.happens_at_rest:
+            self._disturbance.happen_at_rest()
+            self._outcome.rests = self.settle()
+        self._outcome.end = self._get_state()
+        self._outcome.failed = self._list_calls('failed')
+        self._outcome.retried = self._list_calls('retried')
+        self._collect_facts()
+        self._enter_phase('quiet')
+        self._outcome.quiet_writes = self._watch_rest()
+        if self._plan.restart:
+            self._restart()
+        self._delete()
+
+    def _watch_rest(self) -> list[str]:
+        """Let ten minutes pass; return what the operator writes meanwhile."""
+        before, ends_at = len(self._seen), self._now + QUIET
+        written = self._count_writes()
+        while self._now < ends_at and self._count_writes() <= written + MAX_WRITES:
+            self.sandbox.advance(min(STRIDE, ends_at - self._now))
+        return [_tell(request) for request in self._seen[before:] if _matters(request)]
+
+    def _count_writes(self) -> int:
+        return sum(map(_matters, self._seen))
+
+    def _play(self) -> None:
+        """Let the user do what the scenario says."""
+        try:
+            self._scenario(self.sandbox)
+        except WaitTimeout as error:
+            raise CourseFailed(f'The scenario waits in vain: {str(error).partition(";")[0]}.') from None
+        except Refusal as error:
+            # Other clients have deleted objects, so the rest of the scenario is impossible.
+            if not (self._plan.do in ('delete', 'recreate') and self._disturbance.has_begun):
+                raise ScenarioFailed(f'Refusal: {error}') from error
+        except (CourseFailed, VirtualTimeError, ManifestError):
+            raise
+        except Exception as error:
+            raise ScenarioFailed(f'{type(error).__name__}: {error}') from error
+
+    def _await_start(self) -> None:
+        started = self._now
+        while self._now - started < START:
+            self.sandbox.advance(0.5)
+            self._check_operator()
+            if any(request.verb == 'watch' and request.resource not in OWN_RESOURCES for request in self._seen):
+                return
+
+    def _restart(self) -> None:
+        self._enter_phase('restart')
+        before = self._list_versions()
+        self.stop_operator()
+        self.start_operator()
+        self.settle()
+        after = self._list_versions()
+        names = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
+        self._outcome.restart_writes = sorted(f'{key[0]} {key[1]}' for key in names)
+        self._outcome.restarted = self._get_state()
+
+    def _delete(self) -> None:
+        """Delete what the user has created: the objects that the operator handles first."""
+        self._enter_phase('deletion')
+        parents = [target for target in self._created if target in self._outcome.facts.parents]
+        others = [target for target in self._created if target not in self._outcome.facts.parents]
+        for targets in (parents, others):
+            for target in targets:
+                with contextlib.suppress(Refusal):
+                    self.sandbox.delete(target.resource, target.name, namespace=target.namespace or None)
+            if targets:
+                self.settle()
+        self._outcome.final = self._get_state()
+
+    # What is to be seen.
+
+    @property
+    def _now(self) -> float:
+        assert self.sandbox.world is not None
+        return self.sandbox.world.clock.now
+
+    @property
+    def _api(self) -> Any:
+        return self.sandbox._runner.instance.server.api
+
+    @property
+    def _catalog(self) -> Any:
+        return self._api.catalog
+
+    @property
+    def _seen(self) -> Sequence[SeenRequest]:
+        return self.sandbox.requests
+
+    @property
+    def _last_write_at(self) -> float:
+        return max((request.time - EPOCH for request in self._seen if _matters(request)), default=0.0)
+
+    def _check_operator(self) -> None:
+        """Raise an error if the operator has ended by itself."""
+        if self._operator is not None and self._operator.returncode is not None:
+            lines = self._operator.output.strip().splitlines()[-1:]
+            raise CourseFailed(f'The operator has exited with the code {self._operator.returncode}: {"".join(lines)}')
+
+    def _enter_phase(self, name: str) -> None:
+        self._phase = name
+        self._marks.append((name, len(self._seen)))
+
+    def _iter_requests(self) -> Iterator[Request]:
+        marks = [*self._marks, ('', sys.maxsize)]
+        position = 0
+        for number, seen in enumerate(self._seen):
+            while number >= marks[position + 1][1]:
+                position += 1
+            if seen.resource:
+                yield Request(
+                    verb=seen.verb,
+                    resource=seen.resource,
+                    subresource=seen.subresource,
+                    method=seen.method,
+                    path=seen.path,
+                    status=seen.status,
+                    phase=marks[position][0],
+                    is_apply='apply-patch' in seen.content_type,
+                )
+
+    def _write_log(self) -> str:
+        return ''.join(
+            f'{request.time - EPOCH:.6f} {request.verb} {request.path} {dict(request.query)} '
+            f'{request.body.decode(errors="replace")} {request.status}\n'
+            for request in self._seen
+        )
+
+    def _iter_kinds(self) -> Iterator[Kind]:
+        """Yield one kind of each table."""
+        tables = set()
+        for kind in self._catalog:
+            if kind.table is not None and kind.table.name not in tables and kind.plural not in HIDDEN:
+                tables.add(kind.table.name)
+                yield kind
+
+    def _name_resource(self, kind: Kind) -> str:
+        same = {other.table.name for other in self._catalog if other.table is not None and other.plural == kind.plural}
+        return kind.plural if len(same) < 2 else f'{kind.plural}.{kind.group}'
+
+    def _list_versions(self) -> dict[tuple[str, str], tuple[str, int]]:
+        return {
+            (self._name_resource(kind), record.key): (record.uid, record.version)
+            for kind in self._iter_kinds()
+            if len(kind.store)
+            for record in kind.store.records()
+        }
+
+    def _list_objects(self) -> list[StoredObject]:
+        """Return all objects that are not as they were at the start."""
+        found = []
+        for kind in self._iter_kinds():
+            if len(kind.store):
+                resource = self._name_resource(kind)
+                for record in kind.store.records():
+                    if self._initial.get((resource, record.key)) != (record.uid, record.version):
+                        body = {'apiVersion': kind.storage_api_version, 'kind': kind.name, **record.body()}
+                        found.append(StoredObject(resource, record.namespace, record.name, body))
+        return [item for item in found if item.resource != 'customresourcedefinitions']
+
+    def _get_state(self) -> State:
+        outside = {name: as_data(observe()) for name, observe in self._subject.observers.items()}
+        return State(self._list_objects(), outside)
+
+    def _list_calls(self, outcome: str) -> list[Call]:
+        uids = frozenset(item.body['metadata']['uid'] for item in self._list_objects())
+        return self._record.list_unsuccessful(uids, outcome)
+
+    def _collect_facts(self) -> None:
+        facts = self._outcome.facts
+        facts.created = list(self._created.items())
+        facts.watched = sorted({request.resource for request in self._seen if request.verb == 'watch'} - OWN_RESOURCES)
+        facts.imports = self._modules.foreign
+        if self._registry is not None:
+            describe(facts, self._registry, {self._name_resource(kind): kind for kind in self._iter_kinds()})
+        for item in self._outcome.end.objects:
+            if not self._is_users(item):
+                facts.children.append(Target(resource=item.resource, namespace=item.namespace, name=item.name))
+
+
+class ScenarioFailed(CourseFailed):
+    """Raised when the scenario itself has failed."""
+
+
+def describe(facts: Facts, registry: OperatorRegistry, kinds: Mapping[str, Kind]) -> None:
+    """Note what the handlers say of the operator."""
+    resources = {name: _make_resource(kind) for name, kind in kinds.items()}
+    handlers = list(registry.iter_resource_handlers())
+    facts.results = sorted({str(handler.id) for handler in handlers})
+    facts.is_limited = any(
+        handler.retries is not None or handler.timeout is not None or handler.errors is not None for handler in handlers
+    )
+    facts.is_periodic = any(_is_periodic(handler) for handler in registry.iter_handlers())
+    for name, resource in resources.items():
+        selecting = [item for item in handlers if item.selector is not None and item.selector.check(resource)]
+        if any(not isinstance(item, IndexingHandler | WebhookHandler) for item in selecting):
+            facts.parents += [target for target, _ in facts.created if target.resource == name]
+        if fields := [item.field or () for item in selecting if _handles_updates(item)]:
+            facts.updated[name] = [tuple(map(str, field)) for field in fields]
+        if any(source.fn is None and source.selector.check(resource) for item in handlers for source in item.sources):
+            facts.owned.append(name)
+        if kinds[name].custom:
+            facts.schemas[name] = kinds[name].schema or {}
+    if not facts.parents:
+        facts.parents = [target for target, _ in facts.created]
+
+
+def _is_periodic(handler: Any) -> bool:
+    return isinstance(handler, SpawningHandler | ScheduleHandler) or bool(getattr(handler, 'interval', None))
+
+
+def _handles_updates(handler: ResourceHandler) -> bool:
+    if isinstance(handler, ChangingHandler):
+        return handler.reason is Reason.UPDATE or (handler.reason is None and handler.needs_change)
+    return isinstance(handler, ReconcilingHandler)
+
+
+def _make_resource(kind: Kind) -> Resource:
+    return Resource(
+        group=kind.group,
+        version=kind.version,
+        plural=kind.plural,
+        kind=kind.name,
+        singular=kind.singular,
+        shortcuts=frozenset(kind.short_names),
+        categories=frozenset(kind.categories),
+        subresources=frozenset(kind.subresources),
+        namespaced=kind.namespaced,
+        verbs=frozenset(kind.verbs),
+    )
+
+
+def as_data(value: Any) -> Any:
+    """Return a copy of what a user's function has returned, with plain values only."""
+    if isinstance(value, Mapping):
+        return {str(key): as_data(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_data(item) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted((as_data(item) for item in value), key=repr)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return as_data(dataclasses.asdict(value))
+    return as_data(vars(value)) if hasattr(value, '__dict__') else repr(value)
+
+
+def _matters(request: SeenRequest) -> bool:
+    return request.method not in ('GET', 'HEAD') and request.resource not in HIDDEN and bool(request.resource)
+
+
+def _tell(request: SeenRequest) -> str:
+    return f'{request.method} {request.path}: {request.status}'

@@ -1,0 +1,242 @@
+"""
+Disturbances: what happens to an operator in a course, at the point that the plan says.
+
+They happen in the event loop of the course, in the middle of a request or between two of them, as they would come from
+outside. A disturbance ends before the states are compared.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from kopf._kits.checking.end_states import is_bookkeeping
+from kopf._kits.checking.plans import Moment, Plan, Target
+from kopf._kits.testing.sandbox import Sandbox
+from kopf._kits.testing.serving.faults import SeenRequest
+from kopf._kits.testing.wire.statuses import Refusal
+
+KILLED_FOR = 1.0
+"""How long a killed operator is away (in seconds), unless the plan says it."""
+
+ANSWERED = 0.005
+"""When an answer has reached the operator (in seconds): connections in memory are faster."""
+
+STALE_FOR = 5.0
+"""How long a watch is silent before the user edits the object (in seconds)."""
+
+EDITING = frozenset({'edit', 'stale', 'tamper'})
+"""The disturbances that make the first edit of the plan, which is not made at rest then."""
+
+ACTIONS: Mapping[str, str] = {
+    'kill': 'the operator is killed, and started again',
+    'stop': 'the operator is stopped gracefully, and started again',
+    'error': 'the API answers with an error',
+    'drop': 'the connection is broken off, and the request is not done',
+    'lose': 'the request is done, but the connection is broken off instead of an answer',
+    'delay': 'the request is done much later',
+    'freeze': 'the watch of one resource is silent for a while',
+    'stale': 'the watch of one resource is silent, and the user edits the object meanwhile',
+    'edit': 'the user edits the object',
+    'tamper': 'another client edits a child',
+    'delete': 'another client deletes an object',
+    'recreate': 'the user deletes the object and creates it again',
+}
+"""The disturbances, with their descriptions."""
+
+
+class Stage(Protocol):
+    """The course, as disturbances need it."""
+
+    sandbox: Sandbox
+
+    def kill_operator(self) -> None:
+        """Kill the operator at once."""
+
+    def stop_operator(self) -> None:
+        """Stop the operator gracefully; not from within the loop."""
+
+    def start_operator(self) -> None:
+        """Start the operator if it does not run."""
+
+    def find(self, target: Target) -> Mapping[str, Any] | None:
+        """Return the object that the plan speaks of."""
+
+
+class Disturbance:
+    """The one disturbance of a plan."""
+
+    def __init__(self, stage: Stage, plan: Plan) -> None:
+        self._stage = stage
+        self._plan = plan
+        self._count = 0
+        self._failed = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.has_begun = False
+        """Whether the point of the plan was reached."""
+        self.ends_at = 0.0
+        """When it ends (in seconds of virtual time)."""
+
+    @property
+    def _world(self) -> Any:
+        return self._stage.sandbox.world
+
+    @property
+    def happens_at_rest(self) -> bool:
+        """Return whether it happens after the scenario."""
+        return self._plan.step == 0
+
+    def arm(self) -> None:
+        """Wait for the request that it begins with."""
+        plan, faults = self._plan, self._stage.sandbox.faults
+        if plan.request is None:
+            return
+        moment = plan.request
+        common: dict[str, Any] = {'condition': lambda request: self._is_due(request, moment)}
+        match plan.do:
+            case 'error':
+                retry_after = 1 if plan.status == 429 else None
+                faults.error(plan.status, times=plan.times, retry_after=retry_after, **common)
+            case 'drop':
+                faults.drop(times=plan.times, **common)
+            case 'lose':
+                faults.lose(times=plan.times, **common)
+            case 'delay':
+                faults.delay(plan.seconds, **common)
+            case _:
+                faults.call(self._happen_in_request, late=plan.when != 'before', **common)
+
+    def _is_due(self, request: SeenRequest, moment: Moment) -> bool:
+        if (request.verb, request.resource, request.subresource) != moment.key:
+            return False
+        self._count += 1
+        if self._count < moment.number:
+            return False
+        self._begin(self._plan.seconds)
+        return True
+
+    def _begin(self, seconds: float) -> None:
+        self.has_begun = True
+        self.ends_at = self._world.clock.now + seconds
+
+    def _happen_in_request(self) -> None:
+        if self._plan.when == 'after':
+            self._later(ANSWERED, self._happen)
+        else:
+            self._happen()
+
+    def _later(self, seconds: float, function: Callable[[], object]) -> None:
+        self.ends_at = max(self.ends_at, self._world.clock.now + seconds)
+        self._world.loop.call_later(seconds, function)
+
+    def _happen(self) -> None:
+        """Do what the plan says, within the event loop."""
+        plan = self._plan
+        match plan.do:
+            case 'kill':
+                self._stage.kill_operator()
+                self._later(plan.seconds or KILLED_FOR, self._stage.start_operator)
+            case 'freeze':
+                self._freeze()
+            case 'stale':
+                self._freeze()
+                self._later(STALE_FOR, self._start_writing)
+            case 'edit' | 'tamper' | 'delete':
+                self._start_writing()
+
+    def _start_writing(self) -> None:
+        task = self._world.loop.create_task(self._write())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _freeze(self) -> None:
+        faults = self._stage.sandbox.faults
+        if self._plan.target is not None:
+            faults.freeze_watches(resource=self._plan.target.resource.partition('.')[0])
+            self._later(self._plan.seconds, faults.clear)
+
+    async def _write(self) -> None:
+        """Change or delete the object as another client does; if it is gone meanwhile, there is nothing to do."""
+        aio = self._stage.sandbox.aio
+        with contextlib.suppress(Refusal):
+            for kind, name, namespace, patch in self._list_writes():
+                if patch is None:
+                    await aio.delete(kind, name, namespace=namespace)
+                else:
+                    await aio.patch(kind, name, patch, namespace=namespace)
+
+    def _list_writes(self) -> list[tuple[str, str, str, Mapping[str, Any] | None]]:
+        plan = self._plan
+        wanted = [(edit.target, edit.patch) for edit in plan.edits[:1]] if plan.do in EDITING else []
+        targets: list[tuple[Target | None, Mapping[str, Any] | None]] = [*wanted] or [(plan.target, None)]
+        found: list[tuple[str, str, str, Mapping[str, Any] | None]] = []
+        for target, patch in targets:
+            body = self._stage.find(target) if target is not None else None
+            if target is not None and body is not None:
+                meta = body['metadata']
+                found.append((target.resource, meta['name'], meta.get('namespace', ''), patch))
+        return found
+
+    # Between the writes of the scenario.
+
+    def before_step(self, number: int) -> None:
+        """Called before a write of the user."""
+        plan = self._plan
+        if plan.step != number or number == 0:
+            return
+        self._begin(plan.seconds)
+        if plan.do == 'kill':
+            self._stage.kill_operator()
+        elif plan.do == 'stop':
+            self._stage.stop_operator()
+        elif plan.do == 'freeze':
+            self._freeze()
+
+    def after_step(self, number: int) -> None:
+        """Called after a write of the user."""
+        if self._plan.step == number and number != 0 and self._plan.do in ('kill', 'stop'):
+            self._stage.sandbox.advance(self._plan.seconds)
+            self._stage.start_operator()
+
+    def happen_at_rest(self) -> None:
+        """Called after the scenario and the edits."""
+        plan, sandbox = self._plan, self._stage.sandbox
+        if plan.step != 0:
+            return
+        self._begin(0)
+        is_away = plan.when == 'away'
+        if is_away:
+            self._stage.kill_operator()
+        match plan.do:
+            case 'edit' | 'tamper' | 'delete':
+                sandbox.run(self._write())
+            case 'recreate':
+                self._recreate()
+            case 'kill':
+                self._stage.kill_operator()
+                is_away = True
+            case 'stop':
+                self._stage.stop_operator()
+                is_away = True
+        if is_away:
+            sandbox.advance(plan.seconds or KILLED_FOR)
+            self._stage.start_operator()
+
+    def _recreate(self) -> None:
+        sandbox, target = self._stage.sandbox, self._plan.target
+        body = self._stage.find(target) if target is not None else None
+        if target is None or body is None:
+            return
+        meta = body['metadata']
+        Sandbox.delete(sandbox, target.resource, meta['name'], namespace=meta.get('namespace'))
+        Sandbox.wait_gone(sandbox, target.resource, meta['name'], namespace=meta.get('namespace'), timeout=3600)
+        Sandbox.create(sandbox, clean(body))
+
+
+def clean(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the object as its user would create it again."""
+    kept = ('name', 'namespace', 'labels', 'annotations', 'ownerReferences', 'generateName')
+    metadata = {key: body['metadata'][key] for key in kept if key in body['metadata']}
+    annotations = metadata.get('annotations') or {}
+    metadata['annotations'] = {key: value for key, value in annotations.items() if not is_bookkeeping(key)}
+    return {**{key: value for key, value in body.items() if key != 'status'}, 'metadata': metadata}

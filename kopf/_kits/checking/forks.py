@@ -1,0 +1,139 @@
+"""
+Copies of the process: each runs one plan, and sends its result back.
+
+A copy begins with everything imported, and whatever it changes is gone with it: the state of the user's modules too. So
+plans do not influence each other, and a plan costs no start of a process.
+"""
+
+import contextlib
+import gc
+import os
+import pickle
+import selectors
+import signal
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, NamedTuple, TypeVar
+
+T = TypeVar('T')
+
+
+class ForkFailed(Exception):
+    """The result of a copy that has none; the message says why."""
+
+
+class _Copy(NamedTuple):
+    pid: int
+    tag: Any
+    deadline: float
+
+
+class ForkPool(Generic[T]):
+    """
+    Copies that run at the same time.
+
+    Args:
+        jobs: how many run at the same time.
+        timeout: how long one may run (in seconds).
+    """
+
+    def __init__(self, jobs: int, timeout: float) -> None:
+        self._jobs = jobs
+        self._timeout = timeout
+
+    def run(
+        self,
+        tasks: Iterator[tuple[T, Callable[[], Any]]],
+        deadline: float,
+    ) -> Iterator[tuple[T, Any]]:
+        """
+        Call the functions in copies; yield their tags and results, as they come.
+
+        A result is a `ForkFailed` if there is none. Tasks are taken one by one, when there is place for them. At the
+        deadline (on the monotonic clock), those that still run are killed, and not reported.
+        """
+        copies: dict[int, _Copy] = {}
+        gc.freeze()
+        try:
+            with selectors.DefaultSelector() as selector:
+                exhausted = False
+                while True:
+                    while not exhausted and len(copies) < self._jobs and time.monotonic() < deadline:
+                        task = next(tasks, None)
+                        if task is None:
+                            exhausted = True
+                        else:
+                            self._start(task, copies, selector)
+                    if not copies or time.monotonic() >= deadline:
+                        return
+                    until = min(deadline, *(copy.deadline for copy in copies.values()))
+                    ready = selector.select(max(0.0, until - time.monotonic()))
+                    for key, _ in ready:
+                        copy = copies.pop(key.fd)
+                        yield copy.tag, _finish(key.fd, copy, selector)
+                    exhausted = exhausted and not ready
+                    for fd, copy in list(copies.items()):
+                        if time.monotonic() >= copy.deadline:
+                            del copies[fd]
+                            os.kill(copy.pid, signal.SIGKILL)
+                            _finish(fd, copy, selector)
+                            yield copy.tag, ForkFailed(f'it did not end within {self._timeout:g} s of real time')
+        finally:
+            for fd, copy in copies.items():
+                os.kill(copy.pid, signal.SIGKILL)
+                os.close(fd)
+                os.waitpid(copy.pid, 0)
+            gc.unfreeze()
+
+    def call(self, function: Callable[[], Any], tag: T) -> Any:
+        """Call one function in a copy, and return its result."""
+        for _, result in self.run(iter([(tag, function)]), time.monotonic() + self._timeout + 1):
+            return result
+        return ForkFailed('it was interrupted')
+
+    def _start(
+        self,
+        task: tuple[T, Callable[[], Any]],
+        copies: dict[int, _Copy],
+        selector: selectors.BaseSelector,
+    ) -> None:
+        reader, writer = os.pipe()
+        with warnings.catch_warnings():
+            # Python warns of forks in processes with threads. The copy uses none of them.
+            warnings.simplefilter('ignore', DeprecationWarning)
+            pid = os.fork()
+        if pid == 0:
+            _serve(task[1], writer)
+        os.close(writer)
+        copies[reader] = _Copy(pid, task[0], time.monotonic() + self._timeout)
+        selector.register(reader, selectors.EVENT_READ)
+
+
+def _serve(function: Callable[[], Any], writer: int) -> None:
+    """Run in the copy: send the result, and end without the cleanups of the original process."""
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        null = os.open(os.devnull, os.O_RDWR)
+        for number in (0, 1, 2):
+            os.dup2(null, number)
+        try:
+            data = pickle.dumps((True, function()))
+        except BaseException:
+            data = pickle.dumps((False, traceback.format_exc()))
+        with os.fdopen(writer, 'wb') as file:
+            file.write(data)
+    finally:
+        os._exit(0)
+
+
+def _finish(fd: int, copy: _Copy, selector: selectors.BaseSelector) -> Any:
+    selector.unregister(fd)
+    with os.fdopen(fd, 'rb') as file:
+        data = file.read()
+    _, status = os.waitpid(copy.pid, 0)
+    with contextlib.suppress(EOFError, pickle.UnpicklingError):
+        is_done, result = pickle.loads(data)
+        return result if is_done else ForkFailed(result)
+    return ForkFailed(f'its process has ended unexpectedly (status {status})')

@@ -1,0 +1,174 @@
+"""
+Plans: what is done to an operator in one course, and when. A plan is small, readable, and the whole input of a course.
+
+A request is identified by its verb, its resource, and its number among such requests. So a plan stays meaningful when
+the operator is changed: a number among all requests would not.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+ORDINALS = {1: 'first', 2: 'second', 3: 'third'}
+
+
+class PlanError(ValueError):
+    """Raised when a file is not a plan; the message says why."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Moment:
+    """A request of the operator, with which the disturbance begins."""
+
+    verb: str
+    resource: str
+    subresource: str = ''
+    number: int = 1
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What requests of the same kind have in common."""
+        return self.verb, self.resource, self.subresource
+
+    def __str__(self) -> str:
+        what = f'{self.resource}/{self.subresource}' if self.subresource else self.resource
+        ordinal = ORDINALS.get(self.number, f'{self.number}th')
+        return f'the {ordinal} request to {self.verb} {what}'
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Target:
+    """An object; instead of names that differ in each course, it has the number of the object among those."""
+
+    resource: str
+    namespace: str = ''
+    name: str = ''
+    number: int = 0
+
+    def __str__(self) -> str:
+        place = f'{self.namespace}/' if self.namespace else ''
+        return f'{self.resource} {place}{self.name or f"#{self.number}"}'
+
+
+@dataclasses.dataclass(frozen=True)
+class Edit:
+    """A change of an object by its user: a merge patch."""
+
+    target: Target
+    patch: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return ', '.join(f'{field} = {value}' for field, value in _iter_fields(self.patch))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """
+    One disturbance at one point of the course.
+
+    Without ``do``, nothing is disturbed: the edits alone are tried.
+    """
+
+    seed: int = 1
+    do: str = ''
+    """The disturbance: a name in `disturbances.ACTIONS`."""
+    request: Moment | None = None
+    """The request with which it begins."""
+    when: str = 'before'
+    """
+    Whether it begins ``before`` the request, when it is done but not answered (``unanswered``), or ``after``.
+
+    For disturbances at rest, ``away`` means that the operator is killed before, and started again after it.
+    """
+    step: int | None = None
+    """The write of the scenario before which it begins; 0 is the rest after all of them, and after the edits."""
+    target: Target | None = None
+    """The object or the resource that is disturbed."""
+    status: int = 0
+    """The status of the error."""
+    times: int = 1
+    """How many such requests fail."""
+    seconds: float = 0
+    """The duration of the disturbance."""
+    edits: tuple[Edit, ...] = ()
+    """What the user does at rest, after the scenario."""
+    fresh: bool = False
+    """Whether the objects are created with the edits, instead of being edited later."""
+    restart: bool = False
+    """Whether the operator is restarted at rest, which must change nothing."""
+    without: tuple[int, ...] = ()
+    """The numbers of the loaded objects that are left out."""
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """
+        Read a plan.
+
+        Raises:
+            PlanError: the file is not a plan.
+        """
+        import yaml
+
+        try:
+            data = yaml.safe_load(path.read_text(encoding='utf-8'))
+            if not isinstance(data, Mapping):
+                raise PlanError(f'{path}: not a plan of kopf check: it has no fields.')
+            return cls.parse(data)
+        except OSError as error:
+            raise PlanError(f'{path}: cannot be read: {error.strerror}.') from None
+        except PlanError:
+            raise
+        except (yaml.YAMLError, UnicodeDecodeError, TypeError, KeyError, ValueError, AttributeError) as error:
+            raise PlanError(f'{path}: not a plan of kopf check: {error}') from None
+
+    @classmethod
+    def parse(cls, data: Mapping[str, Any]) -> Self:
+        """Return the plan of a parsed file."""
+        fields = dict(data)
+        if 'request' in fields:
+            fields['request'] = Moment(**fields['request'])
+        if 'target' in fields:
+            fields['target'] = Target(**fields['target'])
+        fields['edits'] = tuple(Edit(Target(**item['target']), item['patch']) for item in fields.get('edits', ()))
+        fields['without'] = tuple(fields.get('without', ()))
+        return cls(**fields)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the plan as it is written to a file: without what is as by default."""
+        fields = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if field.name == 'seed' or getattr(self, field.name) != field.default
+        }
+        for name in ('request', 'target'):
+            if name in fields:
+                fields[name] = _compact(fields[name])
+        if self.edits:
+            fields['edits'] = [{'target': _compact(edit.target), 'patch': edit.patch} for edit in self.edits]
+        if self.without:
+            fields['without'] = list(self.without)
+        return fields
+
+    def write(self, path: Path, comments: Iterable[str] = ()) -> None:
+        """Write the plan to a file, with comments at its top."""
+        import yaml
+
+        text = ''.join(f'# {line}\n' for line in comments)
+        path.write_text(text + yaml.safe_dump(self.as_dict(), sort_keys=False), encoding='utf-8')
+
+
+def _compact(value: Any) -> dict[str, Any]:
+    return {
+        field.name: getattr(value, field.name)
+        for field in dataclasses.fields(value)
+        if getattr(value, field.name) != field.default
+    }
+
+
+def _iter_fields(patch: Mapping[str, Any], prefix: str = '') -> Iterable[tuple[str, Any]]:
+    for key, value in patch.items():
+        if isinstance(value, Mapping) and value:
+            yield from _iter_fields(value, f'{prefix}{key}.')
+        else:
+            yield f'{prefix}{key}', 'nothing' if value is None else repr(value)

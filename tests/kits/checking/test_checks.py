@@ -1,0 +1,185 @@
+"""Whole checks of small operators: the right ones pass, and what is wrong with the others is found."""
+
+import pytest
+
+from kopf.testing import CannotCheck, ChecksFailed
+
+RIGHT = """
+    import cloud
+
+    @kopf.on.create('webs')
+    @kopf.on.update('webs')
+    def serve(uid, spec, patch, **_):
+        cloud.servers[uid] = {'size': spec['size']}
+        patch.status['size'] = spec['size']
+
+    @kopf.on.delete('webs')
+    def end(uid, **_):
+        cloud.servers.pop(uid, None)
+"""
+
+TWICE = """
+    import cloud
+
+    @kopf.on.create('webs')
+    def serve(spec, patch, **_):
+        patch.status['server'] = cloud.create(spec['size'])
+
+    @kopf.on.delete('webs')
+    def end(status, **_):
+        cloud.servers.pop(status.get('server'), None)
+"""
+
+RANDOM_NAMES = """
+    import random
+
+    @kopf.on.create('webs')
+    async def serve(spec, body, **_):
+        child = {'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': f'web-{random.randint(1000, 9999)}'}}
+        kopf.adopt(child, owner=body)
+        await kopf.apply(child)
+"""
+
+FALSY = """
+    @kopf.on.create('webs')
+    @kopf.on.update('webs')
+    def serve(spec, patch, **_):
+        if spec['size']:
+            patch.status['size'] = spec['size']
+"""
+
+UNADOPTED = """
+    @kopf.on.create('webs')
+    async def serve(namespace, name, **_):
+        await kopf.apply({'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': name, 'namespace': namespace}})
+"""
+
+RESTLESS = """
+    import time
+
+    @kopf.on.create('webs')
+    @kopf.on.update('webs')
+    def serve(patch, **_):
+        patch.meta.annotations['seen'] = str(time.time())
+"""
+
+LEVEL = """
+    @kopf.on.reconcile('webs', owns=['configmaps'])
+    async def serve(spec, name, children, **_):
+        data = {'size': str(spec['size'])}
+        await children.apply({'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': name}, 'data': data})
+"""
+
+UNREPAIRED = """
+    @kopf.on.reconcile('webs', owns=['configmaps'], prune=False)
+    async def serve(name, children, status, patch, **_):
+        if not status.get('done'):
+            await children.apply({'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': name}})
+            patch.status['done'] = True
+"""
+
+
+@pytest.fixture
+def check(write, kopf_chaos, tmp_path, monkeypatch):
+    """Check an operator with a scenario that creates one object."""
+
+    def check(text, scenario=None, *, budget=15, **options):
+        app = write(text)
+        monkeypatch.syspath_prepend(tmp_path)
+        kopf_chaos._options.setdefault("crds", tmp_path / "crd.yaml")
+        return kopf_chaos.check(
+            app, scenario or (lambda sandbox: sandbox.apply(tmp_path / "web.yaml")), budget=budget, **options
+        )
+
+    return check
+
+
+def find(check, text, **options):
+    """Return the report about an operator that is wrong."""
+    with pytest.raises(ChecksFailed) as caught:
+        check(text, only_first=True, budget=100, **options)
+    return str(caught.value)
+
+
+def test_right_operators_pass(check):
+    report = check(RIGHT)
+    assert {plan.do for plan, _ in report.tried} > {"", "kill", "lose", "error"}
+
+
+def test_level_triggered_operators_pass(check):
+    report = check(LEVEL)
+    assert {plan.do for plan, _ in report.tried} > {"", "kill", "lose", "error"}
+
+
+def test_calls_that_are_made_twice_are_found(check, kopf_chaos, tmp_path):
+    def observe():
+        import cloud
+
+        return cloud.servers
+
+    kopf_chaos.watch("cloud", observe)
+    report = find(check, TWICE)
+    assert '~ outside cloud server-(uid) 2: nothing is expected, {"size":2} is there' in report
+    assert "The operator was killed, and started again 1 s later, " in report
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        (RANDOM_NAMES, "+ configmaps default/#2"),
+        (
+            FALSY,
+            "was edited at rest: spec.size = 0.\n   The operator comes to another end than without that.\n       ~ ",
+        ),
+        (UNADOPTED, "Objects are left when all of the user are deleted.\n       + configmaps default/w1"),
+        (RESTLESS, "The operator does not come to rest: "),
+        (UNREPAIRED, "Another client deleted configmaps default/w1, at rest.\n   The operator comes to another end"),
+    ],
+    ids=["random names", "falsy", "unadopted", "restless", "unrepaired"],
+)
+def test_mistakes_are_found(check, text, expected):
+    assert expected in find(check, text)
+
+
+def test_plans_that_have_found_something_find_it_again(check, tmp_path):
+    find(check, RANDOM_NAMES)
+    for _ in range(2):
+        report = find(check, RANDOM_NAMES, plan=tmp_path / "kopf-check-1.yaml")
+        assert "+ configmaps default/#2" in report
+        assert "2 plans in " in report
+
+
+@pytest.mark.parametrize(
+    "text, scenario, reason",
+    [
+        (RIGHT, lambda _: None, "The user creates no objects, so the operator has nothing to do: name some by --load"),
+        (RIGHT, lambda _: 1 / 0, "The scenario fails without any disturbance: ZeroDivisionError: division by zero. "),
+        ("1 / 0", None, "The operator has exited with the code 1: .*This happens without any disturbance: try it by"),
+        (
+            "@kopf.on.create('webs')\ndef serve(**_): raise kopf.TemporaryError('no pods yet', delay=10)",
+            None,
+            r"come to rest without any disturbance: serve of webs w1 is tried again .*\(no pods yet\). .*--pods",
+        ),
+        (
+            "import socket\n@kopf.on.create('webs')\ndef serve(**_): socket.create_connection(('127.0.0.1', 1))",
+            None,
+            "A connection to 127.0.0.1:1 was attempted by a socket. .* Such operators cannot be checked yet.",
+        ),
+    ],
+    ids=["nothing", "scenario", "start", "controllers", "sockets"],
+)
+def test_what_cannot_be_checked_is_explained(check, text, scenario, reason):
+    with pytest.raises(CannotCheck, match=reason):
+        check(text, scenario)
+
+
+def test_modules_with_handlers_are_imported_by_each_operator_anew(check, tmp_path, write):
+    write(RANDOM_NAMES, "handlers.py")
+    report = find(check, "import handlers")
+    assert "+ configmaps default/#2" in report
+
+
+def test_the_budget_is_kept(check):
+    report = check(RIGHT, budget=3)
+    assert report.seconds < 10
+    assert any("more plans were not tried: the budget was used up." in text for text in report.untried)

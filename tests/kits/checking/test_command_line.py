@@ -1,0 +1,102 @@
+"""``kopf check`` as users run it: what it prints, what it writes, and its exit codes."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+from xml.etree import ElementTree
+
+import pytest
+
+RIGHT = """
+    @kopf.on.create('webs')
+    def serve(spec, patch, **_):
+        patch.status['size'] = spec['size']
+"""
+
+TWICE = """
+    import cloud
+
+    @kopf.on.create('webs')
+    def serve(spec, **_):
+        cloud.create(spec['size'])
+"""
+
+OPTIONS = ["--crd", "crd.yaml", "--load", "web.yaml"]
+
+
+@pytest.fixture
+def run(write, tmp_path):
+    """Run the command with the handlers in ``app.py``; return its exit code and its outputs."""
+
+    def run(text, *arguments):
+        if text is not None:
+            write(text)
+        done = subprocess.run(
+            [sys.executable, "-m", "kopf", "check", *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env={**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[3])},
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    return run
+
+
+def test_nothing_is_found(run, tmp_path):
+    code, output, errors = run(RIGHT, "app.py", *OPTIONS, "--budget", "12s", "--junit", "junit.xml")
+    assert code == 0, output + errors
+    assert output.strip().endswith("): nothing found.")
+    assert "- No handler handles updates of webs: the edited objects were not compared with new ones." in output
+    assert "of " in errors and "plans done, 0 found, " in errors
+    suite = ElementTree.parse(tmp_path / "junit.xml").getroot()
+    assert suite.get("failures") == "0" and int(suite.get("tests")) > 5
+    assert suite.findall("testcase")[0].get("name") == "Nothing was disturbed."
+    assert suite.findall(".//skipped")
+
+
+def test_what_is_found_can_be_run_again(run, tmp_path):
+    observed = ["--observe", "cloud:servers"]
+    code, output, errors = run(
+        TWICE, "app.py", *OPTIONS, *observed, "-x", "--budget", "2m", "--junit", "junit.xml", "--save", "plans"
+    )
+    assert code == 1, output + errors
+    again = "kopf check app.py --crd crd.yaml --load web.yaml --observe cloud:servers --plan plans/kopf-check-1.yaml"
+    assert f"Run it again: {again}" in output
+    suite = ElementTree.parse(tmp_path / "junit.xml").getroot()
+    assert suite.get("failures") == "1" and "outside cloud" in suite.find(".//failure").text
+    plan = (tmp_path / "plans" / "kopf-check-1.yaml").read_text()
+    assert f"# Run: {again}\n" in plan
+    logs = set()
+    for _ in range(3):
+        code, output, _ = run(None, *again.split()[2:], "--log", "requests.log")
+        assert code == 1 and "1 found" in output
+        logs.add((tmp_path / "requests.log").read_bytes())
+    assert len(logs) == 1 and b" watch /apis/example.com/v1/webs " in logs.pop()
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ([], "Name the files with the handlers"),
+        (["app.py", "--budget", "soon"], "'soon' is not a duration: write it as 60s or 2m."),
+        (["app.py", "--log", "x.log"], "--log is for --plan only."),
+        (["app.py", "--load", "web.yaml"], "Not checked: .*no matches for kind"),
+        (["app.py", "--crd", "crd.yaml"], "Not checked: The user creates no objects"),
+        (["absent.py", *OPTIONS], "Not checked: The operator has exited with the code 1: .*absent.py"),
+        (["app.py", *OPTIONS, "--observe", "cloud"], "Not checked: 'cloud' is not of the form MODULE:NAME"),
+        (
+            ["app.py", *OPTIONS, "--observe", "cloud:x"],
+            "'cloud:x' cannot be observed: .* no attribute 'x'",
+        ),
+        (["app.py", *OPTIONS, "--observe", "sky:x"], "Not checked: 'sky:x' cannot be observed: No module named 'sky'."),
+        (["app.py", *OPTIONS, "--plan", "crd.yaml"], "Not checked: crd.yaml: not a plan of kopf check: "),
+    ],
+)
+def test_what_cannot_be_run_is_explained(run, arguments, message):
+    code, _, errors = run(RIGHT, *arguments)
+    assert code == 2
+    assert re.search(message, errors.replace("\n", " ")), errors

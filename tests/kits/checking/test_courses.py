@@ -1,0 +1,113 @@
+"""One course: what it depends on, and what it tells."""
+
+import pytest
+
+from kopf._kits.checking.courses import Course, Loading, Subject
+from kopf._kits.checking.forks import ForkPool
+from kopf._kits.checking.plans import Edit, Moment, Plan, Target
+from kopf._kits.testing.wire.manifests import read
+
+WEB = Target(resource="webs", namespace="default", name="w1")
+PATCH = Moment(verb="patch", resource="webs", subresource="status")
+
+HANDLERS = """
+    import random
+
+    @kopf.on.create('webs')
+    @kopf.on.update('webs')
+    def serve(spec, patch, **_):
+        patch.status['size'] = spec['size']
+        patch.status['random'] = random.random()
+
+    @kopf.on.delete('webs')
+    def end(**_):
+        pass
+"""
+
+
+@pytest.fixture
+def run(write, tmp_path):
+    """Run a course by a plan in a copy of this process; return its outcome."""
+    app = write(HANDLERS)
+    subject = Subject(
+        arguments=["--all-namespaces", str(app)],
+        options={"crds": tmp_path / "crd.yaml"},
+        scenario=Loading([body for _, body in read(tmp_path / "web.yaml")]),
+        observers={},
+        folder=tmp_path,
+    )
+
+    def run(plan=None, **options):
+        return ForkPool(1, 60).call(lambda: Course(subject, plan or Plan(), **options).run(), None)
+
+    return run
+
+
+def get_statuses(outcome):
+    return [item.body["status"]["size"] for item in outcome.end.objects if item.resource == "webs"]
+
+
+def test_a_course_goes_to_the_end_of_all_objects(run):
+    outcome = run(Plan(restart=True))
+    assert get_statuses(outcome) == [2]
+    assert (outcome.problem, outcome.failure, outcome.scenario_error) == ("", "", "")
+    assert outcome.steps == ["apply w1", "delete webs w1"]
+    assert outcome.rests and not outcome.quiet_writes and not outcome.restart_writes
+    assert not outcome.final.objects
+    writes = [request for request in outcome.requests if request.is_write and request.resource == "webs"]
+    assert [request.phase for request in writes] == ["scenario"] * 3 + ["deletion"]
+    facts = outcome.facts
+    assert (facts.parents, facts.children, facts.watched) == ([WEB], [], ["webs"])
+    assert facts.updated == {"webs": [()]} and "serve" in facts.results
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        Plan(),
+        Plan(do="kill", when="before", request=PATCH),
+        Plan(do="kill", when="unanswered", request=PATCH),
+        Plan(do="kill", when="after", request=PATCH),
+        Plan(do="error", status=500, request=PATCH),
+        Plan(do="error", status=429, times=12, request=PATCH),
+        Plan(do="drop", request=PATCH),
+        Plan(do="lose", request=PATCH),
+        Plan(do="delay", seconds=90, request=PATCH),
+        Plan(do="freeze", step=1, seconds=30, target=Target(resource="webs")),
+        Plan(do="stop", step=1, seconds=5),
+        Plan(do="kill", step=2, seconds=5),
+        Plan(do="kill", step=0),
+        Plan(do="recreate", step=0, target=WEB),
+    ],
+    ids=lambda plan: f"{plan.do} {plan.when} {plan.step} {plan.status}",
+)
+def test_a_careful_operator_comes_to_the_same_end(run, plan):
+    outcome = run(plan)
+    assert outcome.has_begun is bool(plan.do)
+    assert get_statuses(outcome) == [2]
+    assert not outcome.final.objects
+
+
+def test_edits_are_made_at_rest_or_at_a_request(run):
+    edits = (Edit(WEB, {"spec": {"size": 4}}),)
+    assert get_statuses(run(Plan(edits=edits))) == [4]
+    assert get_statuses(run(Plan(edits=(*edits, Edit(WEB, {"spec": {"size": 1}}))))) == [1]
+    outcome = run(Plan(do="edit", when="unanswered", request=PATCH, edits=edits))
+    assert outcome.has_begun and get_statuses(outcome) == [4]
+
+
+def test_deleted_objects_are_gone(run):
+    outcome = run(Plan(do="delete", when="before", request=PATCH, target=WEB))
+    assert outcome.has_begun and not outcome.end.objects
+
+
+@pytest.mark.parametrize("do", ["", "kill", "error"])
+def test_the_same_plan_gives_the_same_requests(run, do):
+    plan = Plan(do=do, status=500, request=PATCH) if do else Plan(restart=True)
+    logs = {run(plan, log=True).log for _ in range(5)}
+    assert len(logs) == 1
+    assert logs.pop().count("\n") > 10
+
+
+def test_another_seed_gives_other_requests(run):
+    assert run(Plan(seed=1), log=True).log != run(Plan(seed=2), log=True).log

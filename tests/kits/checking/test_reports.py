@@ -1,0 +1,75 @@
+"""What users see of plans and findings."""
+
+import pytest
+
+from kopf._kits.checking.checks import Finding, Progress, Report
+from kopf._kits.checking.oracles import Violation
+from kopf._kits.checking.plans import Edit, Moment, Plan, Target
+from kopf._kits.checking.reports import describe, format_progress, format_report
+
+WEB = Target(resource="webs", namespace="default", name="w1")
+EDIT = Edit(WEB, {"spec": {"size": 0}})
+MOMENT = Moment(verb="create", resource="pods", number=2)
+
+
+@pytest.mark.parametrize(
+    "plan, text",
+    [
+        (Plan(), "Nothing was disturbed."),
+        (Plan(edits=(EDIT,)), "webs default/w1 was edited at rest: spec.size = 0."),
+        (Plan(edits=(EDIT,), fresh=True), "webs default/w1 was created with spec.size = 0."),
+        (
+            Plan(edits=(EDIT, Edit(WEB, {"spec": {"size": None}}))),
+            "webs default/w1 was edited at rest: spec.size = 0, and then spec.size = nothing.",
+        ),
+        (
+            Plan(do="kill", when="unanswered", request=MOMENT),
+            "The operator was killed, and started again 1 s later, when the second request to create pods was done, "
+            "but not answered.",
+        ),
+        (
+            Plan(do="error", status=500, times=12, request=MOMENT),
+            "The API answered with the error 500 (12 times), at the second request to create pods.",
+        ),
+        (
+            Plan(do="stop", step=1, seconds=5),
+            "The operator was stopped, and started again 5 s later, before write 1 of the user, and during it.",
+        ),
+        (
+            Plan(do="delete", step=0, when="away", target=Target(resource="pods", number=2)),
+            "Another client deleted pods #2, while no operator was there, at rest.",
+        ),
+        (
+            Plan(do="edit", when="before", request=MOMENT, edits=(EDIT,), without=(2,)),
+            "Of the loaded objects, #2 were left out. The user edited webs default/w1: spec.size = 0, before the "
+            "second request to create pods was done.",
+        ),
+        (
+            Plan(do="freeze", step=1, seconds=30, target=Target(resource="pods")),
+            "The watch of pods was silent for 30 s, before write 1 of the user, and during it.",
+        ),
+    ],
+    ids=lambda value: value.do or "edits" if isinstance(value, Plan) else "",
+)
+def test_plans_are_described(plan, text):
+    assert describe(plan) == text
+
+
+def test_reports_say_what_was_done_what_differs_and_how_to_run_it_again():
+    violation = Violation("end", "The operator comes to another end than without that.", ("+ pods default/#2",))
+    plan = Plan(do="lose", request=MOMENT)
+    report = Report([(plan, [violation])], [Finding(plan, [violation], count=3)], ["Something."], seconds=6.0)
+    assert format_report(report, ["kopf check app.py --plan kopf-check-1.yaml"]) == (
+        "1. The connection broke off when the request was done, but not answered, at the second request to create "
+        "pods.\n"
+        "   The operator comes to another end than without that.\n"
+        "       + pods default/#2\n"
+        "   3 plans have shown it; this is the smallest.\n"
+        "   Run it again: kopf check app.py --plan kopf-check-1.yaml\n\n"
+        "Not tried:\n- Something.\n\n"
+        "1 plan in 6.0 s (10 a minute): 1 found."
+    )
+
+
+def test_the_progress_is_one_line():
+    assert format_progress(Progress(3, 10, 1, 41.7)) == "3 of 10 plans done, 1 found, 42 s left"
