@@ -6,6 +6,7 @@ On the sandbox and on a real control plane, both with RBAC. The operator has a s
 import pathlib
 import re
 import secrets
+import textwrap
 
 import pytest
 import yaml
@@ -57,6 +58,24 @@ WEBHOOKS = [
     rule("admissionregistration.k8s.io", f"{kind}webhookconfigurations", "create", "patch")
     for kind in ("validating", "mutating")
 ]
+
+ELECTION = (
+    CREATE
+    + """
+@kopf.on.startup()
+def configure(settings, **_):
+    settings.leadership.namespace = 'SUFFIX'
+"""
+)
+
+
+def read_rules(page):
+    """Return the rules of the Roles in the page."""
+    text = (ROOT / "docs" / page).read_text().replace("\n    ---\n", "\n\n.. code-block:: yaml\n\n")
+    blocks = re.findall(r"code-block:: yaml\n((?:\n|    .*\n)*)", text)
+    bodies = [yaml.safe_load(textwrap.dedent(block)) for block in blocks]
+    return [rule for body in bodies if body["kind"] == "Role" for rule in body["rules"]]
+
 
 DONE = "Creation is processed: 1 succeeded; 0 failed"
 FEATURES = {
@@ -122,6 +141,13 @@ FEATURES = {
         [HANDLED, STATUS, PEERING_OF_CLUSTER],
         DONE,
         {2: "Grant the verbs list, watch, patch for clusterkopfpeerings.v1.kopf.dev"},
+    ),
+    "election": (
+        ELECTION,
+        ["-n", "NS", "--standalone", "--leader-election"],
+        [HANDLED, STATUS, *read_rules("election.rst")],
+        DONE,
+        dict.fromkeys((2, 3), "so it cannot be elected"),
     ),
     "webhooks": (
         WEBHOOK,

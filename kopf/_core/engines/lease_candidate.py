@@ -62,6 +62,7 @@ class LeaseCandidate:
         settings: the times.
         identity: the identity of this process. No other process may ever have the same one.
         changed: called when the candidate begins or ends to hold the Lease, or sees that another process holds it.
+        recovered: called when a request has succeeded after failures.
     """
 
     def __init__(
@@ -71,11 +72,13 @@ class LeaseCandidate:
         *,
         identity: str,
         changed: Callable[[], None],
+        recovered: Callable[[], None] = lambda: None,
     ) -> None:
         self._store = store
         self._settings = settings
         self._identity = identity
         self._changed = changed
+        self._recovered = recovered
         self.term: Term | None = None
         """The current term; ``None`` if this process does not hold the Lease."""
         self.known = False
@@ -269,9 +272,11 @@ class LeaseCandidate:
         except (errors.APIError, TimeoutError) as error:
             self._note_failure(error, started)
         else:
-            if self._failure is not None:
-                logger.info("The Lease %s can be accessed again.", self._store)
+            was_failing = self._failure is not None
             self._failure = self._forbidden_since = None
+            if was_failing:
+                logger.info("The Lease %s can be accessed again.", self._store)
+                self._recovered()
             if self.term is None:
                 self._next_attempt = -math.inf  # a standby waits for events, see `_find_due`
 
@@ -365,8 +370,8 @@ class LeaseCandidate:
             ) from error
         if isinstance(error, errors.APIForbiddenError) and _is_about_namespace(error):
             text = f"the namespace {self._store.namespace!r} is being deleted"
-        # Once for the same failure: it is repeated every few seconds.
-        level = logging.DEBUG if text == self._failure else logging.WARNING
+        # Once, until it works again: it is repeated every few seconds.
+        level = logging.WARNING if self._failure is None else logging.DEBUG
         logger.log(level, "The Lease %s cannot be accessed; trying again: %s", self._store, text)
         self._failure = text
 

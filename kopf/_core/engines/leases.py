@@ -7,6 +7,7 @@ by them, as clocks of machines differ.
 """
 
 import datetime
+import logging
 import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
@@ -16,6 +17,8 @@ import orjson
 from kopf._cogs.clients import api, errors
 from kopf._cogs.clients.logins import SERVICE_ACCOUNT
 from kopf._cogs.structs.references import Resource
+
+logger = logging.getLogger(__name__)
 
 LEASES = Resource('coordination.k8s.io', 'v1', 'leases', kind='Lease', namespaced=True)
 """The resource of Leases. Every cluster has it, so it is not discovered."""
@@ -81,6 +84,14 @@ def find_namespace(client: api.ApiClient) -> str:
     return namespace or client.default_namespace or 'default'
 
 
+class QuietLogger(logging.LoggerAdapter[logging.Logger]):
+    """Logs failed requests only for debugging: there is one every few seconds while the API is down."""
+
+    def error(self, msg: object, *args: object, **kwargs: Any) -> None:
+        """Log the message with the lowest level."""
+        self.debug(msg, *args, **kwargs)
+
+
 class LeaseStore:
     """
     One Lease in the API, which is read and written as a whole.
@@ -91,6 +102,7 @@ class LeaseStore:
     def __init__(self, client: api.ApiClient, *, namespace: str, name: str) -> None:
         self._client = client
         self._path = LEASES.get_url(namespace=namespace)
+        self._logger = QuietLogger(logger, {})
         self.namespace = namespace
         self.name = name
 
@@ -139,7 +151,9 @@ class LeaseStore:
         # Only around the request, as all that follows from a change of the leadership is started by the same task.
         token = api.unfenced_var.set(True)
         try:
-            answer = orjson.loads(await self._client.request(method, path, payload=payload, backoffs=()))
+            answer = orjson.loads(
+                await self._client.request(method, path, payload=payload, logger=self._logger, backoffs=())
+            )
         finally:
             api.unfenced_var.reset(token)
         if not isinstance(answer, dict) or not isinstance(answer.get('metadata'), dict):

@@ -171,7 +171,9 @@ class ElectionCoordinator:
             namespace=leadership.namespace or find_namespace(self._client),
             name=find_lease_name(self._settings),
         )
-        self._candidate = LeaseCandidate(store, leadership, identity=self._identity, changed=self._note)
+        self._candidate = LeaseCandidate(
+            store, leadership, identity=self._identity, changed=self._note, recovered=self._watch_again
+        )
         if not getattr(asyncio.get_running_loop(), 'is_virtual', False):
             self._watchdog = TermWatchdog(self._get_last_term, self._controls.find_running)
         self._tasks.create_task(self._supervise(), name='election')
@@ -233,12 +235,20 @@ class ElectionCoordinator:
             self._oriented = True
             self._controls.changed(None)
 
-    def _prepare(self) -> None:
-        self._phase = Phase.PREPARING
+    def _watch_again(self) -> None:
+        """Called when the API is available again: the watch can be pausing after its failures, for half a minute."""
+        if self._phase is Phase.STANDING_BY and self._watching is not None:
+            self._stop_watching()
+            self._stand_by()
+
+    def _stop_watching(self) -> None:
         if self._watching is not None:
-            # The leader sees others by conflicts with its renewals. It would only watch itself.
             self._watching.cancel()
             self._watch = self._watching = None
+
+    def _prepare(self) -> None:
+        self._phase = Phase.PREPARING
+        self._stop_watching()  # the leader sees others by conflicts with its renewals; it would only watch itself
         if self._watchdog is not None:
             self._watchdog.begin()
         self._preparing = self._create_task(self._lead(), 'beginning of the leadership')

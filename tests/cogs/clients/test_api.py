@@ -104,6 +104,51 @@ async def test_patches_send_their_content_type(client, server):
     assert server.seen[0].headers['Content-Type'] == 'application/merge-patch+json'
 
 
+def refuse():
+    raise errors.APIFencedError("not now")
+
+
+@pytest.mark.parametrize('method', ['POST', 'PUT', 'PATCH', 'DELETE'])
+async def test_a_fenced_client_sends_no_writes(client, server, method):
+    server.add(method, '/x', {})
+    server.add('GET', '/x', {})
+    client.fence(refuse)
+    for _ in range(3):
+        with pytest.raises(errors.APIFencedError, match="not now"):
+            await client.request(method, '/x')
+    assert await client.get_json('/x') == {}
+    client.fence(None)
+    await client.request(method, '/x')
+    assert [seen.method for seen in server.seen] == ['GET', method]
+
+
+async def test_what_other_replicas_may_do_too_passes_the_fence(client, server):
+    server.add('PUT', '/x', {})
+    client.fence(refuse)
+    token = api.unfenced_var.set(True)
+    await client.request('PUT', '/x')
+    api.unfenced_var.reset(token)
+    with pytest.raises(errors.APIFencedError):
+        await client.request('PUT', '/x')
+
+
+async def test_the_fence_is_checked_after_all_waits(client, server, settings):
+    settings.networking.max_connections = 1
+    server.add('GET', '/slow', hang)
+    server.add('PUT', '/x', {})
+    client.fence(lambda: None)
+    first = asyncio.create_task(client.request('GET', '/slow'))
+    while not server.seen:
+        await asyncio.sleep(0.001)
+    second = asyncio.create_task(client.request('PUT', '/x'))
+    await asyncio.sleep(0.01)
+    client.fence(refuse)
+    first.cancel()
+    with pytest.raises(errors.APIFencedError):
+        await second
+    assert [seen.path for seen in server.seen] == ['/slow']
+
+
 async def test_raw_bytes_and_content_negotiation(client, server):
     server.add('GET', '/x', b'not json')
     assert await client.request('GET', '/x', accept='a/b;c=d,e/f') == b'not json'

@@ -548,3 +548,44 @@ async def test_all_inconsistencies_are_reported(apply, server, caplog):
         "('add', ('spec', 'kept'), None, 1), ('change', ('spec', 'changed'), 3, 2), "
         "('remove', ('spec', 'nested', 'lost'), 4, None))"
     )
+
+
+async def test_with_a_fence_values_carry_the_version_they_were_decided_on(client, apply, server):
+    client.fence(lambda: None)
+    obj = Object(server, split=True, spec={'x': 1})
+    await apply(Patch({'spec': {'x': 2}, 'status': {'y': 1}}), resource=SPLIT, body=obj.raw)
+    assert [data['metadata'] for _, _, data in sent(server)] == [
+        {'uid': 'uid1', 'resourceVersion': '1'},
+        {'uid': 'uid1', 'resourceVersion': '2'},
+    ]
+    assert obj.raw['spec'] == {'x': 2} and obj.raw['status'] == {'y': 1}
+
+
+@pytest.mark.parametrize('readable', [True, False])
+async def test_with_a_fence_a_changed_object_is_read_before_the_patch_is_sent_again(client, apply, server, readable):
+    client.fence(lambda: None)
+    obj = Object(server, spec={'x': 1})
+    obj.readable = readable
+    body = copy.deepcopy(obj.raw)
+    obj.touch()
+    result = await apply(Patch({'spec': {'y': 2}}), body=body)
+    assert obj.raw['spec'] == {'x': 1, 'y': 2} and result.body == obj.raw
+    versions = [int(data['metadata']['resourceVersion']) for _, _, data in sent(server) if 'spec' in data]
+    assert versions[0] == 1 and len(versions) == 2 and versions[1] == int(obj.raw['metadata']['resourceVersion']) - 1
+
+
+async def test_a_patch_is_not_sent_again_when_the_fence_has_closed_meanwhile(client, apply, server):
+    obj = Object(server, spec={'x': 1})
+    body = copy.deepcopy(obj.raw)
+    obj.touch()  # by the next leader
+    permitted = [None]
+
+    def check():
+        if not permitted:
+            raise errors.APIFencedError("no longer the leader")
+        permitted.pop()
+
+    client.fence(check)
+    with pytest.raises(errors.APIFencedError):
+        await apply(Patch({'spec': {'x': 2}}), body=body)
+    assert obj.raw['spec'] == {'x': 1} and len(sent(server)) == 1

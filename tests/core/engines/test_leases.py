@@ -56,7 +56,7 @@ class Client:
         self.answer = answer
         self.requests = []
 
-    async def request(self, method, path, *, payload=None, backoffs=None):
+    async def request(self, method, path, *, payload=None, logger=None, backoffs=None):
         assert backoffs == ()
         self.requests.append((method, path, payload and json.loads(payload)))
         if isinstance(self.answer, Exception):

@@ -1,0 +1,444 @@
+"""
+Replicas of one operator, as processes with real signals and a network that fails: exactly one works, whatever happens.
+
+Three replicas with clocks that are minutes apart elect their leader. Objects are edited all the time. In each round,
+something happens to the leader: it is killed, frozen, ended, cut off, its requests are delayed; or the API is down for
+all, or other clients write into the Lease. In the end, all edits must be handled, the handlers of one object must never
+have run in two replicas at once, and the writes of a former leader must not have landed after those of the next one.
+
+    python -m tests.soak.election --rounds=20 --seed=1 --sandbox
+
+Without --sandbox, it takes the control plane of $KUBECONFIG, or starts one, which needs Go. The exit code is 0 if
+everything is as it must be.
+"""
+
+import argparse
+import collections
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path[:0] = [str(HERE), str(HERE.parent / 'cluster')]
+
+from controlplane import ControlPlane  # noqa: E402
+from kubeapi import ApiError, KubeApi, Object, wait  # noqa: E402
+from operatorprocess import OperatorProcess  # noqa: E402
+from partitions import Link, sleep_until  # noqa: E402
+from sandboxplane import SandboxPlane  # noqa: E402
+
+API, KIND = 'kopf.dev/v1', 'KopfExample'
+RESPITE = 2.0
+"""How long a replica may take to begin to work after the Lease has expired (in seconds)."""
+GRACE = 1.0
+"""The same after a graceful end."""
+
+
+@dataclasses.dataclass
+class Round:
+    """What was done to whom, and how long it took until a replica worked."""
+
+    number: int
+    action: str
+    victim: str
+    next: str
+    seconds: float
+    limit: float
+
+    @property
+    def is_late(self) -> bool:
+        return self.seconds > self.limit
+
+    def __str__(self) -> str:
+        verdict = 'LATE' if self.is_late else 'ok'
+        return (
+            f'{self.number:5}  {self.action:10} {self.victim:4} -> {self.next:4} {self.seconds:7.2f} s '
+            f'(at most {self.limit:5.2f} s)  {verdict}'
+        )
+
+
+class Ledger:
+    """What the replicas have written down."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
+        self._lines: list[dict[str, Any]] = []
+        self._offset = 0
+        path.touch()
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return all complete lines so far."""
+        with self.path.open('rb') as file:
+            file.seek(self._offset)
+            data = file.read()
+        data = data[: data.rfind(b'\n') + 1]
+        self._offset += len(data)
+        self._lines += map(json.loads, data.splitlines())
+        return self._lines
+
+    def find_leader(self) -> str:
+        """Return the replica that was elected last; empty if there is none."""
+        terms = [line for line in self.read() if line['event'] == 'leading']
+        return str(terms[-1]['replica']) if terms else ''
+
+    def find_work(self, since: float, *, other_than: str = '') -> dict[str, Any] | None:
+        """Return the first beginning of a handler since then."""
+        for line in self.read():
+            if line['time'] > since and line['event'] == 'begin' and line['replica'] != other_than:
+                return line
+        return None
+
+
+class Replica:
+    """One replica with a link of its own; it is started anew when it has ended."""
+
+    def __init__(self, soak: 'Soak', number: int) -> None:
+        self._soak = soak
+        self._starts = 0
+        self.name = 'abc'[number]
+        self.skew = (-300.0, 0.0, 420.0)[number]
+        self.link = Link(soak.host, soak.port)
+        self.operator: OperatorProcess | None = None
+        self.frozen: list[tuple[float, float]] = []
+        self.deaths: dict[int, float] = {}  # by the identifiers of the processes
+
+    def start(self) -> None:
+        """Start the process."""
+        self._starts += 1
+        soak = self._soak
+        kubeconfig = soak.folder / f'kubeconfig-{self.name}'
+        text = pathlib.Path(soak.kubeconfig).read_text()
+        kubeconfig.write_text(text.replace(f'{soak.host}:{soak.port}', f'127.0.0.1:{self.link.port}'))
+        self.operator = OperatorProcess(
+            '-n',
+            soak.namespace,
+            '--standalone',
+            '--leader-election',
+            str(HERE / 'election_handlers.py'),
+            log=soak.folder / f'{self.name}-{self._starts}.log',
+            kubeconfig=str(kubeconfig),
+            SOAK_LEDGER=str(soak.ledger.path),
+            SOAK_REPLICA=self.name,
+            SOAK_SKEW=str(self.skew),
+            SOAK_SEED=soak.seed,
+            SOAK_DURATION=str(soak.duration),
+            SOAK_NAMESPACE=soak.namespace,
+        ).__enter__()
+
+    @property
+    def process(self) -> Any:
+        assert self.operator is not None
+        return self.operator.process
+
+    def revive(self) -> None:
+        """Start the process anew if it has ended."""
+        if self.process.poll() is not None:
+            self.deaths.setdefault(self.process.pid, time.monotonic())
+            self.start()
+
+    def end(self) -> None:
+        """Kill the process."""
+        self.process.kill()
+        self.process.wait()
+        self.deaths[self.process.pid] = time.monotonic()
+
+
+class Soak:
+    """The replicas, and what is known of them."""
+
+    def __init__(self, kubeconfig: str, folder: pathlib.Path, namespace: str, *, seed: str, duration: float) -> None:
+        self.kubeconfig, self.folder, self.namespace = kubeconfig, folder, namespace
+        self.seed, self.duration = seed, duration
+        self.api = KubeApi()
+        server = urllib.parse.urlsplit(self.api._server)
+        self.host, self.port = server.hostname or '', server.port or 443
+        self.chances = random.Random(seed)
+        self.ledger = Ledger(folder / 'ledger.jsonl')
+        self.replicas = {each.name: each for each in (Replica(self, number) for number in range(3))}
+        self.rounds: list[Round] = []
+        self.values: dict[str, int] = {}
+        self.edits = 0
+        self.errors: list[str] = []
+        self.states: dict[str, list[tuple[int, Object]]] = collections.defaultdict(list)
+        self.stop = threading.Event()
+
+    # The world.
+
+    def prepare(self, objects: int) -> None:
+        """Create the objects."""
+        for number in range(objects):
+            name = f'obj-{number}'
+            self.values[name] = 0
+            labels = {'daemon': 'yes'} if number % 4 == 0 else {}
+            body = {'apiVersion': API, 'kind': KIND, 'metadata': {'name': name, 'labels': labels}, 'spec': {'value': 0}}
+            self.api.apply(body, self.namespace)
+
+    def edit(self) -> None:
+        """Edit objects until stopped; what the API refuses is tried again."""
+        chances = random.Random(f'edits {self.seed}')
+        while not self.stop.wait(chances.uniform(0, 0.1)):
+            name = chances.choice(list(self.values))
+            with contextlib.suppress(OSError, ApiError):
+                self.api.patch(API, KIND, self.namespace, name, {'spec': {'value': self.values[name] + 1}})
+                self.values[name] += 1
+                self.edits += 1
+
+    def watch(self) -> None:
+        """Write down all states of the objects until stopped."""
+        path, version = self.api.path(API, KIND, self.namespace), '0'
+        while not self.stop.is_set():
+            with contextlib.suppress(OSError, ApiError, ValueError):
+                with self.api.open(f'{path}?watch=1&resourceVersion={version}&timeoutSeconds=5') as response:
+                    for line in response:
+                        body = json.loads(line)['object']
+                        version = body['metadata']['resourceVersion']
+                        self.states[body['metadata']['name']].append((int(version), body.get('status') or {}))
+
+    def run(self, rounds: int, actions: list[str], report: Callable[[str], None] = print) -> None:
+        """Do something to the replicas in each round, while objects are edited."""
+        with ExitStack() as stack:
+            for replica in self.replicas.values():
+                stack.enter_context(replica.link)
+                replica.start()
+                stack.callback(replica.end)
+            threads = [threading.Thread(target=target) for target in (self.edit, self.watch)]
+            for thread in threads:
+                thread.start()
+            stack.callback(lambda: [thread.join() for thread in threads])
+            stack.callback(self.stop.set)
+            wait(lambda: self.ledger.find_work(0), 'the first leader to work')
+            for number in range(1, rounds + 1):
+                action = (
+                    actions[(number - 1) % len(actions)] if number <= len(actions) else self.chances.choice(actions)
+                )
+                self.rounds.append(self.play(number, action))
+                report(str(self.rounds[-1]))
+                self.rest()
+            self.conclude()
+
+    def rest(self) -> None:
+        """Start what has ended, and wait until one replica leads and the others know it."""
+        for replica in self.replicas.values():
+            replica.revive()
+        time.sleep(self.chances.uniform(2, 3))
+        began = time.monotonic()
+        wait(lambda: self.ledger.find_work(began), 'a leader to work', timeout=self.duration * 3 + 30)
+
+    def conclude(self) -> None:
+        """Wait until all edits are handled."""
+        self.stop.set()
+        time.sleep(0.5)
+
+        def find_unhandled() -> list[str]:
+            bodies = self.api.items(API, KIND, self.namespace)
+            values = {body['metadata']['name']: (body.get('status') or {}).get('seen') for body in bodies}
+            return [name for name, value in self.values.items() if values.get(name) != value]
+
+        try:
+            wait(lambda: not find_unhandled(), 'all edits to be handled', timeout=60 + self.duration * 2)
+        except TimeoutError:
+            self.errors += [f'{name} is not handled' for name in find_unhandled()]
+
+    # The actions.
+
+    def play(self, number: int, action: str) -> Round:
+        """Do it to the leader; return how long it took until a replica worked."""
+        victim = self.replicas[wait(self.ledger.find_leader, 'a leader')]
+        time.sleep(self.chances.uniform(0, self.duration * 2 / 15))  # at any moment between two renewals
+        began, limit, others = getattr(self, f'_{action}')(victim)
+        line = wait(
+            lambda: self.ledger.find_work(began, other_than=victim.name if others else ''),
+            f'a replica to work in round {number}, after {action}',
+            timeout=self.duration * 3 + 30,
+        )
+        return Round(number, action, victim.name, line['replica'], line['time'] - began, limit)
+
+    def _kill(self, victim: Replica) -> tuple[float, float, bool]:
+        victim.end()
+        return time.monotonic(), self.duration + RESPITE, True
+
+    def _end(self, victim: Replica) -> tuple[float, float, bool]:
+        victim.process.send_signal(signal.SIGTERM)
+        victim.process.wait(60)
+        victim.deaths[victim.process.pid] = now = time.monotonic()
+        # The Lease is released a moment before the process has ended.
+        ends = [line['time'] for line in self.ledger.read() if line['event'] == 'yielding']
+        return min(now, ends[-1] if ends else now), GRACE, True
+
+    def _freeze(self, victim: Replica) -> tuple[float, float, bool]:
+        began = time.monotonic()
+        victim.process.send_signal(signal.SIGSTOP)
+        sleep_until(began + self.duration * 4 / 3)
+        victim.process.send_signal(signal.SIGCONT)
+        victim.frozen.append((began, time.monotonic()))
+        return began, self.duration + RESPITE, True
+
+    def _cut(self, victim: Replica) -> tuple[float, float, bool]:
+        began = time.monotonic()
+        with victim.link.refused():
+            sleep_until(began + self.duration * 4 / 3)
+        return began, self.duration + RESPITE, True
+
+    def _delay(self, victim: Replica) -> tuple[float, float, bool]:
+        began = time.monotonic()
+        with victim.link.held():
+            sleep_until(began + self.duration * 4 / 3)
+        return began, self.duration + RESPITE, True
+
+    def _outage(self, victim: Replica) -> tuple[float, float, bool]:
+        """Cut all replicas off, for longer than the Lease lives: the first one afterwards leads."""
+        with ExitStack() as stack:
+            for replica in self.replicas.values():
+                stack.enter_context(replica.link.refused())
+            time.sleep(self.duration * 4 / 3)
+        # Their watches back off by then, as those of all operators.
+        return time.monotonic(), self.duration + RESPITE, False
+
+    def _conflict(self, victim: Replica) -> tuple[float, float, bool]:
+        """Write into the Lease as other clients, all the time: that must not end the term."""
+        began = time.monotonic()
+        while time.monotonic() < began + self.duration / 2:
+            patch = {'metadata': {'labels': {'edited': str(self.chances.random())}}}
+            self.api.patch('coordination.k8s.io/v1', 'Lease', self.namespace, 'soak', patch)
+            time.sleep(self.chances.uniform(0, 0.3))
+        return time.monotonic(), RESPITE, False
+
+    # The verdict.
+
+    def judge(self) -> Iterator[str]:
+        """Return everything that is not as it must be."""
+        yield from self.errors
+        yield from (
+            f'round {each.number} ({each.action}): {each.seconds:.2f} s' for each in self.rounds if each.is_late
+        )
+        yield from self.find_overlaps()
+        yield from self.find_late_writes()
+
+    def find_intervals(self) -> Iterator[tuple[str, str, float, float]]:
+        """Return the objects, the replicas, and when their handlers began and ended."""
+        running: dict[tuple[int, str, str], dict[str, Any]] = {}
+        deaths = {pid: moment for each in self.replicas.values() for pid, moment in each.deaths.items()}
+        for line in self.ledger.read():
+            if line['event'] == 'begin':
+                running[line['pid'], line['name'], line['handler']] = line
+            elif line['event'] == 'end':
+                begun = running.pop((line['pid'], line['name'], line['handler']), None)
+                if begun is not None:
+                    yield line['name'], line['replica'], begun['time'], line['time']
+        for (pid, name, _), line in running.items():
+            yield name, line['replica'], line['time'], deaths.get(pid, time.monotonic())
+
+    def find_overlaps(self) -> Iterator[str]:
+        """Return the objects that were handled by two replicas at once, except for those that were frozen meanwhile."""
+        by_name = collections.defaultdict(list)
+        for name, replica, began, ended in self.find_intervals():
+            by_name[name].append((began, ended, replica))
+        for name, intervals in by_name.items():
+            intervals.sort()
+            latest: dict[str, tuple[float, float]] = {}  # the interval that ends last, of each replica
+            for began, ended, replica in intervals:
+                for other, (other_began, other_ended) in latest.items():
+                    # They can end only after they are thawed; the frozen ones are found by their beginnings.
+                    if other != replica and began < other_ended and not self._was_frozen(other, other_began, began):
+                        yield f'{name} by {other} until {other_ended:.3f} and by {replica} from {began:.3f}'
+                if replica not in latest or latest[replica][1] < ended:
+                    latest[replica] = began, ended
+
+    def _was_frozen(self, replica: str, began: float, moment: float) -> bool:
+        return any(
+            frozen >= began and frozen <= moment <= thawed + RESPITE for frozen, thawed in self.replicas[replica].frozen
+        )
+
+    def find_late_writes(self) -> Iterator[str]:
+        """Return the objects that have writes of a former leader after those of a later one."""
+        for name, states in self.states.items():
+            latest, former = 0.0, {'term': 0.0, 'timer': 0.0}
+            for version, status in sorted(states, key=lambda pair: pair[0]):
+                terms = {field: float(status.get(field) or 0) for field in former}
+                for field, term in terms.items():
+                    if term != former[field] and term < latest:
+                        yield f'{name}: version {version} is of the term {term}, after {latest}'
+                latest, former = max(latest, *terms.values()), terms
+
+    def summarize(self) -> str:
+        """Return the figures in one line."""
+        counts = collections.Counter(line['event'] for line in self.ledger.read())
+        states = sum(map(len, self.states.values()))
+        return (
+            f'{len(self.rounds)} rounds, {self.edits} edits, {counts["begin"]} calls of handlers, '
+            f'{counts["leading"]} terms, {states} states seen'
+        )
+
+
+ACTIONS = ['kill', 'end', 'freeze', 'cut', 'delay', 'outage', 'conflict']
+
+
+def soak(
+    kubeconfig: str,
+    folder: pathlib.Path,
+    namespace: str,
+    *,
+    rounds: int,
+    seed: str,
+    duration: float,
+    objects: int = 16,
+    actions: list[str] | None = None,
+) -> tuple[Soak, list[str]]:
+    """Run the rounds; return the soak and what is wrong."""
+    it = Soak(kubeconfig, folder, namespace, seed=seed, duration=duration)
+    it.api.apply(ROOT / 'examples' / 'crd.yaml')
+    it.prepare(objects)
+    it.run(rounds, actions or ACTIONS, lambda text: print(text, flush=True))
+    return it, list(it.judge())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--rounds', type=int, default=20, help="how often something happens (default: 20)")
+    parser.add_argument('--duration', type=float, default=15, help="settings.leadership.duration (default: 15)")
+    parser.add_argument('--objects', type=int, default=16, help="how many objects are edited (default: 16)")
+    parser.add_argument('--seed', default=str(random.SystemRandom().randrange(10**6)), help="to repeat a soak")
+    parser.add_argument('--actions', type=lambda text: text.split(','), help=f"of: {','.join(ACTIONS)}")
+    parser.add_argument('--sandbox', action='store_true', help="run on the sandbox instead of a real control plane")
+    parser.add_argument('--keep', type=pathlib.Path, metavar='FOLDER', help="where to leave the logs")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with ExitStack() as stack:
+        folder = options.keep or pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix='kopf-election-')))
+        folder.mkdir(parents=True, exist_ok=True)
+        plane = stack.enter_context(SandboxPlane() if options.sandbox else ControlPlane())
+        os.environ['KUBECONFIG'] = plane.kubeconfig
+        api, namespace = KubeApi(), f'election-{random.randrange(10**6)}'
+        api.apply({'apiVersion': 'v1', 'kind': 'Namespace', 'metadata': {'name': namespace}})
+        stack.callback(api.delete, 'v1', 'Namespace', None, namespace)
+        print(f'seed {options.seed}, {options.rounds} rounds, a duration of {options.duration:g} s', flush=True)
+        it, wrong = soak(
+            plane.kubeconfig,
+            folder,
+            namespace,
+            rounds=options.rounds,
+            seed=options.seed,
+            duration=options.duration,
+            objects=options.objects,
+            actions=options.actions,
+        )
+        print(it.summarize())
+        print(*(f'WRONG: {text}' for text in wrong), f'{len(wrong)} violations', sep='\n')
+        return 1 if wrong else 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())
