@@ -511,6 +511,99 @@ def crd(*, paths: tuple[str, ...], modules: tuple[str, ...], former: str | None)
 
 
 @main.command()
+@option('--group', default='example.com', show_default=True, metavar='DOMAIN', help="The API group of its kind.")
+@option('--kind', metavar='NAME', help="The kind in CamelCase; by default, it is made from the name of the folder.")
+@click.argument('folder', type=click.Path())
+def init(*, folder: str, group: str, kind: str | None) -> None:
+    """
+    Write a new operator into FOLDER: with a kind, a test, and an image.
+
+    \b
+    Example:
+      kopf init shop-operator --group example.com
+      cd shop-operator
+      pip install -r requirements.txt pytest
+      pytest
+    """
+    with failing_shortly(debug=False):
+        from kopf._kits.packaging import projects
+
+        projects.create_project(folder, group=group, kind=kind)
+
+
+@main.command()
+@option(
+    '-m',
+    '--module',
+    'modules',
+    multiple=True,
+    metavar='NAME',
+    help="Import the module with handlers; the container does the same. Can be repeated.",
+)
+@option('--image', required=True, metavar='IMAGE', help="The image of the operator, with its files in /app.")
+@option('--name', metavar='NAME', help="The name of all objects; by default, that of the first file or its folder.")
+@option('--in', 'namespace', default='default', show_default=True, metavar='NAME', help="The namespace to run in.")
+@option('-A', '--all-namespaces', 'clusterwide', is_flag=True, help="Serve the whole cluster; it is the default, too.")
+@option('-n', '--namespace', 'namespaces', multiple=True, metavar='NAME', help="Serve this namespace; can be repeated.")
+@option('--replicas', type=click.IntRange(1), default=1, show_default=True, help="Two and more elect a leader.")
+@option('--monitoring', is_flag=True, help="Serve metrics, and add a ServiceMonitor for the Prometheus operator.")
+@option(
+    '--crd',
+    'crds',
+    multiple=True,
+    metavar='FILE',
+    type=click.Path(exists=True),
+    help="Include the CRDs of this file or folder; can be repeated.",
+)
+@option('--kustomize', type=click.Path(file_okay=False), metavar='DIR', help="Write a folder for kustomize.")
+@option('--helm', type=click.Path(file_okay=False), metavar='DIR', help="Write a chart for Helm.")
+@click.argument('paths', nargs=-1, type=click.Path())
+def manifests(
+    *,
+    paths: tuple[str, ...],
+    modules: tuple[str, ...],
+    name: str | None,
+    clusterwide: bool,
+    namespaces: tuple[str, ...],
+    crds: tuple[str, ...],
+    kustomize: str | None,
+    helm: str | None,
+    **options: Any,
+) -> None:
+    """
+    Print what a cluster needs to run an operator: CRDs, roles, the deployment, and more.
+
+    PATHS are Python files, as for 'kopf run'. The roles have just the permissions that the handlers need from the
+    framework. What handlers do with other clients must be added.
+
+    \b
+    Examples:
+      kopf manifests app.py --image registry.example.com/app:1.0 | kubectl apply -f -
+      kopf manifests app.py --image registry.example.com/app:1.0 --replicas 2 --kustomize deploy/
+    """
+    _check_scope(namespaces, clusterwide=clusterwide)
+    # Handlers are declared in the default registry. Those of a program that calls `main` are not of these files.
+    registries.set_default_registry(None)
+    with failing_shortly(debug=False):
+        loaders.preload(paths=paths, modules=modules)
+        from kopf._kits.packaging import deployment_manifests, manifest_commands
+
+        manifest_commands.print_manifests(
+            registries.get_default_registry(),
+            deployment_manifests.Options(
+                name=name or manifest_commands.guess_name([*paths, *modules]),
+                paths=[f'/app/{os.path.basename(path)}' for path in paths],
+                modules=modules,
+                namespaces=namespaces,
+                **options,
+            ),
+            crds=crds,
+            kustomize=kustomize,
+            helm=helm,
+        )
+
+
+@main.command()
 @option(
     '--port',
     type=click.IntRange(0, 65535),

@@ -54,6 +54,7 @@ class Kind:
     storage: bool | None = None
     served: bool = True
     deprecated: bool | str = False
+    conditions: bool = False
     _cache: 'collections.OrderedDict[tuple[str, str], Any]' = dataclasses.field(
         default_factory=collections.OrderedDict, init=False
     )
@@ -161,6 +162,7 @@ def kind(
     storage: bool | None = None,
     served: bool = True,
     deprecated: bool | str = False,
+    conditions: bool = False,
     registry: 'OperatorRegistry | None' = None,
 ) -> Callable[[ClassT], ClassT]:
     """
@@ -186,6 +188,7 @@ def kind(
         storage: whether this version is stored; by default, the version with the highest priority is.
         served: whether the API serves this version.
         deprecated: whether clients are warned of this version; a text is the warning.
+        conditions: whether the status has conditions besides the fields of the class.
         registry: the registry that keeps the declaration; by default, the one of all decorators.
 
     Raises:
@@ -229,6 +232,7 @@ def kind(
             storage=storage,
             served=served,
             deprecated=deprecated,
+            conditions=conditions,
         )
         # Imported here, since registries keep handlers, and handlers can have a kind.
         from kopf._core.intents.registries import get_default_registry

@@ -7,7 +7,7 @@ from typing import Any
 
 from kopf._cogs.structs.model_adapters import ModelError
 from kopf._core.intents.declared_kinds import Column, Kind, Rule
-from kopf._kits.definitions.schema_conversion import INT_OR_STRING, Schema, convert_schema
+from kopf._kits.definitions.schema_conversion import INT_OR_STRING, LIST_TYPE, Schema, convert_schema
 
 COLUMN_TYPES = ('integer', 'number', 'string', 'boolean', 'date')
 AGE: Mapping[str, Any] = {'name': 'Age', 'type': 'date', 'jsonPath': '.metadata.creationTimestamp'}
@@ -78,6 +78,8 @@ def _make_version(kind: Kind, *, stored: bool, warn: Callable[[str], None]) -> d
     schema = convert_schema(kind.adapter.make_schema(), model=kind.cls.__qualname__, warn=warn)
     if kind.rules:
         schema['x-kubernetes-validations'] = [_make_rule(rule) for rule in kind.rules]
+    if kind.conditions:
+        _add_conditions(schema)
     version: dict[str, Any] = {'name': kind.version, 'served': kind.served, 'storage': stored}
     if kind.deprecated:
         version['deprecated'] = True
@@ -97,6 +99,20 @@ def _make_version(kind: Kind, *, stored: bool, warn: Callable[[str], None]) -> d
         age = [] if any(each['name'] == AGE['name'] for each in columns) else [dict(AGE)]
         version['additionalPrinterColumns'] = [*columns, *age]
     return version
+
+
+def _add_conditions(schema: Schema) -> None:
+    """Add the conditions to the status, as Kubernetes' own kinds have them, unless the class has such a field."""
+    status = schema['properties'].setdefault('status', {'type': 'object'})
+    texts: Schema = {name: {'type': 'string'} for name in ('type', 'status', 'reason', 'message')}
+    texts['status'] = {'type': 'string', 'enum': ['True', 'False', 'Unknown']}
+    times = {
+        'lastTransitionTime': {'type': 'string', 'format': 'date-time'},
+        'observedGeneration': {'type': 'integer', 'format': 'int64'},
+    }
+    item = {'type': 'object', 'required': ['type', 'status'], 'properties': {**texts, **times}}
+    keys: Schema = {LIST_TYPE: 'map', 'x-kubernetes-list-map-keys': ['type']}
+    status.setdefault('properties', {}).setdefault('conditions', {'type': 'array', **keys, 'items': item})
 
 
 def _order(schema: Schema) -> Schema:

@@ -141,3 +141,11 @@ def test_equal_declarations_give_equal_crds(declare, registry):
     declare(columns={'B': '.spec.replicas', 'A': '.spec.since'})
     assert make(registry) == make(registry)
     assert repr(make(registry)) == repr(make(registry))
+
+
+def test_conditions_can_be_added_to_the_status(registry, declare):
+    declare(conditions=True)
+    [crd] = make(registry)
+    properties = crd['spec']['versions'][0]['schema']['openAPIV3Schema']['properties']['status']['properties']
+    assert set(properties) == {'ready', 'when', 'conditions'}
+    assert properties['conditions']['x-kubernetes-list-map-keys'] == ['type']

@@ -1,0 +1,203 @@
+"""
+The manifests of an operator: everything that a cluster needs to run it, made from its handlers.
+
+Equal handlers and options give equal objects, so that the manifests can be committed and compared. Specified in the
+documentation's "Manifests".
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from kopf._core.intents.registries import OperatorRegistry
+from kopf._kits.packaging.operator_rules import Rule, list_rules
+
+RBAC = 'rbac.authorization.k8s.io'
+PROBES_PORT = 8080
+METRICS_PORT = 9090
+WEBHOOKS_PORT = 9443
+USER = 65534
+"""The number of the user without rights that exists in all images."""
+
+
+class Options(NamedTuple):
+    """What is to be deployed, and how."""
+
+    name: str
+    """The name of the operator, and of all its objects."""
+    namespace: str
+    """The namespace where it runs."""
+    image: str
+    paths: Sequence[str] = ()
+    """The files with handlers, as they are named in the image."""
+    modules: Sequence[str] = ()
+    """The modules with handlers."""
+    namespaces: Sequence[str] = ()
+    """The namespaces that it serves; empty for the whole cluster."""
+    replicas: int = 1
+    monitoring: bool = False
+    """Whether the operator has metrics, for the Prometheus operator."""
+
+
+def make_manifests(
+    registry: OperatorRegistry,
+    crds: Collection[Mapping[str, Any]],
+    options: Options,
+) -> list[dict[str, Any]]:
+    """
+    Return the objects in the order in which they are to be applied.
+
+    Args:
+        registry: the handlers.
+        crds: the CRDs of the declared kinds and others that the handlers name; they are not among the results.
+        options: what is to be deployed, and how.
+
+    Raises:
+        UnknownResourceError: if a handler names a resource that is not known.
+    """
+    clusterwide = not options.namespaces
+    elected = options.replicas > 1
+    rules = list_rules(registry, crds, clusterwide=clusterwide, elected=elected)
+    called = len(registry.webhooks) + len(registry.conversions) > 0
+    objects = [
+        _make(options, 'v1', 'ServiceAccount'),
+        *_make_roles(options, rules, called=called),
+        _make_deployment(options, called=called, elected=elected),
+    ]
+    if elected:
+        objects.append(
+            _make(
+                options,
+                'policy/v1',
+                'PodDisruptionBudget',
+                spec={'minAvailable': 1, 'selector': {'matchLabels': _label(options)}},
+            )
+        )
+    ports: list[tuple[str, int]] = [('webhooks', 443)] if called else []
+    if options.monitoring:
+        ports.append(('metrics', METRICS_PORT))
+    if ports:
+        items = [{'name': name, 'port': port, 'targetPort': name} for name, port in ports]
+        spec = {'selector': _label(options), 'ports': items}
+        service = _make(options, 'v1', 'Service', spec=spec)
+        service['metadata']['labels'] = {**service['metadata'].get('labels', {}), **_label(options)}
+        objects.append(service)
+    objects.append(_make_network_policy(options, called=called))
+    if options.monitoring:
+        spec = {'selector': {'matchLabels': _label(options)}, 'endpoints': [{'port': 'metrics'}]}
+        objects.append(_make(options, 'monitoring.coreos.com/v1', 'ServiceMonitor', spec=spec))
+    return objects
+
+
+def _label(options: Options) -> dict[str, str]:
+    return {'app.kubernetes.io/name': options.name}
+
+
+def _make(options: Options, api_version: str, kind: str, *, namespaced: bool = True, **fields: Any) -> dict[str, Any]:
+    metadata: dict[str, Any] = {'name': options.name}
+    if namespaced:
+        metadata['namespace'] = options.namespace
+    return {'apiVersion': api_version, 'kind': kind, 'metadata': {**metadata, 'labels': _label(options)}, **fields}
+
+
+def _make_roles(options: Options, rules: Collection[Rule], *, called: bool) -> list[dict[str, Any]]:
+    """Return the roles with their bindings: of the cluster, of the served namespaces, and of the operator's own one."""
+    cluster = [rule for rule in rules if rule.clusterwide or not options.namespaces]
+    local = [rule for rule in rules if rule not in cluster]
+    own: list[Rule] = []
+    if options.replicas > 1:
+        leases = [rule for rule in rules if rule.resource == 'leases']
+        own += leases
+        cluster = [rule for rule in cluster if rule not in leases]
+        local = [rule for rule in local if rule not in leases]
+    if called:
+        own.append(Rule('', 'secrets', ('get', 'create', 'patch'), reason="the certificates of webhooks"))
+    objects = _bind(options, 'ClusterRole', None, cluster)
+    for namespace in options.namespaces:
+        extra = own if namespace == options.namespace else []
+        objects += _bind(options, 'Role', namespace, [*local, *extra])
+    if own and options.namespace not in options.namespaces:
+        objects += _bind(options, 'Role', options.namespace, own)
+    return objects
+
+
+def _bind(options: Options, kind: str, namespace: str | None, rules: Collection[Rule]) -> list[dict[str, Any]]:
+    if not rules:
+        return []
+    placed = options._replace(namespace=namespace or '')
+    role = _make(placed, f'{RBAC}/v1', kind, namespaced=namespace is not None)
+    role['rules'] = [rule.as_role_rule() for rule in rules]
+    binding = _make(placed, f'{RBAC}/v1', f'{kind}Binding', namespaced=namespace is not None)
+    binding['roleRef'] = {'apiGroup': RBAC, 'kind': kind, 'name': options.name}
+    binding['subjects'] = [{'kind': 'ServiceAccount', 'name': options.name, 'namespace': options.namespace}]
+    return [role, binding]
+
+
+def make_command(options: Options, *, elected: bool) -> list[str]:
+    """Return the command that runs the operator in its container."""
+    scope = [f'--namespace={name}' for name in options.namespaces] or ['--all-namespaces']
+    return [
+        'kopf',
+        'run',
+        *scope,
+        f'--liveness=http://0.0.0.0:{PROBES_PORT}/healthz',
+        *(['--leader-election'] if elected else []),
+        *([f'--metrics=http://0.0.0.0:{METRICS_PORT}/metrics'] if options.monitoring else []),
+        *[f'--module={name}' for name in options.modules],
+        *options.paths,
+    ]
+
+
+def _make_deployment(options: Options, *, called: bool, elected: bool) -> dict[str, Any]:
+    ports = [{'name': 'probes', 'containerPort': PROBES_PORT}]
+    if called:
+        ports.append({'name': 'webhooks', 'containerPort': WEBHOOKS_PORT})
+    if options.monitoring:
+        ports.append({'name': 'metrics', 'containerPort': METRICS_PORT})
+    container = {
+        'name': 'operator',
+        'image': options.image,
+        'command': make_command(options, elected=elected),
+        'ports': ports,
+        'livenessProbe': {'httpGet': {'path': '/healthz', 'port': 'probes'}, 'periodSeconds': 10, 'timeoutSeconds': 5},
+        'readinessProbe': {'httpGet': {'path': '/readyz', 'port': 'probes'}, 'periodSeconds': 5, 'timeoutSeconds': 5},
+        'resources': {'requests': {'cpu': '50m', 'memory': '64Mi'}, 'limits': {'memory': '512Mi'}},
+        'securityContext': {
+            'allowPrivilegeEscalation': False,
+            'readOnlyRootFilesystem': True,
+            'capabilities': {'drop': ['ALL']},
+        },
+        # Certificates of webhooks and parsed kubeconfigs are in temporary files; the root filesystem is read-only.
+        'volumeMounts': [{'name': 'tmp', 'mountPath': '/tmp'}],
+    }
+    pod = {
+        'serviceAccountName': options.name,
+        'terminationGracePeriodSeconds': 60,
+        'securityContext': {
+            'runAsNonRoot': True,
+            'runAsUser': USER,
+            'runAsGroup': USER,
+            'seccompProfile': {'type': 'RuntimeDefault'},
+        },
+        'containers': [container],
+        'volumes': [{'name': 'tmp', 'emptyDir': {}}],
+    }
+    # Without an election, two operators would handle the same objects for the moment of an update.
+    strategy = {'type': 'RollingUpdate'} if elected else {'type': 'Recreate'}
+    spec = {
+        'replicas': options.replicas,
+        'strategy': strategy,
+        'selector': {'matchLabels': _label(options)},
+        'template': {'metadata': {'labels': _label(options)}, 'spec': pod},
+    }
+    return _make(options, 'apps/v1', 'Deployment', spec=spec)
+
+
+def _make_network_policy(options: Options, *, called: bool) -> dict[str, Any]:
+    """Return the policy of what may connect to the operator; it may connect to anything itself."""
+    ports = [PROBES_PORT, *([WEBHOOKS_PORT] if called else []), *([METRICS_PORT] if options.monitoring else [])]
+    spec = {
+        'podSelector': {'matchLabels': _label(options)},
+        'policyTypes': ['Ingress'],
+        'ingress': [{'ports': [{'protocol': 'TCP', 'port': port} for port in ports]}],
+    }
+    return _make(options, 'networking.k8s.io/v1', 'NetworkPolicy', spec=spec)

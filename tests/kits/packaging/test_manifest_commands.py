@@ -1,0 +1,193 @@
+"""``kopf manifests``: what is made of handlers and options, as a stream, for kustomize, and for Helm."""
+
+import re
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from kopf._kits.packaging.manifest_commands import guess_name
+from kopf.cli import main
+
+APP = """
+import dataclasses, kopf
+
+@dataclasses.dataclass
+class Spec:
+    size: int = 1
+
+@kopf.kind('example.com/v1')
+@dataclasses.dataclass
+class App:
+    spec: Spec
+
+@kopf.on.create(App)
+def created(**_): pass
+"""
+WEBHOOK = "\n@kopf.on.validate(App)\ndef check(**_): pass\n"
+
+
+@pytest.fixture
+def app(tmp_path):
+    path = tmp_path / 'shop.py'
+    path.write_text(APP)
+    return path
+
+
+@pytest.fixture
+def make(app):
+    def make(*options, path=None):
+        arguments = ['manifests', str(path or app), '--image', 'r.example.com:5000/shop:1.0', *options]
+        return CliRunner().invoke(main, arguments)
+
+    return make
+
+
+def read(result):
+    assert result.exit_code == 0, result.output
+    return {(each['kind'], each['metadata'].get('namespace')): each for each in yaml.safe_load_all(result.stdout)}
+
+
+def test_a_small_operator_has_these_objects(make):
+    objects = read(make('--in', 'ops'))
+    assert list(objects) == [
+        ('CustomResourceDefinition', None),
+        ('ServiceAccount', 'ops'),
+        ('ClusterRole', None),
+        ('ClusterRoleBinding', None),
+        ('Deployment', 'ops'),
+        ('NetworkPolicy', 'ops'),
+    ]
+    assert {each['metadata']['name'] for each in objects.values()} == {'apps.example.com', 'shop'}
+
+
+def test_pods_conform_to_the_restricted_standard(make):
+    pod = read(make())['Deployment', 'default']['spec']['template']['spec']
+    [container] = pod['containers']
+    assert pod['securityContext']['runAsNonRoot'] is True
+    assert pod['securityContext']['seccompProfile'] == {'type': 'RuntimeDefault'}
+    assert container['securityContext'] == {
+        'allowPrivilegeEscalation': False,
+        'readOnlyRootFilesystem': True,
+        'capabilities': {'drop': ['ALL']},
+    }
+    assert container['command'] == [
+        'kopf',
+        'run',
+        '--all-namespaces',
+        '--liveness=http://0.0.0.0:8080/healthz',
+        '/app/shop.py',
+    ]
+
+
+def test_one_replica_is_recreated_and_several_elect_a_leader(make):
+    alone, several = read(make()), read(make('--replicas', '2'))
+    assert alone['Deployment', 'default']['spec']['strategy'] == {'type': 'Recreate'}
+    assert ('PodDisruptionBudget', 'default') not in alone
+    assert several['Deployment', 'default']['spec']['strategy'] == {'type': 'RollingUpdate'}
+    assert several['PodDisruptionBudget', 'default']['spec']['minAvailable'] == 1
+    command = several['Deployment', 'default']['spec']['template']['spec']['containers'][0]['command']
+    assert '--leader-election' in command
+    [rule] = several['Role', 'default']['rules']
+    assert rule == {
+        'apiGroups': ['coordination.k8s.io'],
+        'resources': ['leases'],
+        'verbs': ['get', 'create', 'update'],
+    }
+
+
+def test_an_operator_of_namespaces_has_roles_there_and_for_the_cluster_only_what_concerns_it(make):
+    objects = read(make('-n', 'a', '-n', 'b'))
+    resources = [rule['resources'] for rule in objects['ClusterRole', None]['rules']]
+    assert resources == [['customresourcedefinitions']]
+    for namespace in ('a', 'b'):
+        assert [rule['resources'] for rule in objects['Role', namespace]['rules']] == [['events'], ['apps']]
+        assert objects['RoleBinding', namespace]['subjects'][0]['namespace'] == 'default'
+    command = objects['Deployment', 'default']['spec']['template']['spec']['containers'][0]['command']
+    assert command[2:4] == ['--namespace=a', '--namespace=b']
+
+
+def test_webhooks_have_a_service_and_may_keep_their_certificates(make, app):
+    app.write_text(APP + WEBHOOK)
+    objects = read(make('-n', 'default'))
+    assert objects['Service', 'default']['spec']['ports'] == [
+        {'name': 'webhooks', 'port': 443, 'targetPort': 'webhooks'}
+    ]
+    assert ['secrets'] in [rule['resources'] for rule in objects['Role', 'default']['rules']]
+    assert {'protocol': 'TCP', 'port': 9443} in objects['NetworkPolicy', 'default']['spec']['ingress'][0]['ports']
+
+
+def test_metrics_have_a_service_monitor(make):
+    objects = read(make('--monitoring'))
+    assert objects['ServiceMonitor', 'default']['spec']['endpoints'] == [{'port': 'metrics'}]
+    assert objects['Service', 'default']['metadata']['labels'] == {'app.kubernetes.io/name': 'shop'}
+    command = objects['Deployment', 'default']['spec']['template']['spec']['containers'][0]['command']
+    assert '--metrics=http://0.0.0.0:9090/metrics' in command
+
+
+def test_equal_operators_have_equal_manifests(make):
+    assert make('--replicas', '2').stdout == make('--replicas', '2').stdout
+
+
+def test_folders_for_kustomize_list_their_files(make, tmp_path):
+    assert make('--kustomize', str(tmp_path / 'deploy'), '--in', 'ops').stdout == ''
+    kustomization = yaml.safe_load((tmp_path / 'deploy' / 'kustomization.yaml').read_text())
+    assert kustomization['namespace'] == 'ops'
+    assert kustomization['resources'] == ['crds.yaml', 'deployment.yaml', 'networkpolicy.yaml', 'rbac.yaml']
+    assert all((tmp_path / 'deploy' / name).exists() for name in kustomization['resources'])
+
+
+def test_charts_have_values_for_what_differs_between_clusters(make, tmp_path):
+    make('--helm', str(tmp_path / 'chart'), '--replicas', '2')
+    values = yaml.safe_load((tmp_path / 'chart' / 'values.yaml').read_text())
+    assert values['image'] == {'repository': 'r.example.com:5000/shop', 'tag': '1.0'}
+    assert values['replicas'] == 2
+    text = (tmp_path / 'chart' / 'templates' / 'deployment.yaml').read_text()
+    rendered = re.sub(r'\{\{- toYaml .Values.resources \| nindent \d+ \}\}', '{}', text)
+    rendered = re.sub(r'\{\{ .Values.image.(\w+) \}\}', lambda match: values['image'][match[1]], rendered)
+    rendered = rendered.replace('{{ .Values.replicas }}', '2').replace('{{ .Release.Namespace }}', 'ops')
+    assert '{{' not in rendered
+    deployment = yaml.safe_load(rendered)
+    assert deployment['metadata']['namespace'] == 'ops'
+    assert deployment['spec']['replicas'] == 2
+    [container] = deployment['spec']['template']['spec']['containers']
+    assert (container['image'], container['resources']) == ('r.example.com:5000/shop:1.0', {})
+    assert yaml.safe_load((tmp_path / 'chart' / 'crds' / 'crds.yaml').read_text())['kind'] == 'CustomResourceDefinition'
+    roles = (tmp_path / 'chart' / 'templates' / 'rbac.yaml').read_text()
+    assert 'namespace: {{ .Release.Namespace }}' in roles
+
+
+@pytest.mark.parametrize(
+    'options, message',
+    [
+        (['--name', 'My_App'], "--name: 'My_App' cannot be the name of objects"),
+        (['-n', 'team-*'], "--namespace: 'team-*' is a pattern, and roles are for named namespaces"),
+        (['--kustomize', '/proc/nowhere'], 'The manifests cannot be written to /proc/nowhere'),
+    ],
+)
+def test_wrong_options_are_told_of(make, caplog, options, message):
+    assert make(*options).exit_code == 1
+    assert message in caplog.text
+
+
+def test_files_without_handlers_are_told_of(make, tmp_path, caplog):
+    path = tmp_path / 'empty.py'
+    path.write_text('')
+    assert make(path=path).exit_code == 1
+    assert 'There are no handlers in these files' in caplog.text
+
+
+@pytest.mark.parametrize(
+    'source, name',
+    [
+        ('shop.py', 'shop'),
+        ('My_Shop.py', 'my-shop'),
+        ('some/22-shop/app.py', 'shop'),
+        ('shop.handlers', 'operator'),
+        ('company.shop', 'shop'),
+    ],
+)
+def test_names_are_guessed_from_files(source, name, tmp_path, monkeypatch):
+    tmp_path.joinpath('operator').mkdir()
+    monkeypatch.chdir(tmp_path / 'operator')
+    assert guess_name([source]) == name

@@ -1,0 +1,64 @@
+"""New projects: what ``kopf init`` writes, and that it passes its own test."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from kopf.cli import main
+
+
+@pytest.fixture
+def init(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return lambda *args: CliRunner().invoke(main, ['init', *args])
+
+
+def test_a_project_has_the_names_that_are_made_from_its_folder(init, tmp_path):
+    result = init('web-shop-operator', '--group', 'shop.example.org')
+    assert result.exit_code == 0, result.output
+    folder = tmp_path / 'web-shop-operator'
+    app = folder.joinpath('app.py').read_text()
+    assert 'class WebShop:' in app
+    assert '"shop.example.org/v1"' in app
+    assert 'create("webshops", "mine"' in folder.joinpath('test_app.py').read_text()
+    texts = ''.join(path.read_text() for path in folder.iterdir())
+    assert not any(word in texts for word in ('KIND', 'NAME', 'GROUP', 'PLURAL', 'SINGULAR', 'VERSION'))
+    assert 'cd web-shop-operator' in result.output
+
+
+def test_a_project_passes_its_tests_and_the_checks_of_types_at_once(init, tmp_path):
+    init('shop-operator')
+    folder = tmp_path / 'shop-operator'
+    for command in (
+        ['pytest', '-q', '-p', 'no:cacheprovider', 'test_app.py'],
+        ['mypy', '--strict', 'app.py'],
+        ['ruff', 'check', '--isolated', '.'],
+        ['ruff', 'format', '--isolated', '--check', '--line-length', '120', '.'],
+    ):
+        done = subprocess.run([sys.executable, '-m', *command], cwd=folder, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_folders_with_files_are_left_alone(init, tmp_path, caplog):
+    tmp_path.joinpath('shop').mkdir()
+    tmp_path.joinpath('shop', 'app.py').write_text('mine')
+    assert init('shop').exit_code == 1
+    assert 'shop exists already and is not empty' in caplog.text
+    assert tmp_path.joinpath('shop', 'app.py').read_text() == 'mine'
+
+
+@pytest.mark.parametrize(
+    'args, message',
+    [
+        (['shop', '--group', 'example'], "--group: 'example' is not a domain with a dot"),
+        (['shop', '--kind', 'shop'], "'shop' cannot be the name of a kind. Name one in CamelCase by --kind"),
+        (['123'], "'' cannot be the name of a kind"),
+    ],
+)
+def test_wrong_names_are_told_of(init, caplog, args, message):
+    assert init(*args).exit_code == 1
+    assert message in caplog.text
+    assert not pathlib.Path('shop').exists()
