@@ -103,6 +103,11 @@ class Expectation:
         return self._absent
 
     @property
+    def version(self) -> str:
+        """The resource version of the expected state."""
+        return self._version
+
+    @property
     def is_ordered(self) -> bool:
         """Return whether older events can be recognized even after the echo, by their versions."""
         return self._version.isdecimal()
@@ -141,13 +146,14 @@ class Expectation:
         record has been reset by then.
 
         Args:
-            event: the DELETED event.
-            timeout: how long to wait for the object to come back (in seconds).
+            event: the DELETED event. Without a version, it is from a list that does not have the object; `after_list`
+                has told whether that list is older.
+            timeout: how long to wait for the object to come back (in seconds), or for the stream to reach the patch.
         """
         version = event['object']['metadata'].get('resourceVersion')
-        if version is None or self._version == _NEVER or not (version.isdecimal() and self._version.isdecimal()):
+        if self._version == _NEVER or not self._version.isdecimal():
             return None
-        if int(version) >= int(self._version):
+        if self._doubted if version is None else (not version.isdecimal() or int(version) >= int(self._version)):
             return None
         # Why not the deadline of the patch? It can be over, as the stream lags behind: this event comes after the patch
         # was made. The events that follow it come even later.

@@ -668,6 +668,7 @@ class Orchestrator:
             label_selector=table.label_selector,
             instruments=tools.context.instruments,
         )
+        sink.processor.attach_watch(watch)
         # Before the watch runs: its list must not be complete before the gate knows of it.
         if informer is not None:
             informer.expect(str(watch), initial=self._starting)

@@ -9,6 +9,7 @@ its resource version. A delayed retry holds no worker: it is a timer and the rec
 
 import asyncio
 import time
+import weakref
 from collections.abc import Collection, Set
 from typing import TYPE_CHECKING
 
@@ -81,6 +82,7 @@ class Processor(ObjectSink):
         self._known: Set[str] = frozenset()  # the uids of the objects that existed when the operator paused
         self._inherited: set[ObjectRecord] = set()  # taken over from a predecessor: echoes are to be handled, too
         self._successor: Processor | None = None
+        self._watch: weakref.ref[ResourceWatch] | None = None
         self._api_version = get_api_version(table.resource)
 
     @property
@@ -102,6 +104,10 @@ class Processor(ObjectSink):
     def resource(self) -> Resource:
         """The resource."""
         return self._decider.table.resource
+
+    def attach_watch(self, watch: ResourceWatch) -> None:
+        """Remember the watch that the events come from."""
+        self._watch = weakref.ref(watch)  # no reference cycle, as watches come and go
 
     # Receiving: called by the watch, synchronous.
 
@@ -446,9 +452,23 @@ class Processor(ObjectSink):
         # If the object is being indexed, it is back, and the informer will pass its event on.
         if not expected.is_absent or record.indexing is not None:
             return
-        if record.expected is expected:  # the object has not come back, so no event of it will be handled
-            self._disinherit(record)
+        if record.expected is expected:
+            # A stream that lags behind for longer than the timeout can still bring the object in states from before the
+            # patch.
+            if self._is_lagging(expected):
+                timeout = self._settings.persistence.consistency_timeout
+                asyncio.get_running_loop().call_later(timeout, self._stop_expecting, record, expected)
+                return
+            self._disinherit(record)  # the object has not come back, so no event of it will be handled
         record.stop_expecting(expected)
+
+    def _is_lagging(self, expected: Expectation) -> bool:
+        """Check whether the stream is known to bring the expected state only later."""
+        processor: Processor = self
+        while processor._successor is not None:
+            processor = processor._successor
+        watch = None if processor._watch is None else processor._watch()
+        return watch is not None and not watch.has_reached(expected.version)
 
     def _disinherit(self, record: ObjectRecord) -> None:
         """Release the record of a deleted object, also in the successors that have inherited it since the deletion."""

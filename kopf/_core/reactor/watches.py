@@ -297,6 +297,12 @@ class ResourceWatch:
         """Return the records of all objects, including deleted ones with running workers or daemons."""
         return [*self.records.values(), *self._departed.values()]
 
+    def has_reached(self, version: str) -> bool:
+        """Check whether the stream brings no more states from before this version, as far as that is known."""
+        if self.state is WatchState.STOPPED:
+            return True
+        return self._since is not None and not is_older_version(self._since, version)
+
     @property
     def complete(self) -> bool:
         """Return whether all objects were listed at least once since the start or the restart."""

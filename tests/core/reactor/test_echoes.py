@@ -51,6 +51,8 @@ class OpaqueApi:
         self.raw = {**self.raw, **changes, 'metadata': metadata}
         return {'type': 'MODIFIED', 'object': self.raw}
 
+    is_fenced = False
+
     async def patch(self, path, obj, content_type, *, logger=None):
         return self.change(**obj)['object']
 
@@ -82,6 +84,7 @@ async def opaque(world):
         record=record,
         rest=rest,
         settings=settings,
+        processor=processor,
         receive=lambda event, since=None: processor.receive(record, event, listed_since=since),
     )
     await workers.close()
@@ -170,6 +173,41 @@ async def test_an_object_that_is_indexed_when_it_is_back_is_not_handled_in_older
     opaque.record.end_indexing()
     await opaque.rest()
     assert world.ids == ['create']
+
+
+class LaggingWatch:
+    """A watch whose stream has come to a version."""
+
+    def __init__(self):
+        self.position = 0
+
+    def has_reached(self, version):
+        return int(version) <= self.position
+
+
+@pytest.mark.parametrize('listed', [True, False])
+async def test_an_object_that_comes_back_long_after_it_has_left_is_not_handled_in_older_states(
+    world, opaque, late, listed
+):
+    opaque.processor.attach_watch(watch := LaggingWatch())
+    departure, since = late[0], None
+    if listed:  # by a list that was requested before the patch
+        departure = {'type': 'DELETED', 'object': {'metadata': {'name': 'obj', 'uid': 'uid'}}}
+        since = opaque.record.expected._made_at - 0.001
+        opaque.record.expected._deadline = since + 60
+    opaque.receive(departure, since)
+    await opaque.rest()
+    await asyncio.sleep(0.1)  # ten times the timeout
+    opaque.receive(late[1])
+    await opaque.rest()
+    assert world.ids == ['create']
+    opaque.receive({**late[2], 'type': 'DELETED'})
+    await opaque.rest()
+    await asyncio.sleep(0.05)
+    assert opaque.record.in_use
+    watch.position = 1000
+    await asyncio.sleep(0.05)
+    assert not opaque.record.in_use
 
 
 async def test_an_object_that_has_not_come_back_is_forgotten_after_the_timeout(opaque, late):

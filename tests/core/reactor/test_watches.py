@@ -1039,3 +1039,15 @@ async def test_reconnected_soon_after_an_ordinary_end(clock, settings, sink):
     client = Client(START, default=[60])
     await watch_for(client, settings, sink, 200)
     assert client.delays[1:] == pytest.approx([60.1] * (len(client.delays) - 1))
+
+
+async def test_a_running_watch_knows_which_states_its_stream_can_still_bring(watch, server, sink):
+    reached = []
+    sink.receive = lambda *args, **kwargs: reached.append((watch.has_reached('3'), watch.has_reached('5')))
+    server.script = [Stream(added('a', 1), bookmark(3, end=True), modified('a', 4), modified('a', 5), bookmark(6))]
+    async with running(watch), asyncio.timeout(60):
+        while watch.state is WatchState.STOPPED or not watch.has_reached('6'):
+            await asyncio.sleep(0.001)
+        assert not watch.has_reached('7') and watch.has_reached('opaque')
+    assert reached == [(False, False), (True, False), (True, False)]
+    assert watch.has_reached('7')  # it brings nothing any more
