@@ -386,23 +386,31 @@ class Decider:
 
     def look_up(self, body: Body, cycle: Cycle) -> tuple[Any, BodyEssence | None] | None:
         """Return the progress and the last handled state as they are stored now; ``None`` if a storage fails."""
-        keys = {**dict.fromkeys(self.table.changing_ids), **dict.fromkeys(cycle.state)}
         try:
-            records = {key: self.records.fetch(key=key, body=body) for key in keys}
-            # Copied, as storages can return their own mutable data.
-            return copy.deepcopy((records, self.essences.fetch_last(body, self.essences.of(body))))
+            return self._look_up(body, cycle)
         except StorageError:
             return None
+
+    def _look_up(self, body: Body, cycle: Cycle) -> tuple[Any, BodyEssence | None]:
+        keys = {**dict.fromkeys(self.table.changing_ids), **dict.fromkeys(cycle.state)}
+        records = {key: self.records.fetch(key=key, body=body) for key in keys}
+        # Copied, as storages can return their own mutable data.
+        return copy.deepcopy((records, self.essences.fetch_last(body, self.essences.of(body))))
 
     def is_untouched(self, earlier: Body, body: Body, cycle: Cycle) -> bool:
         """
         Check whether no other operator has stored progress or a handled state since the earlier state of the object.
 
         Custom storages can keep data outside of the object: these are compared with the data noted before the pause.
+
+        Raises:
+            StorageError: if a storage fails, so that it is not known. A guess could repeat what has succeeded.
         """
-        before = cycle.external if self.is_external else self.look_up(earlier, cycle)
-        after = self.look_up(body, cycle)
-        return before is not None and after is not None and before[0] == after[0] and is_same(before[1], after[1])
+        before = cycle.external if self.is_external else self._look_up(earlier, cycle)
+        if before is None:
+            return False
+        after = self._look_up(body, cycle)
+        return bool(before[0] == after[0]) and is_same(before[1], after[1])
 
     def _recall(
         self,

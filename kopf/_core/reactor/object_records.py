@@ -216,6 +216,12 @@ class ObjectRecord:
             event, self.pending = event
         return event
 
+    def put_back(self, event: RawEvent) -> None:
+        """Keep the event for another attempt, unless a newer one replaces it."""
+        newer, self.pending = self._get_pending(), event
+        for each in newer:
+            self.put_pending(each)
+
     def expect(self, expectation: 'Expectation | None') -> None:
         """Expect the stream to bring this state; ``None`` to expect nothing."""
         self.expected = expectation

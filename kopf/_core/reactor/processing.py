@@ -378,9 +378,16 @@ class Processor(ObjectSink):
             return None
         body = Body(event['object'])
         patch = Patch(body=body)
-        if self._observing:
-            # Called before the checks for deletion and staleness: handlers of raw events get all events as they come.
-            event = await self._reconciler.observe(record, event, body, patch)
+        try:
+            if record.unverified and event['type'] != 'DELETED':
+                record.verify(untouched=self._is_untouched(record, body))
+            if self._observing:
+                # Called before the checks for deletion and staleness: handlers of raw events get all events as they
+                # come.
+                event = await self._reconciler.observe(record, event, body, patch)
+        except Exception:
+            record.put_back(event)  # nothing else has the state yet
+            raise
         if event['type'] == 'DELETED':
             await self._save_before_forgetting(record)
             self._forget(record, event, body)
@@ -389,8 +396,6 @@ class Processor(ObjectSink):
         if not self._managing and not patch and record.body is None:
             record.watch_selfpatching(None)
             return None
-        if record.unverified:
-            record.verify(untouched=self._is_untouched(record, body))
         stale = self._check_stale(record, event)
         if not stale:
             doubtful = record.outdated and record.body is None  # the API has said that there is no such object

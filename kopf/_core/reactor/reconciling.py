@@ -149,15 +149,18 @@ class Reconciler:
         Returns:
             The delay until the patch is to be sent (in seconds); zero if it is not held back.
         """
-        triggering, pause = self._selftriggers.note_event(record.selfpatching, patch, body, own=own)
+        try:
+            triggering, pause = self._selftriggers.note_event(record.selfpatching, patch, body, own=own)
+        except StorageError:
+            self._keep(record, patch)
+            raise
         record.watch_selfpatching(triggering)
         if not pause:
             return 0
         record.adopt(cast(RawBody, body._data()))
         if requeued and not (record.cycle is None and self.is_settled(record, cast(RawBody, record.body))):
             return 0  # there is other work, which must not wait
-        complete(record, patch, make_logger(record, self._decider.table.resource, self._settings, ObjectLogger))
-        record.keep_patch(patch)
+        self._keep(record, patch)
         return pause
 
     async def reconcile(self, record: ObjectRecord, patch: Patch, *, deciding: bool) -> float | None:
@@ -174,16 +177,11 @@ class Reconciler:
         """
         # This step replaces the one that the timer would start. Handlers that are still delayed get a new timer.
         record.cancel_wakeup()
-        holding = False
-        if deciding and self._host.spawner is not None:
-            holding = await self._host.spawner.adjust(record, cast(RawBody, record.body))
-            record.cancel_requeue()  # includes daemons that have ended a moment ago
-        body = Body(cast(RawBody, record.body))
-        pause = self._check_selftriggering(record, body) if deciding else 0
-        # The pause is only for the handlers of updates: the patch of the handlers of raw events is sent below in any
-        # case.
-        deciding_now = deciding and self._managing and not pause
-        decision = self._decide(record, body, patch, holding=holding) if deciding_now else None
+        try:
+            decision, pause = await self._prepare(record, patch, deciding=deciding)
+        except BaseException:
+            self._keep(record, patch)
+            raise
         if self._instruments.steps and decision is not None:
             _tell_decision(decision)
         conclusion = Patch()
@@ -220,6 +218,29 @@ class Reconciler:
         if record.requeued and record.cycle is None and self.is_settled(record, cast(RawBody, record.body)):
             record.cancel_requeue()
         return delay
+
+    async def _prepare(self, record: ObjectRecord, patch: Patch, *, deciding: bool) -> tuple[Decision | None, float]:
+        """
+        Start and stop daemons as the newest known state requires, and decide what to do.
+
+        Returns:
+            The decision, if there is one; and the pause before the handlers may be run (in seconds).
+        """
+        holding = False
+        if deciding and self._host.spawner is not None:
+            holding = await self._host.spawner.adjust(record, cast(RawBody, record.body))
+            record.cancel_requeue()  # includes daemons that have ended a moment ago
+        body = Body(cast(RawBody, record.body))
+        pause = self._check_selftriggering(record, body) if deciding else 0
+        # The pause is only for the handlers of updates: the patch of the handlers of raw events is sent in any case.
+        deciding_now = deciding and self._managing and not pause
+        return self._decide(record, body, patch, holding=holding) if deciding_now else None, pause
+
+    def _keep(self, record: ObjectRecord, patch: Patch) -> None:
+        """Keep the patch of a step that ends early: nothing else repeats what its handlers have requested."""
+        if patch:
+            complete(record, patch, make_logger(record, self._decider.table.resource, self._settings, ObjectLogger))
+            record.keep_patch(patch)
 
     def _check_selftriggering(self, record: ObjectRecord, body: Body) -> float:
         """Return the remaining pause before an update that the handlers have triggered themselves (in seconds)."""
@@ -364,8 +385,12 @@ class Reconciler:
         guard = BodyGuard(cast(RawBody, record.body))
         try:
             await step.run(decision.due)
-        except asyncio.CancelledError:
-            self._keep_outcomes(record, step, patch)
+        except BaseException as error:  # a cancellation, or an error of the lifecycle
+            # `save`, or the next step, stores the results of the handlers that have ended. A cancelled handler can have
+            # put only a part of its changes into the patch.
+            if step.outcomes or not isinstance(error, asyncio.CancelledError):
+                deliver_results(step.outcomes, patch)
+                self._keep(record, patch)
             raise
         if guard.is_changed:
             self._host.restore(record, guard, step.outcomes)
@@ -374,13 +399,6 @@ class Reconciler:
 
     def _is_halted(self) -> bool:
         return self._workers.halted
-
-    def _keep_outcomes(self, record: ObjectRecord, step: Step, patch: Patch) -> None:
-        """Keep the results of the handlers that ended before the step was cancelled: `save` stores them."""
-        if step.outcomes:
-            deliver_results(step.outcomes, patch)
-            complete(record, patch, step.cause.logger)
-            record.keep_patch(patch)
 
     def _log_result(self, decision: Decision, outcomes: Mapping[HandlerId, Outcome]) -> None:
         """Log the result of a cycle that is done, unless a former step has logged it and its patch has failed."""

@@ -195,3 +195,14 @@ def test_events_of_objects_marked_for_deletion_count_as_deleted():
     assert is_deleted(make_event('DELETED'))
     assert is_deleted(make_event('MODIFIED', deletionTimestamp='2020-01-01T00:00:00Z'))
     assert not is_deleted(make_event('MODIFIED'))
+
+
+def test_an_event_that_is_put_back_comes_before_what_has_come_meanwhile(record):
+    record.put_back(make_event('MODIFIED'))
+    assert record.take_pending() == make_event('MODIFIED')
+    record.put_pending(make_event('ADDED'))
+    record.put_back(make_event('MODIFIED'))
+    assert record.take_pending() == make_event('ADDED') and record.take_pending() is None
+    record.put_pending(make_event('ADDED'))
+    record.put_back(make_event('DELETED'))
+    assert record.take_pending() == make_event('DELETED') and record.take_pending() == make_event('ADDED')

@@ -108,9 +108,12 @@ class World:
         lingering=False,
         following=False,
         lifetime=60,
+        progress_storage=None,
         **options,
     ):
         registry, settings = kopf.OperatorRegistry(), kopf.OperatorSettings()
+        if progress_storage is not None:
+            settings.persistence.progress_storage = progress_storage
         settings.queueing.worker_limit = worker_limit
         settings.peering.lifetime = lifetime
         settings.posting.enabled = False
@@ -646,6 +649,28 @@ async def test_a_success_that_cannot_be_stored_before_a_pause_is_stored_after_it
         await world.remove('boss')
         await world.handled('a', field='1')
     assert world.calls.count(('me', 'create', 'a')) == 1
+
+
+@in_virtual_time
+async def test_a_success_from_before_a_pause_is_stored_after_it_although_a_storage_fails_then(world):
+    class Storage(kopf.AnnotationsProgressStorage):
+        failing = False
+
+        def fetch(self, **kwargs):
+            if self.failing:
+                self.failing = False
+                raise OSError("The database is down.")
+            return super().fetch(**kwargs)
+
+    storage = Storage()
+    await world.join()
+    async with world.operator('me', progress_storage=storage):
+        await world.begin_to_create('a', 'me')
+        await world.pause_before_the_success_is_stored()
+        storage.failing = True
+        await world.remove('boss')
+        await world.handled('a', field='1')
+    assert world.calls.count(('me', 'create', 'a')) == 1 and not storage.failing
 
 
 @in_virtual_time

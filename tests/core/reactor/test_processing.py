@@ -147,3 +147,47 @@ async def test_patches_of_event_handlers_for_stale_states_do_not_start_other_han
         await world.aio.wait_for('kopfexamples', 'obj', lambda body: body.get('status') == {'stale': 'seen'})
         await world.settled()
     assert len(world.called('create', 'obj')) == 1
+
+
+class FailingStorage(kopf.AnnotationsProgressStorage):
+    """A storage that fails a number of times, if asked for."""
+
+    failures = 0
+
+    def fetch(self, **kwargs):
+        if self.failures:
+            self.failures -= 1
+            raise OSError("The database is down.")
+        return super().fetch(**kwargs)
+
+
+@pytest.mark.parametrize('failing', ['storage', 'lifecycle'])
+async def test_patches_of_event_handlers_are_kept_while_something_of_the_users_fails(world, failing):
+    storage = world.settings.persistence.progress_storage = FailingStorage()
+    world.settings.queueing.error_delays = [0.1]
+    seen = []
+
+    async def patching(patch, spec, **_):
+        if spec['field'] == 'v2' and not seen:
+            seen.append('edited')
+            storage.failures = 2 if failing == 'storage' else 0
+            patch.status['seen'] = spec['field']
+
+    def lifecycle(handlers, **_):
+        if seen == ['edited'] and failing == 'lifecycle':
+            seen.append('failed')
+            raise ValueError("oops")
+        return handlers
+
+    world.declare(kopf.on.event, 'event', does=patching)
+    world.declare(kopf.on.update, 'update')
+    world.declare(kopf.on.create, 'create')
+    async with world.operator(lifecycle=lifecycle):
+        await world.create()
+        await world.handled()
+        await world.settled()
+        await world.edit(field='v2')
+        await world.handled(field='v2')
+        assert (await world.get()).get('status') == {'seen': 'v2'}
+    assert not storage.failures
+    assert any('Throttling' in text for text in world.log.texts)
