@@ -358,6 +358,7 @@ def _load(
     callback=_check_endpoint,
     help="Where to serve metrics, e.g. http://0.0.0.0:9090/metrics; it can be the port of the probes.",
 )
+@option('--tracing', is_flag=True, help="Make traces of OpenTelemetry, as the variables OTEL_* say.")
 @option('--inspect', is_flag=True, help="Permit 'kopf top' to look into the operator, for this user only.")
 @option(
     '-P',

@@ -149,6 +149,7 @@ def test_options_have_their_defaults(invoke, operator, handlers):
         'liveness_endpoint': None,
         'metrics_endpoint': None,
         'inspect': False,
+        'tracing': False,
     }
 
 
@@ -165,6 +166,7 @@ def test_options_have_their_defaults(invoke, operator, handlers):
         (['-P', 'name'], {'peering_name': 'name'}),
         (['--peering=name'], {'peering_name': 'name'}),
         (['-L', 'http://:80/'], {'liveness_endpoint': 'http://:80/'}),
+        (['--tracing'], {'tracing': True}),
         (['--inspect'], {'inspect': True}),
         (['--metrics=http://:90/'], {'metrics_endpoint': 'http://:90/'}),
         (['--liveness=http://:80/'], {'liveness_endpoint': 'http://:80/'}),

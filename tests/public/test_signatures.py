@@ -31,7 +31,7 @@ DECORATORS = [
 OPERATOR = (
     'lifecycle indexers registry settings memories insights identity standalone priority peering_name '
     'leader_election '
-    'liveness_endpoint metrics_endpoint inspect clusterwide namespaces namespace stop_flag ready_flag vault '
+    'liveness_endpoint metrics_endpoint tracing inspect clusterwide namespaces namespace stop_flag ready_flag vault '
     'instruments memo _command'
 ).split()
 CREATE = (
@@ -46,7 +46,7 @@ def test_options_of_operators_are_in_the_signature(fn):
     assert [name for name in parameters if name != 'loop'] == OPERATOR
     assert all(each.kind is each.KEYWORD_ONLY for each in parameters.values())
     defaults = {name: each.default for name, each in parameters.items() if each.default is not None}
-    assert defaults == {'clusterwide': False, 'inspect': False, 'namespaces': ()}
+    assert defaults == {'clusterwide': False, 'inspect': False, 'namespaces': (), 'tracing': False}
 
 
 def test_options_of_a_decorator_are_in_its_signature():

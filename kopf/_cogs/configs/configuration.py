@@ -522,6 +522,20 @@ class MetricsSettings(_Group):
 
 
 @dataclasses.dataclass
+class TracingSettings(_Group):
+    """The traces for OpenTelemetry."""
+
+    enabled: bool = False
+    """Whether there are traces. It is read after the startup handlers; ``kopf run --tracing`` sets it."""
+
+    provider: Any = None
+    """
+    The ``TracerProvider`` for the traces. `None`: that of the program (``set_tracer_provider``); if there is none, one
+    that is configured by the ``OTEL_*`` variables of the environment.
+    """
+
+
+@dataclasses.dataclass
 class InspectingSettings(_Group):
     """Looking into the running operator with ``kopf top``."""
 
@@ -556,6 +570,7 @@ class OperatorSettings(_Group):
     persistence: PersistenceSettings = dataclasses.field(default_factory=PersistenceSettings)
     probing: ProbingSettings = dataclasses.field(default_factory=ProbingSettings)
     metrics: MetricsSettings = dataclasses.field(default_factory=MetricsSettings)
+    tracing: TracingSettings = dataclasses.field(default_factory=TracingSettings)
     inspecting: InspectingSettings = dataclasses.field(default_factory=InspectingSettings)
     applying: ApplyingSettings = dataclasses.field(default_factory=ApplyingSettings)
 

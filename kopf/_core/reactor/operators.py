@@ -69,6 +69,7 @@ class OperatorOptions(TypedDict, total=False):
     leader_election: bool | None
     liveness_endpoint: str | None
     metrics_endpoint: str | None
+    tracing: bool
     inspect: bool
     clusterwide: bool
     namespaces: Collection[NamespacePattern]
@@ -125,6 +126,8 @@ class Operator:
             settings.name, settings.mandatory = name, True
         if (endpoint := options.get('metrics_endpoint')) is not None:
             self.settings.metrics.endpoint = endpoint
+        if options.get('tracing'):
+            self.settings.tracing.enabled = True
         if options.get('inspect'):
             self.settings.inspecting.enabled = True
 
@@ -280,6 +283,8 @@ class Operator:
             stack.push_async_callback(indexing_gate.close)
             stack.callback(orchestrator.end)
             async with tasks:
+                if self.settings.tracing.enabled:
+                    await self._trace(stack)
                 await self._serve_status(stack, orchestrator, workers, monitor)
                 tasks.create_task(self._watch_failures(workers.failure), name='workers')
                 tasks.create_task(self._watch_failures(indexing_gate.failure), name='indexing')
@@ -305,6 +310,19 @@ class Operator:
 
         status = Status(context=self._context, orchestrator=orchestrator, workers=workers, monitor=monitor)
         await serve_status(stack, status, liveness=liveness, metrics=metrics)
+
+    async def _trace(self, stack: contextlib.AsyncExitStack) -> None:
+        """Make traces from now on; export the last ones when the stack is closed."""
+        from kopf._core.engines.trace_exports import flush, load_provider, logging_ids
+        from kopf._core.engines.tracing import Tracing
+
+        provider, exporter = self.settings.tracing.provider, None
+        if provider is None:
+            provider, exporter = load_provider()
+        tracing = Tracing(provider, version)
+        stack.push_async_callback(flush, provider, exporter)
+        stack.enter_context(logging_ids(tracing))
+        self.instruments.add(tracing)
 
     async def _watch_failures(self, failure: asyncio.Future[None]) -> None:
         await failure

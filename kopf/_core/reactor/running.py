@@ -41,7 +41,9 @@ _predecessors: weakref.WeakKeyDictionary[asyncio.Task[None], weakref.WeakSet[asy
 )
 """The tasks that existed when an operator was spawned."""
 
-_showing_operator_options = showing_options(OperatorOptions, clusterwide=False, inspect=False, namespaces=())
+_showing_operator_options = showing_options(
+    OperatorOptions, clusterwide=False, inspect=False, namespaces=(), tracing=False
+)
 
 
 @_showing_operator_options
@@ -86,6 +88,7 @@ async def operator(**options: Unpack[OperatorOptions]) -> None:
         peering_name: the name of the peering object.
         leader_election: elect one of several replicas, by a Lease; only the leader works.
         liveness_endpoint: the URL of the server for probes.
+        tracing: make traces of OpenTelemetry.
         inspect: permit ``kopf top`` to look into the operator.
         metrics_endpoint: the URL of the server for metrics; it can be the same server.
 

@@ -92,6 +92,7 @@ DEFAULTS = {
     'persistence': {'finalizer': 'kopf.zalando.org/KopfFinalizerMarker', 'consistency_timeout': 5.0},
     'probing': {'cache_lifetime': 10.0, 'timeout': 10.0, 'failing_watch_limit': 300.0, 'stuck_loop_limit': 60.0},
     'metrics': {'endpoint': None, 'registry': None, 'timeout': 10.0},
+    'tracing': {'enabled': False, 'provider': None},
     'inspecting': {'enabled': False, 'port': 0, 'token': None, 'folder': None},
     'applying': {'operator': 'operator'},
 }

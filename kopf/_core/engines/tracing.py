@@ -1,0 +1,235 @@
+"""
+Traces of OpenTelemetry: what an operator does for one change of an object, over all retries and restarts.
+
+A step of an object is a span (a *cycle*), its handlers are spans in it, and their requests are spans in these. The
+first step of a change is remembered in the progress of its handlers, as a ``traceparent``, so that the next steps join
+its trace: also those of another process. The API server gets the ``traceparent`` of each request.
+
+Steps without handlers and without requests are not traced: most of them only find out that there is nothing to do.
+Neither are lists and watches, which belong to no object. Specified in the documentation's "Traces".
+"""
+
+import logging
+import time
+from typing import Any, NamedTuple
+
+from kopf._cogs.helpers.explanations import ExplainedError
+from kopf._cogs.structs.instruments import ApiRequest, HandlerCall, Instrument, ObjectKey, ObjectStep, Span
+from kopf._cogs.structs.instruments import get_current_span as get_current_activity
+from kopf._cogs.structs.meters import name_resource
+from kopf._core.actions.execution import TemporaryError
+
+logger = logging.getLogger(__name__)
+
+TRACEPARENT = 'traceparent'
+
+
+class TracingError(ExplainedError):
+    """Raised when there can be no traces. The message contains the reason and the remedy."""
+
+
+class _Open(NamedTuple):
+    """A span of OpenTelemetry that is not ended yet."""
+
+    span: Any
+    token: Any = None
+    """What ends its being the current one."""
+
+
+class Tracing(Instrument):
+    """
+    Makes spans of OpenTelemetry from the spans of the framework.
+
+    Args:
+        provider: the ``TracerProvider``.
+        version: the version of the framework.
+    """
+
+    def __init__(self, provider: Any, version: str) -> None:
+        from opentelemetry import context, propagate, trace
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        self._trace, self._context, self._propagate = trace, context, propagate
+        # Not the propagators of the settings: what is stored on objects must be readable by the next operator.
+        self._stored_format = TraceContextTextMapPropagator()
+        self._tracer = provider.get_tracer('kopf', version)
+        self._steps: dict[ObjectStep, int] = {}
+        """When the steps have begun (in nanoseconds since the epoch)."""
+        self._open: dict[Span, _Open] = {}
+
+    # Steps.
+
+    def step_begins(self, step: ObjectStep) -> None:
+        """Remember the time: the span is made when it is known whether the step has a trace already."""
+        self._steps[step] = time.time_ns()
+
+    def step_decides(self, step: ObjectStep) -> None:
+        """Make the span if any handlers are due."""
+        if step.handlers:
+            self._open_step(step)
+
+    def step_ends(self, step: ObjectStep) -> None:
+        """End the span, if there is one."""
+        self._steps.pop(step, None)
+        opened = self._open.pop(step, None)
+        if opened is not None:
+            opened.span.set_attributes(
+                {
+                    'kopf.reason': step.reason or '',
+                    'kopf.outcome': step.outcome or '',
+                    **({} if step.delay is None else {'kopf.delay': step.delay}),
+                }
+            )
+            self._end(opened, step)
+
+    def _open_step(self, step: ObjectStep) -> Any:
+        opened = self._open.get(step)
+        if opened is None:
+            span = self._tracer.start_span(
+                f'cycle {name_resource(step.key.resource)}',
+                context=self._read(step.carried),
+                start_time=self._steps.get(step),
+                attributes={'kopf.event': step.event or '', 'kopf.step': step.number, **_describe(step.key)},
+            )
+            opened = self._open[step] = _Open(span)
+        return opened.span
+
+    # Handlers.
+
+    def handler_begins(self, call: HandlerCall) -> None:
+        """Begin the span of the handler, and make it the current one, so that spans of the user are in it."""
+        span = self._tracer.start_span(
+            f'handler {call.id}',
+            context=self._find_context(call),
+            attributes={
+                'kopf.handler': call.id,
+                'kopf.kind': call.kind,
+                'kopf.reason': call.reason or '',
+                'kopf.retry': call.retry,
+                **({} if call.key is None else _describe(call.key)),
+            },
+        )
+        if call.carried is None and call.key is not None:
+            call.carried = self._find_origin(call, span)
+        self._open[call] = _Open(span, self._context.attach(self._trace.set_span_in_context(span)))
+
+    def _find_context(self, call: HandlerCall) -> Any:
+        """Return the context of the parent of the handler; an empty one if it has none."""
+        carried = self._read(call.carried)
+        parent = self._find_parent(call)
+        if parent is None:
+            return carried
+        known = self._trace.get_current_span(carried).get_span_context()
+        # The step has begun with handlers of raw events, before it was known that it continues an earlier trace.
+        if known.is_valid and known.trace_id != parent.get_span_context().trace_id:
+            return carried
+        return self._trace.set_span_in_context(parent, self._context.Context())
+
+    def _find_parent(self, activity: Span) -> Any:
+        """Return the span of the step or the handler that the activity is a part of; ``None`` without any."""
+        parent = activity.parent
+        if isinstance(parent, ObjectStep):
+            return self._open_step(parent) if parent in self._steps else None
+        return None if parent is None or parent not in self._open else self._open[parent].span
+
+    def _find_origin(self, call: HandlerCall, span: Any) -> str | None:
+        """Return the text for the next attempts: of the first step of the change; without steps, of this attempt."""
+        step: Span | None = call.parent
+        while step is not None and not isinstance(step, ObjectStep):
+            step = step.parent
+        if isinstance(step, ObjectStep):
+            return step.carried or self._write(self._open_step(step))
+        return self._write(span)
+
+    def handler_ends(self, call: HandlerCall) -> None:
+        """End the span of the handler, with its error if there is one."""
+        opened = self._open.pop(call, None)
+        if opened is not None:
+            opened.span.set_attribute('kopf.outcome', call.outcome or '')
+            if call.delay is not None:
+                opened.span.set_attribute('kopf.delay', call.delay)
+            self._end(opened, call)
+
+    # Requests.
+
+    def request_begins(self, request: ApiRequest) -> None:
+        """Begin the span of a request of a step or a handler, and tell the API server of it."""
+        parent = self._find_parent_of_request(request)
+        if parent is None:
+            return
+        span = self._tracer.start_span(
+            f'{request.method} {request.route}',
+            context=self._trace.set_span_in_context(parent, self._context.Context()),
+            kind=self._trace.SpanKind.CLIENT,
+            attributes={
+                'http.request.method': request.method,
+                'http.request.resend_count': request.attempt,
+                'url.path': request.path,
+                'server.address': request.server,
+                'kopf.verb': request.verb,
+            },
+        )
+        self._open[request] = _Open(span)
+        self._propagate.inject(request.headers, self._trace.set_span_in_context(span, self._context.Context()))
+
+    def _find_parent_of_request(self, request: ApiRequest) -> Any:
+        """Return the innermost span that the request is a part of, such as one of the user; ``None`` without any."""
+        parent, current = self._find_parent(request), self._trace.get_current_span()
+        if parent is None:
+            return current if current.is_recording() else None
+        # A worker can be started in the middle of a handler of another object, and has its context then.
+        is_inside = current.get_span_context().trace_id == parent.get_span_context().trace_id
+        return current if is_inside else parent
+
+    def request_ends(self, request: ApiRequest) -> None:
+        """End the span of the request."""
+        opened = self._open.pop(request, None)
+        if opened is not None:
+            if request.status is not None:
+                opened.span.set_attribute('http.response.status_code', request.status)
+            self._end(opened, request)
+
+    # The rest.
+
+    def _end(self, opened: _Open, activity: Span) -> None:
+        error = activity.exception
+        if error is not None and not isinstance(error, TemporaryError):
+            opened.span.record_exception(error)
+        if activity.outcome == 'failed' or (error is not None and not isinstance(error, TemporaryError)):
+            opened.span.set_status(self._trace.StatusCode.ERROR, None if error is None else str(error))
+        opened.span.end()
+        if opened.token is not None:
+            self._context.detach(opened.token)
+
+    def _read(self, carried: str | None) -> Any:
+        """Return the context of the remembered trace; an empty one without any."""
+        # Never the current one: a worker can be started in the middle of a handler of another object.
+        empty = self._context.Context()
+        return empty if carried is None else self._stored_format.extract({TRACEPARENT: carried}, empty)
+
+    def _write(self, span: Any) -> str | None:
+        carrier: dict[str, str] = {}
+        self._stored_format.inject(carrier, self._trace.set_span_in_context(span, self._context.Context()))
+        return carrier.get(TRACEPARENT)
+
+    def find_ids(self) -> tuple[str, str] | None:
+        """Return the ids of the current trace and span for log lines; ``None`` if there is no span."""
+        found = self._trace.get_current_span().get_span_context()
+        if not found.is_valid:
+            activity = get_current_activity()
+            while activity is not None and activity not in self._open:
+                activity = activity.parent
+            if activity is None:
+                return None
+            found = self._open[activity].span.get_span_context()
+        return f'{found.trace_id:032x}', f'{found.span_id:016x}'
+
+
+def _describe(key: ObjectKey) -> dict[str, str]:
+    facts = {
+        'kopf.resource': name_resource(key.resource),
+        'k8s.namespace.name': key.namespace,
+        'kopf.object.name': key.name,
+        'kopf.object.uid': key.uid,
+    }
+    return {name: value for name, value in facts.items() if value is not None}

@@ -1,0 +1,228 @@
+"""Traces: one for each change, over retries and restarts; with spans of steps, handlers, requests, and of the user."""
+
+import asyncio
+import json
+import logging
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+
+import kopf
+
+PATCHING = 'PATCH /apis/kopf.dev/v1/namespaces/{namespace}/kopfexamples/{name}'
+CYCLE = 'cycle kopfexamples.kopf.dev'
+
+
+class Spans:
+    """The ended spans of an operator."""
+
+    def __init__(self, world, **options):
+        self.world, self.exporter, self.provider = world, InMemorySpanExporter(), TracerProvider(**options)
+        self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        world.settings.tracing.provider = self.provider
+
+    @property
+    def all(self):
+        """The spans about the object, with their requests, without fences."""
+        return [
+            span
+            for span in self.exporter.get_finished_spans()
+            if span.attributes.get('kopf.object.name', 'obj') == 'obj'
+            and 'fence' not in span.attributes.get('url.path', '')
+        ]
+
+    def find(self, name):
+        return [span for span in self.all if span.name == name]
+
+    async def until(self, name, count=1):
+        async with asyncio.timeout(60):
+            while len(self.find(name)) < count:
+                await asyncio.sleep(0.01)
+        return self.find(name)
+
+    def traces(self):
+        return {span.context.trace_id for span in self.all if not span.name.startswith('handler login')}
+
+
+@pytest.fixture
+def spans(world):
+    return Spans(world)
+
+
+async def test_a_change_is_a_cycle_with_its_handlers_and_requests(world, spans):
+    requests = []
+
+    class Requests(kopf.Instrument):
+        def request_ends(self, request):
+            requests.append(request)
+
+    world.declare(kopf.on.create, 'create')
+    async with world.operator(tracing=True, instruments=[Requests()]):
+        await world.create()
+        await world.handled()
+        (cycle,) = await spans.until(CYCLE)
+    (handler,), (patch,) = spans.find('handler create'), spans.find(PATCHING)
+    assert handler.parent.span_id == patch.parent.span_id == cycle.context.span_id and cycle.parent is None
+    assert cycle.attributes['kopf.reason'] == 'create' and cycle.attributes['kopf.outcome'] == 'done'
+    assert handler.attributes['kopf.outcome'] == 'succeeded' and handler.attributes['kopf.object.name'] == 'obj'
+    assert patch.kind is trace.SpanKind.CLIENT and patch.attributes['http.response.status_code'] == 200
+    assert spans.traces() == {cycle.context.trace_id}
+    (sent,) = [request.headers['traceparent'] for request in requests if request.method == 'PATCH']
+    assert sent.startswith(f'00-{patch.context.trace_id:032x}-{patch.context.span_id:016x}-')
+
+
+async def test_retries_and_restarts_are_one_trace(world, spans):
+    errors = [kopf.TemporaryError("not yet", delay=0.05), kopf.TemporaryError("not yet", delay=0.5), None]
+    world.declare(kopf.on.create, 'create', does=errors)
+    async with world.operator(tracing=True):
+        await world.create()
+        await world.until_called('create', 2)
+        await spans.until('handler create', 2)
+    spans_before = Spans(world)  # the next operator has another provider
+    async with world.operator(tracing=True):
+        await world.handled()
+        await spans_before.until('handler create')
+    attempts = [*spans.find('handler create'), *spans_before.find('handler create')]
+    assert [span.attributes['kopf.outcome'] for span in attempts] == ['retried', 'retried', 'succeeded']
+    assert [span.attributes['kopf.retry'] for span in attempts] == [0, 1, 2]
+    assert len(spans.traces() | spans_before.traces()) == 1
+    first = spans.find(CYCLE)[0]
+    assert {span.parent.span_id for span in spans.find(CYCLE)[1:]} <= {first.context.span_id}
+    assert spans_before.find(CYCLE)[0].parent.span_id == first.context.span_id
+
+
+async def test_another_change_is_another_trace(world, spans):
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.update, 'update')
+    async with world.operator(tracing=True):
+        await world.create()
+        await world.handled()
+        await world.edit(field='other')
+        await world.handled(field='other')
+        await spans.until(CYCLE, 2)
+    (created,), (updated,) = spans.find('handler create'), spans.find('handler update')
+    assert created.context.trace_id != updated.context.trace_id
+
+
+async def test_handlers_of_raw_events_do_not_part_a_trace(world, spans):
+    world.declare(kopf.on.event, 'event')
+    world.declare(kopf.on.create, 'create', does=[kopf.TemporaryError("not yet", delay=0.5), None])
+    async with world.operator(tracing=True):
+        await world.create()
+        await spans.until('handler create')
+    async with world.operator(tracing=True):
+        await world.handled()
+        first, second = await spans.until('handler create', 2)
+    assert first.context.trace_id == second.context.trace_id
+
+
+async def test_errors_are_recorded(world, spans):
+    world.declare(
+        kopf.on.create, 'create', does=[ValueError("boo"), kopf.TemporaryError("no", delay=0), None], backoff=0
+    )
+    async with world.operator(tracing=True):
+        await world.create()
+        await world.handled()
+        failed, retried, succeeded = await spans.until('handler create', 3)
+    assert failed.status.status_code is trace.StatusCode.ERROR
+    assert failed.events[0].attributes['exception.type'] == 'ValueError'
+    assert retried.status.is_unset and succeeded.status.is_unset and not retried.events
+
+
+async def test_spans_of_the_user_and_their_requests_are_in_the_handler(world, spans):
+    tracer = spans.provider.get_tracer('mine')
+
+    async def create(**_):
+        with tracer.start_as_current_span('mine'):
+            await kopf.apply(
+                {'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': 'x', 'namespace': 'default'}}
+            )
+
+    @kopf.on.create('kopfexamples', id='sync', registry=world.registry)
+    def sync(**_):
+        with tracer.start_as_current_span('threaded'):
+            pass
+
+    world.declare(kopf.on.create, 'create', does=create)
+    async with world.operator(tracing=True):
+        await world.create()
+        await world.handled()
+        await spans.until(CYCLE)
+    (handler,), (mine,) = spans.find('handler create'), spans.find('mine')
+    assert mine.parent.span_id == handler.context.span_id
+    assert [span.parent.span_id for span in spans.all if 'configmaps' in span.name] == [mine.context.span_id]
+    (threaded,), (sync_handler,) = spans.find('threaded'), spans.find('handler sync')
+    assert threaded.parent.span_id == sync_handler.context.span_id
+
+
+async def test_subhandlers_are_in_their_handler(world, spans):
+    async def sub(**_):
+        pass
+
+    async def create(**_):
+        await kopf.execute(fns={'sub': sub})
+
+    world.declare(kopf.on.create, 'create', does=create)
+    async with world.operator(tracing=True):
+        await world.create()
+        await world.handled()
+        await spans.until(CYCLE)
+    (parent,), (child,) = spans.find('handler create'), spans.find('handler create/sub')
+    assert child.parent.span_id == parent.context.span_id
+
+
+async def test_lists_and_watches_and_idle_steps_are_not_traced(world, spans):
+    world.declare(kopf.on.update, 'update')
+    async with world.operator(tracing=True):
+        await world.create()
+        await world.handled()
+        await spans.until(PATCHING)
+    assert not [span for span in spans.all if span.name.startswith('GET')]
+    assert len(spans.find(CYCLE)) == 1  # of the patch with the state
+
+
+async def test_log_lines_carry_the_ids(world, spans, caplog):
+    async def create(logger, **_):
+        logger.info("I am here.")
+
+    world.declare(kopf.on.create, 'create', does=create)
+    before = logging.getLogRecordFactory()
+    async with world.operator(tracing=True):
+        await world.create()
+        await world.handled()
+        (cycle,) = await spans.until(CYCLE)
+    (handler,) = spans.find('handler create')
+    ids = {
+        record.getMessage(): (record.trace_id, record.span_id)
+        for record in caplog.records
+        if getattr(record, 'trace_id', None) is not None
+    }
+    expected = f'{handler.context.trace_id:032x}', f'{handler.context.span_id:016x}'
+    assert ids["I am here."] == ids["Handler 'create' succeeded."] == expected
+    assert ids["Creation is processed: 1 succeeded; 0 failed."] == (expected[0], f'{cycle.context.span_id:016x}')
+    assert logging.getLogRecordFactory() is before
+
+
+async def test_traces_that_are_not_sampled_stay_so_over_retries(world):
+    spans = Spans(world, sampler=ParentBased(TraceIdRatioBased(0)))
+    world.declare(kopf.on.create, 'create', does=[kopf.TemporaryError("not yet", delay=0.3), None])
+    async with world.operator(tracing=True):
+        await world.create()
+        stored = await world.aio.wait_for(
+            'kopfexamples', 'obj', lambda body: 'carried' in str(body['metadata'].get('annotations'))
+        )
+        await world.handled()
+    carried = json.loads(stored['metadata']['annotations']['kopf.zalando.org/create'])['carried']
+    assert spans.all == [] and int(carried.split('-')[-1], 16) & 1 == 0  # the flag of sampled traces
+
+
+async def test_nothing_is_stored_or_sent_without_tracing(world):
+    world.declare(kopf.on.create, 'create', does=[kopf.TemporaryError("not yet", delay=0.01), None])
+    async with world.operator():
+        await world.create()
+        await world.handled()
+    assert not any('carried' in str(patch) for patch in world.patches())
