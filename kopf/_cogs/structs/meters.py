@@ -6,9 +6,9 @@ collected for it. Its numbers are plain integers and floats of the event loop. M
 they are requested; all changes and reads of a number are atomic in Python. An operator without metrics has no meters.
 """
 
-import time
 from bisect import bisect_left
 from collections.abc import Hashable
+from time import monotonic
 from typing import Any
 
 from kopf._cogs.structs.ids import HandlerId
@@ -98,25 +98,25 @@ class ResourceMeter:
     def queue(self, item: Hashable) -> None:
         """Called when the object must wait for a worker."""
         self.adds += 1
-        self.waiting[item] = time.monotonic()
+        self.waiting[item] = monotonic()
 
     def take(self, item: Hashable) -> None:
         """Called when a worker begins to handle the object, whether it was queued before or not."""
-        now = time.monotonic()
-        asked = self.waiting.pop(item, None)
-        if asked is None:
+        self.running[item] = now = monotonic()
+        # Called for each event, and nearly all of them wait for nothing. So this case is handled without calls.
+        if item not in self.waiting:
             self.adds += 1
-            self.queueing.add(0.0)
+            self.queueing.counts[0] += 1
         else:
-            self.queueing.add(now - asked)
-        self.running[item] = now
+            self.queueing.add(now - self.waiting.pop(item))
 
     def leave(self, item: Hashable) -> None:
         """Called when the worker of the object has ended, or is not needed any more."""
-        self.waiting.pop(item, None)
         began = self.running.pop(item, None)
-        if began is not None:
-            self.working.add(time.monotonic() - began)
+        if began is None:
+            self.waiting.pop(item, None)
+        else:
+            self.working.add(monotonic() - began)
 
     def retry(self) -> None:
         """Called when an object is scheduled to be queued again."""
@@ -137,7 +137,7 @@ class ResourceMeter:
             result: the key of `results`, if none of its handlers has failed.
             uid: the uid of the object.
         """
-        self.handling.add(time.monotonic() - began)
+        self.handling.add(monotonic() - began)
         if self._failed and uid in self._failed:
             self._failed.discard(uid)
             result = 'error'

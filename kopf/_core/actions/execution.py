@@ -331,19 +331,20 @@ async def _run_observed(
     meters = rules.instruments.meters
     if meters is None:
         return await _run_told(handler, cause, state, rules, after)
-    parent, began, verdict = handler_var.get(None), time.monotonic(), 'cancelled'
+    parent, began = handler_var.get(None), time.monotonic()
+    parent_id = None if parent is None else parent.id
     try:
         if rules.instruments.handlers:
             outcome = await _run_told(handler, cause, state, rules, after)
         else:
             outcome = await run_handler(handler, cause, state, rules, after=after, observed=False)
-        verdict = outcome.verdict
-        if outcome.is_error:
-            meters.note_failure(handler.kind, cause.key)
-        return outcome
-    finally:
-        parent_id = None if parent is None else parent.id
-        meters.note_attempt(handler.id, parent_id, verdict, time.monotonic() - began)
+    except asyncio.CancelledError:
+        meters.note_attempt(handler.id, parent_id, 'cancelled', time.monotonic() - began)
+        raise
+    meters.note_attempt(handler.id, parent_id, outcome.verdict, time.monotonic() - began)
+    if outcome.exception is not None and outcome.is_error:
+        meters.note_failure(handler.kind, cause.key)
+    return outcome
 
 
 async def _run_told(

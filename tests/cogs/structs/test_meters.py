@@ -21,7 +21,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(meters_module, 'time', clock)
+    monkeypatch.setattr(meters_module, 'monotonic', clock.monotonic)
     return clock
 
 
