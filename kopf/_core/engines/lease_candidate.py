@@ -216,6 +216,10 @@ class LeaseCandidate:
         self._ready, self.last_term = True, None
         self._wakeup.set()
 
+    def withdraw(self) -> None:
+        """Called when the operator is ending: the current term goes on, but no other one begins."""
+        self._ready = self.term is not None
+
     # The requests.
 
     async def run(self) -> None:
@@ -322,9 +326,10 @@ class LeaseCandidate:
             self._next_attempt = -math.inf
             return
         # The deadline can have passed meanwhile: then the term has ended, and the work is being stopped.
-        if self.term is term and self._ready:
+        if self.term is term:
             self._take(answer)
-            self._begin_term(started)
+            if self._ready:
+                self._begin_term(started)
 
     def _take(self, body: Mapping[str, Any]) -> None:
         """Take the state from the response to our own write."""

@@ -99,6 +99,7 @@ class ElectionCoordinator:
         self._phase = Phase.STANDING_BY
         self._candidate: LeaseCandidate | None = None
         self._oriented = False  # whether it is known if this replica begins as the leader or as a standby
+        self._ending = False  # whether the operator is ending
         self._prepared = False  # whether the handlers of the beginning leadership were called
         self._watch: ResourceWatch | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -180,7 +181,15 @@ class ElectionCoordinator:
         self._candidacy = self._create_task(self._candidate.run(), 'candidacy')
 
     async def _supervise(self) -> None:
-        await self._failure
+        try:
+            await self._failure
+        finally:
+            # The tasks of the operator are cancelled, and no others can be created.
+            self._ending = True
+            if self._candidate is not None:
+                self._candidate.withdraw()
+            if self._preparing is not None:
+                self._preparing.cancel()
 
     def _create_task(self, coro: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """
@@ -210,7 +219,7 @@ class ElectionCoordinator:
         if candidate is None:
             return
         is_held = candidate.term is not None
-        if is_held and self._phase is Phase.STANDING_BY:
+        if is_held and self._phase is Phase.STANDING_BY and not self._ending:
             self._prepare()
         elif not is_held and self._phase in (Phase.PREPARING, Phase.LEADING):
             self._lose()
@@ -233,6 +242,11 @@ class ElectionCoordinator:
             self._watching = self._create_task(self._watch.persist(), f'observer of the Lease {name!r}')
         if not self._oriented:
             self._oriented = True
+            self._report()
+
+    def _report(self) -> None:
+        """Report the new decision, unless the operator is ending: it begins nothing any more."""
+        if not self._ending:
             self._controls.changed(None)
 
     def _watch_again(self) -> None:
@@ -260,7 +274,7 @@ class ElectionCoordinator:
             self._phase, self._oriented = Phase.LEADING, True
             for follower in self._followers:
                 follower.stand_by(False)
-            self._controls.changed(None)
+            self._report()
 
     def _lose(self) -> None:
         self._phase = Phase.LOSING
@@ -269,7 +283,7 @@ class ElectionCoordinator:
         for follower in self._followers:
             follower.stand_by(True)
         self._controls.abort()
-        self._controls.changed(None)
+        self._report()
         self._losing = self._create_task(self._end_work(), 'end of the leadership')
 
     async def _end_work(self) -> None:
@@ -306,8 +320,6 @@ class ElectionCoordinator:
 
     async def leave(self) -> None:
         """Release the Lease when all work has ended; end the process if the Lease expires before."""
-        if self._preparing is not None:
-            self._preparing.cancel()
         if self._phase in (Phase.PREPARING, Phase.LEADING):
             await self._yield()
         self._failure.cancel()
@@ -320,9 +332,8 @@ class ElectionCoordinator:
         if self._phase is not Phase.STANDING_BY and (running := self._controls.find_running()):
             logger.warning("The Lease is released when these have ended: %s.", ', '.join(running))
             await self._outwait(self._controls.find_running)
-        was_elected, self._phase = self._phase in (Phase.PREPARING, Phase.LEADING), Phase.LEFT
-        if was_elected:
-            await self._release()
+        self._phase = Phase.LEFT
+        await self._release()
         if self._watchdog is not None:
             self._watchdog.end()
         # Handlers of the cleanup may write, as those of the startup may: in all replicas.

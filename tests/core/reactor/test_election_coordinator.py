@@ -539,3 +539,183 @@ async def test_an_absent_namespace_ends_the_operator(world, replicas):
     with pytest.raises(Exception, match="Create the namespace 'nowhere', or set settings.leadership.namespace"):
         async with replicas.run('a', leadership={'namespace': 'nowhere'}) as task:
             await asyncio.wait([task], timeout=60)
+
+
+def join(replicas, name='default'):
+    """Return a coroutine that creates the peering object."""
+    return replicas.aio.create({'apiVersion': 'kopf.dev/v1', 'kind': 'KopfPeering', 'metadata': {'name': name}})
+
+
+@in_virtual_time
+async def test_only_the_leader_has_a_record_in_the_peering_and_the_next_one_takes_it_over(world, replicas):
+    await world.aio.apply(world.root / 'peering.yaml')
+    await join(replicas)
+
+    async def records():
+        return list((await world.aio.get('kopfpeerings', 'default')).get('status') or {})
+
+    options = {'standalone': False, 'namespaces': ['default']}
+    async with contextlib.AsyncExitStack() as stack:
+        async with replicas.run('a', **options):
+            await world.create('x', spec={'field': '1'})
+            await world.handled('x', field='1')
+            await stack.enter_async_context(replicas.run('b', **options))
+            await replicas.until_logged('Standing by')
+            await asyncio.sleep(30)
+            assert await records() == [LEASE]
+            # The next leader finds the record of a killed one: it has not been removed.
+            world.sandbox.faults.error(500, times=1, method='PATCH', resource='kopfpeerings', path='default')
+        ended = now()
+        await world.edit('x', field='2')
+        await replicas.until_called('b', 'x', '2')
+        assert now() - ended < 1
+        assert await records() == [LEASE]
+
+
+@in_virtual_time
+async def test_the_leader_pauses_for_its_peers_and_keeps_the_lease(world, replicas):
+    await world.aio.apply(world.root / 'peering.yaml')
+    await join(replicas)
+    async with replicas.run('a', standalone=False, namespaces=['default']):
+        await world.create('x', spec={'field': '1'})
+        await world.handled('x', field='1')
+        record = {'priority': 100, 'lifetime': 60, 'lastseen': datetime.datetime.now(datetime.UTC).isoformat()}
+        await world.aio.patch('kopfpeerings', 'default', {'status': {'boss': record}})
+        await replicas.until_logged('Pausing operations in favour of')
+        await world.edit('x', field='2')
+        await asyncio.sleep(30)
+        assert not replicas.called('a', 'x', '2') and await replicas.holder() == 'a'
+        await world.aio.patch('kopfpeerings', 'default', {'status': {'boss': None}})
+        await replicas.until_called('a', 'x', '2')
+
+
+@in_virtual_time
+async def test_no_work_begins_before_the_peers_are_asked(world, replicas):
+    await world.aio.apply(world.root / 'peering.yaml')
+    await join(replicas)
+    record = {'priority': 100, 'lifetime': 60, 'lastseen': datetime.datetime.now(datetime.UTC).isoformat()}
+    await world.aio.patch('kopfpeerings', 'default', {'status': {'boss': record}})
+    await world.create('x', spec={'field': '1'})
+    await replicas.hold()
+    async with replicas.run('a', standalone=False, namespaces=['default']):
+        await replicas.until_logged('Pausing operations in favour of')
+        assert replicas.called('a', 'leading') and not replicas.called('a', 'x', '1')
+        await world.aio.patch('kopfpeerings', 'default', {'status': {'boss': None}})
+        await replicas.until_called('a', 'x', '1')
+
+
+@in_virtual_time
+async def test_level_triggered_handlers_are_called_by_each_new_leader_and_children_survive(world, replicas):
+    def declare(registry, settings, note):
+        @kopf.on.reconcile('kopfexamples', registry=registry, owns=['configmaps'])
+        async def level(name, reasons, children, **_):
+            note('level', name, *sorted(reasons))
+            child = {'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': 'child'}, 'data': {'a': 'b'}}
+            await children.apply(child)
+
+    async with contextlib.AsyncExitStack() as stack:
+        async with replicas.run('a', declare):
+            await world.create('x', spec={'field': '1'})
+            await world.aio.wait_for('configmaps', 'child', lambda body: True)
+            uid = (await world.aio.get('configmaps', 'child'))['metadata']['uid']
+            await stack.enter_async_context(replicas.run('b', declare))
+            await asyncio.sleep(5)
+            assert not [call for call in replicas.calls if call[:2] == ('b', 'level')]
+        await world.until(lambda: [call for call in replicas.calls if call[:2] == ('b', 'level')])
+        [first] = [call for call in replicas.calls if call[:2] == ('b', 'level')][:1]
+        assert first[3:-1] == ('start',)
+        await asyncio.sleep(5)
+        assert (await world.aio.get('configmaps', 'child'))['metadata']['uid'] == uid
+
+
+@in_virtual_time
+async def test_deletions_and_retries_are_continued_by_the_next_leader(world, replicas):
+    def declare(registry, settings, note):
+        @kopf.on.create('kopfexamples', registry=registry)
+        async def retried(name, retry, **_):
+            note('retried', name, retry)
+            if retry < 3:
+                raise kopf.TemporaryError("not yet", delay=20)
+
+        @kopf.on.delete('kopfexamples', registry=registry)
+        async def deleted(name, retry, **_):
+            note('deleted', name, retry)
+            if retry < 1:
+                raise kopf.TemporaryError("not yet", delay=20)
+
+    async with contextlib.AsyncExitStack() as stack:
+        async with replicas.run('a', declare):
+            await world.create('x', spec={'field': '1'})
+            await replicas.until_called('a', 'retried', 'x', 1)
+            await stack.enter_async_context(replicas.run('b', declare))
+        await replicas.until_called('b', 'retried', 'x', 3)
+        await world.handled('x', field='1')
+        attempts = [(call[0], call[3]) for call in replicas.calls if call[1] == 'retried']
+        assert attempts == [('a', 0), ('a', 1), ('b', 2), ('b', 3)]
+        await world.delete('x')
+        await replicas.until_called('b', 'deleted', 'x', 0)
+        await stack.enter_async_context(replicas.run('c', declare))
+    # The third one has started before the second one has ended, and has ended the deletion or not; nothing is lost.
+    assert {call[0] for call in replicas.calls if call[1] == 'deleted'} <= {'b', 'c'}
+
+
+@in_virtual_time
+async def test_memos_are_those_of_each_replica(world, replicas):
+    def declare(registry, settings, note):
+        @kopf.on.create('kopfexamples', registry=registry)
+        @kopf.on.resume('kopfexamples', registry=registry)
+        async def remember(name, memo, **_):
+            note('memo', name, dict(memo))
+            memo.seen = True
+
+    async with contextlib.AsyncExitStack() as stack:
+        async with replicas.run('a', declare):
+            await world.create('x', spec={'field': '1'})
+            await world.handled('x', field='1')
+            await stack.enter_async_context(replicas.run('b', declare))
+        await replicas.until_called('b', 'memo', 'x', {})
+
+
+@in_virtual_time
+async def test_webhooks_of_standbys_are_served_and_configured(world, replicas):
+    class Server:
+        async def __call__(self, fn):
+            self.fn = fn
+            yield {'url': 'https://host/path'}
+            await asyncio.Event().wait()
+
+    servers = {}
+
+    def declare(registry, settings, note):
+        settings.admission.server = servers[len(servers)] = Server()
+        settings.admission.managed = 'test.kopf.dev'
+
+        @kopf.on.validate('kopfexamples', id='check', registry=registry)
+        async def check(name, **_):
+            note('checked', name)
+
+    await replicas.hold()
+    async with replicas.run('a', declare):
+        await world.aio.wait_for('validatingwebhookconfigurations', 'test.kopf.dev', lambda body: body.get('webhooks'))
+        assert not replicas.called('a', 'leading')
+
+
+@in_virtual_time
+async def test_without_an_election_the_handlers_of_the_leadership_are_not_called(world, replicas):
+    async with replicas.run('a', leader_election=False):
+        await world.create('x', spec={'field': '1'})
+        await world.handled('x', field='1')
+    assert not replicas.called('a', 'leading') and not replicas.called('a', 'yielding')
+
+
+@in_virtual_time
+async def test_a_namespace_that_is_deleted_with_its_lease_stops_the_leader(world, replicas):
+    await world.aio.create({'apiVersion': 'v1', 'kind': 'Namespace', 'metadata': {'name': 'ops'}})
+    async with replicas.run('a', leadership={'namespace': 'ops'}):
+        await replicas.until_called('a', 'leading')
+        await world.aio.delete('namespaces', 'ops')
+        await replicas.until_called('a', 'yielding')
+        assert len([text for text in world.log.texts if 'cannot be accessed; trying again' in text]) <= 2
+        await asyncio.sleep(60)
+        await world.aio.create({'apiVersion': 'v1', 'kind': 'Namespace', 'metadata': {'name': 'ops'}})
+        await replicas.until_called('a', 'leading', times=2)
