@@ -130,6 +130,8 @@ class Server:
 
     # As the client.
 
+    is_fenced = False
+
     async def get_json(self, path, params=None, *, logger=None):
         await asyncio.sleep(0.01)
         if path.endswith('/obj'):
@@ -508,6 +510,6 @@ class Operator(RuleBasedStateMachine):
 
 # Without the explanation of failures: it would trace every line of the reactor.
 Operator.TestCase.settings = settings(
-    max_examples=300, stateful_step_count=20, deadline=None, phases=set(Phase) - {Phase.explain}
+    max_examples=6 * settings.default.max_examples, stateful_step_count=20, phases=set(Phase) - {Phase.explain}
 )
 test_no_update_is_lost_and_nothing_runs_twice = Operator.TestCase

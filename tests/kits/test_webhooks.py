@@ -1014,7 +1014,10 @@ JSON = st.recursive(
 FIELDS = st.dictionaries(st.sampled_from([*REVIEW['request'], 'subResource', 'options']), JSON, max_size=3)
 
 
-@hypothesis.settings(max_examples=200, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+@hypothesis.settings(
+    max_examples=4 * hypothesis.settings.default.max_examples,
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+)
 @hypothesis.given(
     body=st.binary()
     | st.text().map(str.encode)

@@ -334,7 +334,7 @@ FRAGMENTS = strategies.sampled_from(
 ) | strategies.binary(max_size=20)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=300)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=6 * settings.default.max_examples)
 @given(
     pieces=strategies.lists(FRAGMENTS, min_size=1, max_size=12),
     glued=strategies.booleans(),

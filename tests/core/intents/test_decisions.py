@@ -224,7 +224,7 @@ def updates():
     )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(st.lists(operations, max_size=25))
 def test_no_update_is_lost_and_nothing_runs_twice(script):
     sim = Simulation(*updates())
@@ -264,7 +264,7 @@ def _has_moved(history, spec) -> bool:
     return states.count(spec) > 1
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(
     st.lists(st.tuples(st.sampled_from(['success', 'retry', 'failure']), st.none() | edits, st.booleans()), max_size=15)
 )
@@ -301,7 +301,7 @@ lives = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(life=lives, rest=st.booleans(), death=lives)
 def test_whatever_happens_it_ends_and_what_has_succeeded_is_not_repeated(life, rest, death):
     sim = Simulation(

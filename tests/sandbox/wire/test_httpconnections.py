@@ -136,7 +136,7 @@ async def test_requests_are_read_in_pieces(client, app):
     assert [(await client.read())[2] for _ in range(3)] == [b'/first body', b'/x body', b'/last ']
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=settings.default.max_examples // 2, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(strategies.lists(strategies.integers(1, 300), max_size=5))
 async def test_pieces_make_no_difference(serve, connect, cuts):
     data = post(b'/1') + get(b'/2') + CHUNKED + b'2\r\nbo\r\n2\r\ndy\r\n0\r\n\r\n' + post(b'/4', b'')
@@ -351,7 +351,7 @@ async def test_refusals_are_seen_by_clients_that_still_send(serve, connect, secu
     client.writer.transport.abort()
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(strategies.data())
 async def test_whatever_is_sent_is_answered_or_refused(serve, connect, caplog, data):
     sent = bytearray(post(b'/1') + CHUNKED + b'4\r\nbody\r\n0\r\n\r\n' + get(b'/3'))

@@ -44,7 +44,9 @@ def _parse(place: str, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
     import yaml
 
     try:
-        documents = [document for document in yaml.safe_load_all(text) if document is not None]
+        # The loader in C is ten times faster, and most sandboxes load CRDs.
+        loaded = yaml.load_all(text, Loader=getattr(yaml, 'CSafeLoader', yaml.SafeLoader))
+        documents = [document for document in loaded if document is not None]
     except yaml.YAMLError as error:
         raise ManifestError(f'{place}: not YAML: {error}') from error
     for number, document in enumerate(documents, 1):
