@@ -81,6 +81,9 @@ class OperatorState(Protocol):
     def measure_silences(self) -> Mapping[str, float]:
         """Return how long the watches of each resource have brought nothing (in seconds), not even bookmarks."""
 
+    def get_leases(self) -> Mapping[str, bool]:
+        """Return whether this operator leads, by the name of the Lease; empty without an election."""
+
 
 class RequestMeter(Instrument):
     """Counts the requests to the API, and the restarts of watches."""
@@ -154,6 +157,13 @@ class MetricsCollector:
             "Number of restarts of watches by their reasons",
             ('resource', 'reason'),
             self._requests.restarts.copy(),
+        )
+        yield self._make(
+            'Gauge',
+            'leader_election_master_status',
+            "Whether the operator is the leader of its replicas",
+            ('name',),
+            {(name,): int(leads) for name, leads in self._state.get_leases().items()},
         )
         yield self._make(
             'Gauge',

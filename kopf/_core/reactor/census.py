@@ -45,6 +45,10 @@ class Census:
             silences[name] = max(silences.get(name, 0.0), now - watch.last_event_at)
         return silences
 
+    def get_leases(self) -> Mapping[str, bool]:
+        """Return whether this operator leads, by the name of the Lease; empty without an election."""
+        return self._orchestrator.get_leases()
+
 
 def find_state(record: ObjectRecord, *, is_working: bool) -> str:
     """

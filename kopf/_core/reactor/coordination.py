@@ -59,6 +59,10 @@ class Coordinator(Protocol):
         """Return whether a paused operator is ready only when it can take over at once, with complete indices."""
 
     @property
+    def leases(self) -> Mapping[str, bool]:
+        """Return whether this operator leads, by the name of the Lease; callable from any thread."""
+
+    @property
     def overdue_check(self) -> OverdueCheck | None:
         """The function to call before any work begins; ``None`` if there is none."""
 
@@ -118,6 +122,10 @@ class Unanimity:
     @property
     def keeps_warm(self) -> bool:
         return any(each.keeps_warm for each in self._coordinators)
+
+    @property
+    def leases(self) -> Mapping[str, bool]:
+        return {name: leads for each in self._coordinators for name, leads in each.leases.items()}
 
     @property
     def overdue_check(self) -> OverdueCheck | None:

@@ -15,7 +15,7 @@ import os
 import socket
 import threading
 import uuid
-from collections.abc import Callable, Collection, Coroutine, Sequence, Set
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 from kopf._cogs.clients.api import ApiClient
@@ -110,6 +110,10 @@ class ElectionCoordinator:
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._watchdog: TermWatchdog | None = None
         client.fence(self._check_fence)
+
+    @property
+    def leases(self) -> Mapping[str, bool]:
+        return {find_lease_name(self._settings): self._phase in (Phase.PREPARING, Phase.LEADING)}
 
     @property
     def groups(self) -> Collection[str]:

@@ -324,6 +324,10 @@ class Orchestrator:
         # Copied first: the dict can change meanwhile.
         return [watch for watch, _, _ in list(self._watches.values())]
 
+    def get_leases(self) -> Mapping[str, bool]:
+        """Return whether this operator leads, by the name of the Lease; empty without an election."""
+        return self.coordinator.leases
+
     def find_failures(self) -> Iterator[str]:
         """Return messages about watches and logins that have been failing for long, for the probes."""
         limit = self._tools.context.settings.probing.failing_watch_limit

@@ -8,7 +8,7 @@ not served until its peering object is read. If the cluster does not have the CR
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Collection, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kopf._cogs.clients.api import ApiClient
@@ -93,6 +93,10 @@ class PeeringCoordinator:
         self._ending: set[Namespace] = set()  # the namespaces that are being deleted
         self._staying: asyncio.Task[None] | None = None  # renews the records of an ending operator
         self._standing_by = False  # whether only the leader of the replicas joins the peerings, and that is another one
+
+    @property
+    def leases(self) -> Mapping[str, bool]:
+        return {}
 
     @property
     def groups(self) -> Collection[str]:

@@ -41,6 +41,9 @@ class State:
     def measure_silences(self):
         return self.silences
 
+    def get_leases(self):
+        return {'kopf-mine': True, 'kopf-other': False}
+
 
 class Broken:
     """A collector of the program that fails."""
@@ -107,6 +110,8 @@ def test_what_meters_have_counted_is_shown(collector, meters):
     assert values['kopf_handler_seconds_count', ('handler', 'create/*'), ('outcome', 'succeeded')] == 2
     assert values['kopf_objects', ('resource', NAME), ('state', 'resting')] == 3
     assert values['kopf_watch_silence_seconds', ('resource', NAME)] == 12.5
+    assert values['leader_election_master_status', ('name', 'kopf-mine')] == 1
+    assert values['leader_election_master_status', ('name', 'kopf-other')] == 0
 
 
 def test_requests_are_counted_by_codes_methods_and_hosts(collector, requests):

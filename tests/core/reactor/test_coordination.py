@@ -21,6 +21,7 @@ class Switch:
     def __init__(self, changed=lambda affected: None, noticed=lambda: None):
         self.changed = changed
         self.noticed = noticed
+        self.leases = {}
         self.paused = False
         self.overdue = False
         self.closed = set()
@@ -206,3 +207,9 @@ async def test_a_standalone_operator_asks_no_one(world):
         await world.create()
         await world.until_called('create')
     assert not [seen for seen in world.sandbox.requests if 'peering' in seen.path]
+
+
+def test_the_leases_of_all_coordinators_are_known():
+    one, two = Switch(), Switch()
+    one.leases, two.leases = {'lease1': True}, {'lease2': False}
+    assert Unanimity([one, two]).leases == {'lease1': True, 'lease2': False}

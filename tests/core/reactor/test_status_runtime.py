@@ -160,6 +160,19 @@ async def test_instruments_and_meters_get_the_same_handlers(world, port):
     assert values['kopf_handler_seconds_count', 'handler=create,outcome=succeeded'] == 1
 
 
+async def test_the_leader_of_replicas_is_shown(world, port):
+    world.settings.leadership.namespace = 'default'
+    world.declare(kopf.on.create, 'create')
+    async with world.operator(leader_election=True, metrics_endpoint=f'http://127.0.0.1:{port}'):
+        await read_until(port, lambda values: values['leader_election_master_status', 'name=kopf-operator'] == 1)
+
+
+async def test_there_is_no_leader_without_an_election(world, port):
+    async with world.operator(metrics_endpoint=f'http://127.0.0.1:{port}'):
+        values = await read(port)
+    assert not any(name == 'leader_election_master_status' for name, _ in values)
+
+
 async def test_metrics_of_the_program_come_along(world, port, registry):
     prometheus_client.Counter('orders', "Orders", registry=registry).inc(5)
     async with world.operator(metrics_endpoint=f'http://127.0.0.1:{port}/own'):
