@@ -808,10 +808,13 @@ class Leveler:
             return
         conditions = make_conditions(cause)
         text = children.memory.explain_contests(children.kinds.manager, time.monotonic())
-        if text:
-            conditions[CONTESTED] = Condition(True, 'FieldContested', text)
-        elif CONTESTED in conditions:
-            del conditions[CONTESTED]
+        try:
+            if text:
+                conditions[CONTESTED] = Condition(True, 'FieldContested', text)
+            elif CONTESTED in conditions:
+                del conditions[CONTESTED]
+        except TypeError:
+            return  # status.conditions is not a list, which is reported at the end of the run
 
     async def prune(self, run: Run, outcome: Outcome) -> Outcome:
         """Delete the children that a successful run has not applied; return the outcome of the whole run."""

@@ -129,7 +129,9 @@ class LevelProcessor(Processor):
             await delete_remote(self._client, raw, read_kinds(raw, self._operator), logger)
             await self._remove_finalizer(record, raw, logger)
             self._release_delays.pop(record, None)
-        except APIError as error:
+        except LoginError:
+            raise
+        except Exception as error:
             delay = self._release_delays.get(record, RELEASE_DELAY)
             self._release_delays[record] = min(delay * 2, MAX_RELEASE_DELAY)
             logger.error(
@@ -220,6 +222,13 @@ class LevelProcessor(Processor):
         began = 0.0 if self.meter is None else time.monotonic()
         try:
             outcome = await self._execute(record, run)
+        except LoginError:
+            raise
+        # The errors of the function are handled there. Any other error must concern neither other objects, nor the
+        # operator.
+        except Exception as error:
+            run.logger.exception("%s could not be run.", run.plan.controller.handler)
+            outcome = self._leveler.fail(run, error, "The run of %s has failed")
         finally:
             self._leveler.end(run, outcome)
             if self.meter is not None and outcome is not None:

@@ -11,9 +11,11 @@ import threading
 import time
 
 import pytest
+from kinds import define
 from operatorworld import in_virtual_time
 
 import kopf
+from kopf._core.engines.levels import Leveler
 from kopf._core.reactor import leveling
 
 RECONCILE = kopf.on.reconcile
@@ -955,6 +957,44 @@ async def test_conflicts_of_its_patch_do_not_hold_other_handlers_back(world, mon
         await world.until_called('fn', times=2)
         await world.aio.patch('kopfexamples', 'obj', {'status': {'x': 'y'}})
         await world.until(lambda: world.called('event')[-1]['status'] == {'x': 'y'}, 20)
+
+
+@pytest.mark.parametrize('conditions', ['text', {'Ready': True}])
+@in_virtual_time
+async def test_objects_with_something_else_than_a_list_of_conditions_concern_no_others(world, conditions):
+    @RECONCILE('things', registry=world.registry, id='fn', conditions=True, owns=['configmaps'])
+    async def fn(name, children, **_):
+        world.note('fn', name)
+
+    await world.aio.create(define('things', 'Thing', group='other.dev'))
+    for name, status in [('bad', {'conditions': conditions}), ('good', {})]:
+        thing = {'apiVersion': 'other.dev/v1', 'kind': 'Thing', 'metadata': {'name': name}, 'status': status}
+        await world.aio.create(thing)
+    async with world.operator():
+        await world.until_called('fn', name='bad', times=2)
+        await world.until_called('fn', name='good')
+    assert [text for text in world.log.texts if 'status.conditions of the object must be a list' in text]
+    assert not [text for text in world.log.texts if 'could not be run' in text]
+
+
+@in_virtual_time
+async def test_unexpected_errors_of_a_run_concern_no_other_object_and_are_retried(world, monkeypatch):
+    failing = ['bad'] * 2
+
+    async def execute(self, run, *, execute=Leveler.execute):
+        if run.raw['metadata']['name'] in failing:
+            failing.pop()
+            raise ValueError("a bug")
+        return await execute(self, run)
+
+    monkeypatch.setattr(Leveler, 'execute', execute)
+    world.declare(RECONCILE, 'fn', backoff=(0.01, 1))
+    async with world.operator():
+        await world.create('bad')
+        await world.create('good')
+        await world.until_called('fn', name='bad')
+        await world.until_called('fn', name='good')
+    assert len([text for text in world.log.texts if text.startswith("The run of Reconciler 'fn' has failed;")]) == 2
 
 
 @in_virtual_time
