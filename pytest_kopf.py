@@ -30,9 +30,51 @@ if TYPE_CHECKING:
     from kopf._kits.testing.sandbox import Sandbox
 
 
+_NEEDED: pytest.StashKey[set[tuple[str, str, str]]] = pytest.StashKey()
+"""What the operators of all tests have requested, for ``--kopf-rbac``."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of the plugin."""
+    group = parser.getgroup('kopf')
+    group.addoption(
+        '--kopf-rbac',
+        metavar='FILE',
+        help='write the role that the operators in the sandboxes of the tests have really needed',
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker."""
+    """Register the marker, and check the options."""
     config.addinivalue_line('markers', 'kopf_sandbox(**options): the options of the sandbox for this test')
+    if file := config.getoption('--kopf-rbac', None):
+        config.stash[_NEEDED] = set()
+        folder = os.path.dirname(os.path.abspath(file))
+        if not os.access(folder, os.W_OK) or os.path.isdir(file):
+            raise pytest.UsageError(f'--kopf-rbac: {file} cannot be written.')
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write the role of ``--kopf-rbac``; of several processes, the first one does it for all."""
+    needed = session.config.stash.get(_NEEDED, None)
+    if needed is None:
+        return
+    if (output := getattr(session.config, 'workeroutput', None)) is not None:
+        output['kopf_rbac'] = [list(each) for each in needed]
+        return
+    import pathlib
+
+    from kopf._kits.packaging.observed_roles import write_role
+
+    write_role(pathlib.Path(session.config.getoption('--kopf-rbac')), needed)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Called when a process of pytest-xdist has ended: take over what its tests have needed."""
+    found = getattr(node, 'workeroutput', {}).get('kopf_rbac', ())
+    if (needed := node.config.stash.get(_NEEDED, None)) is not None:
+        needed.update((group, resource, verb) for group, resource, verb in found)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -65,6 +107,10 @@ def kopf_sandbox(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     with Sandbox(**(marker.kwargs if marker is not None else {})) as sandbox:
         monkeypatch.setenv('KUBECONFIG', str(sandbox.kubeconfig))
         yield sandbox
+        if (needed := request.config.stash.get(_NEEDED, None)) is not None:
+            from kopf._kits.packaging.observed_roles import find_needed
+
+            needed |= find_needed(sandbox.requests)
 
 
 @pytest.fixture

@@ -161,3 +161,39 @@ def test_it_can_be_switched_off(run_pytest):
     code, output = run_pytest("def test_it(kopf_sandbox): pass", "-p", "no:kopf")
     assert code == 1
     assert "fixture 'kopf_sandbox' not found" in output
+
+
+OPERATOR = """
+    def test_it(kopf_sandbox, kopf_operator):
+        kopf_sandbox.apply(CRD)
+        with kopf_operator('handlers.py'):
+            kopf_sandbox.create('kex', 'x')
+            kopf_sandbox.wait_for('kex', 'x', lambda body: body['metadata']['labels']['done'])
+
+    def test_other():
+        pass
+"""
+HANDLERS = """
+import kopf
+
+@kopf.on.create('kopfexamples')
+def create_fn(patch, **_):
+    patch.metadata.labels['done'] = 'yes'
+"""
+EXAMPLES_CRD = Path(__file__).resolve().parents[2] / "examples" / "crd.yaml"
+
+
+@pytest.mark.parametrize("processes", [[], ["-n", "2"]])
+def test_the_role_that_tests_have_needed_is_written(run_pytest, tmp_path, processes):
+    (tmp_path / "handlers.py").write_text(HANDLERS)
+    code, output = run_pytest(OPERATOR.replace("CRD", repr(str(EXAMPLES_CRD))), "--kopf-rbac=role.yaml", *processes)
+    assert code == 0, output
+    role = (tmp_path / "role.yaml").read_text()
+    assert "name: role\n" in role
+    assert re.search(r"- kopfexamples\n  verbs:\n  - list\n  - watch\n  - patch\n", role), role
+
+
+def test_a_role_that_cannot_be_written_is_told_of_before_the_tests(run_pytest):
+    code, output = run_pytest("def test_it(): pass", "--kopf-rbac=nowhere/role.yaml")
+    assert code == 4
+    assert "--kopf-rbac: nowhere/role.yaml cannot be written." in output

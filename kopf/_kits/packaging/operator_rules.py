@@ -75,7 +75,14 @@ def list_rules(
     if clusterwide:
         rules.append(Rule('', 'namespaces', ('list', 'watch'), clusterwide=True, reason="namespaces that come and go"))
     if elected:
-        rules.append(Rule('coordination.k8s.io', 'leases', ('get', 'create', 'update'), reason="the leader election"))
+        rules.append(
+            Rule(
+                'coordination.k8s.io',
+                'leases',
+                ('get', 'list', 'watch', 'create', 'update'),
+                reason="the leader election",
+            )
+        )
     for handler in registry.iter_resource_handlers():
         rules += _list_rules_of(handler, known)
     return _merge(rules)

@@ -92,7 +92,7 @@ def test_one_replica_is_recreated_and_several_elect_a_leader(make):
     assert rule == {
         'apiGroups': ['coordination.k8s.io'],
         'resources': ['leases'],
-        'verbs': ['get', 'create', 'update'],
+        'verbs': ['get', 'list', 'watch', 'create', 'update'],
     }
 
 

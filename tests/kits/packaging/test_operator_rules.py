@@ -111,4 +111,4 @@ def test_webhooks_and_conversions_need_their_configurations(registry):
 
 
 def test_replicas_need_leases(registry):
-    assert list_verbs(registry, elected=True)['leases.coordination.k8s.io'] == 'get create update'
+    assert list_verbs(registry, elected=True)['leases.coordination.k8s.io'] == 'get list watch create update'
