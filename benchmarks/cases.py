@@ -31,6 +31,8 @@ from writers import (
 )
 
 CHILDREN = 5
+MORE_CHILDREN = 25
+"""With so many, the memory is measured once more: the difference is that of the children alone."""
 
 
 WRITES = ("create", "update", "patch", "delete")
@@ -293,7 +295,7 @@ def case_reconcile(cluster: Cluster, runner: Runner, scale: dict[str, Any], tota
 def case_children(cluster: Cluster, runner: Runner, scale: dict[str, Any], total: int) -> Metrics:
     """Objects with 5 children each: all are applied, then nothing is to be done, then one of each is deleted."""
     plural, total, _ = cluster.reset(f"work{total}")
-    cluster.spread(delete_children, plural, range(total), CHILDREN)
+    cluster.spread(delete_children, plural, range(total), MORE_CHILDREN)
     with Operator(cluster, runner, "children", plural, total) as process:
         seen = process.wait("seen")["time"]
         first = process.cpu() - process.base_cpu
@@ -309,11 +311,17 @@ def case_children(cluster: Cluster, runner: Runner, scale: dict[str, Any], total
         cluster.spread(await_children, plural, range(total))
         repaired, drift = time.time_ns(), process.cpu() - cpu
         repairs = count_writes(process, drifted)
+    with Operator(cluster, runner, "children", plural, total, BENCH_CHILDREN=str(MORE_CHILDREN)) as larger:
+        larger.wait("seen")
+        time.sleep(scale["settle"])
+        grown = larger.memory()["rss"] - memory["rss"]
+    cluster.spread(delete_children, plural, range(total), MORE_CHILDREN)
     count = total * CHILDREN
     return {
         "first pass s": (seen - process.began) / 1e9,
         "first pass cpu ms/child": first / count * 1e3,
         "settled rss KB/child": (memory["rss"] - process.base_rss) * 1024 / count,
+        "slope of rss KB/child": grown * 1024 / (total * (MORE_CHILDREN - CHILDREN)),
         "second pass cpu us/object": second / total * 1e6,
         "second pass s": (final - begin) / 1e9,
         "second pass writes": writes,

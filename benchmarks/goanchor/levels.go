@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 
 	"github.com/go-logr/logr"
@@ -20,7 +21,14 @@ import (
 	reconciling "sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
-const children = 5
+var children = childrenOf(os.Getenv("BENCH_CHILDREN"))
+
+func childrenOf(text string) int {
+	if number, err := strconv.Atoi(text); err == nil {
+		return number
+	}
+	return 5
+}
 
 // runLevels does the work of ../operators/reconcile.py and children.py by
 // controller-runtime, as its users write it: with CreateOrUpdate and Owns.

@@ -7,7 +7,9 @@ With --thorough, it is 1,000 objects with 5 children each, as promised; the figu
 
 import http.client
 import json
+import pathlib
 import queue
+import re
 import statistics
 import threading
 import time
@@ -39,7 +41,8 @@ def configure(settings, **_):
 async def reconcile(name, spec, children, **_):
     for number in range(spec['children']):
         obj = {'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': f'{name}-{number}'}}
-        await children.apply({**obj, 'data': {'key': 'value', 'name': name}})
+        data = {f'SETTING_{key}': f'value-{name}-{number}-{key}' for key in range(10)}
+        await children.apply({**obj, 'data': {'key': 'value', **data}})
     print(f"RUN {spec['round']} {name}", flush=True)
 """
 
@@ -166,6 +169,33 @@ def test_nothing_is_written_at_rest_and_children_are_soon_back(kubeapi, namespac
     time.sleep(rest)
     assert [name for name in names if len(operator.get_writes(name)) != 3] == []  # created, edited, deleted
     assert len(operator.get_writes()) == written + 2 * len(names)
+
+
+@pytest.mark.timeout(1800)
+def test_a_child_takes_at_most_3_kb_of_the_process(kubeapi, namespace, run_operator, tmp_path, request):
+    parents, children = 20, (30, 230 if request.config.getoption("--thorough") else 80)
+    path = tmp_path / "handlers.py"
+    path.write_text(OPERATOR)
+    for number in range(parents):
+        kubeapi.apply(make_parent(number), namespace)
+    process = run_operator("--standalone", "--quiet", path)
+    operator, sizes = Operator(process), []
+    for round_number, count in enumerate(children, 1):
+        for number in range(parents):
+            spec = {"round": round_number, "children": count}
+            kubeapi.patch("kopf.dev/v1", "KopfExample", namespace, f"obj-{number}", {"spec": spec})
+        wait(lambda number=round_number: operator.count_runs(number) == parents, "the children", timeout=600)
+        sizes.append(measure_memory(process.process.pid))
+    slope = (sizes[1] - sizes[0]) / (children[1] - children[0]) / parents
+    print(f"{parents * (children[1] - children[0])} more children take {slope:.0f} bytes each")
+    assert slope < 3 * 1024
+
+
+def measure_memory(pid: int) -> int:
+    """Return the resident memory of the process (in bytes)."""
+    status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    [kilobytes] = re.findall(r"VmRSS:\s+(\d+)", status)
+    return int(kilobytes) * 1024
 
 
 def make_parent(number: int) -> dict[str, Any]:

@@ -282,7 +282,10 @@ class ChildrenRun:
                 raw = await self._send(key, sent, objects, replace=replace)
                 if before is not None and self.memory.has(key, mark):
                     self._count_restored(key, before, raw)
-                self.memory.note(key, Applied(mark, sent_mark, digest_entry(raw, self.kinds.manager)))
+                entry, known = digest_entry(raw, self.kinds.manager), objects.find(key.namespace, key.name)
+                # The equal digest in memory, if it is there, so that it takes its memory only once.
+                entry = known.entry if known is not None and known.entry == entry else entry
+                self.memory.note(key, Applied(mark, sent_mark, entry))
                 body = Body(raw)
         if ready is not False:
             check_ready(key, body, ready)

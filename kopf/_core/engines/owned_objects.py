@@ -168,6 +168,7 @@ class OwnedObjects:
         if not owners:
             self._discard(uid)
             return
+        owners = self._share(owners)
         if known is None:
             known = self._objects[uid] = OwnedObject(self._cache, raw, owners, self._manager)
             self._by_place[known.namespace, known.name] = known
@@ -180,6 +181,12 @@ class OwnedObjects:
             )
         for owner in owners:
             self._by_owner.setdefault(owner, {})[uid] = known
+
+    def _share(self, owners: frozenset[str]) -> frozenset[str]:
+        """Return the same set as the siblings have, if there are any: it takes a tenth of the memory of a child."""
+        siblings = self._by_owner.get(next(iter(owners)))
+        sibling = None if not siblings else next(iter(siblings.values()))
+        return sibling.owners if sibling is not None and sibling.owners == owners else owners
 
     def _discard(self, uid: str) -> None:
         known = self._objects.pop(uid, None)
