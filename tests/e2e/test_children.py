@@ -92,10 +92,10 @@ def reconcile(name, spec, children, **_):
 def run(run_operator, tmp_path):
     """Run an operator with this code; its log tells each request for a child."""
 
-    def run(code):
+    def run(code, **env):
         path = tmp_path / "handlers.py"
         path.write_text(code)
-        return run_operator("--standalone", "--debug", path)
+        return run_operator("--standalone", "--debug", path, **env)
 
     return run
 
@@ -179,6 +179,76 @@ def test_killed_operators_leave_nothing_over_and_delete_nothing_wanted(kubeapi, 
     kubeapi.delete(*KEX, namespace, "obj")
     wait(lambda: get_names() == [], "the garbage collection")
     assert operator.stop()[0] == 0
+
+
+DYING = (
+    OPERATOR
+    + """
+import os
+from kopf._cogs.clients.api import client_var  # its instruments see each request
+
+class Killer(kopf.Instrument):
+    '''Kills the operator before a request that writes is sent, or when its response has arrived.'''
+
+    countdown = int(os.environ.get('KILL_AT', 0))
+
+    def request_begins(self, request):
+        if request.method != 'GET':
+            self.countdown -= 1
+            if self.countdown == 0 and os.environ['KILL'] == 'before':
+                os._exit(9)
+
+    def request_ends(self, request):
+        if request.method != 'GET' and self.countdown == 0:
+            os._exit(9)
+
+if 'KILL_AT' in os.environ:
+    @kopf.on.startup()
+    def add_killer(**_):
+        client_var.get().instruments.add(Killer())
+
+KINDS = {'ConfigMap': 'configmaps', 'Secret': 'secrets'}
+
+@kopf.on.reconcile('kopfexamples', owns=[KINDS[kind] for kind in os.environ['KINDS'].split()])
+async def reconcile(name, spec, children, **_):
+    for kind in os.environ['KINDS'].split():
+        for number in range(spec['count']):
+            await children.apply({'apiVersion': 'v1', 'kind': kind, 'metadata': {'name': f'{name}-{number}'}})
+    print(f"{name} is reconciled.", flush=True)
+"""
+)
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_operators_killed_at_any_request_leave_nothing_over(kubeapi, namespace, run, moment):
+    def get_uids():
+        kinds = ["ConfigMap", "Secret"]
+        found = [(kind, each["metadata"]) for kind in kinds for each in kubeapi.items("v1", kind, namespace)]
+        return {(kind, meta["name"]): meta["uid"] for kind, meta in found if meta["name"].startswith("obj-")}
+
+    def is_pruned():
+        annotations = kubeapi.get(*KEX, namespace, "obj")["metadata"]["annotations"]
+        return get_uids() == wanted and annotations == {"children.kopf.zalando.org/e2e": "v1/configmaps"}
+
+    for killed_at in range(1, 20):
+        kubeapi.apply(example(count=3), namespace)
+        operator = run(DYING, KINDS="ConfigMap Secret")
+        operator.wait_output("obj is reconciled")
+        assert len(get_uids()) == 6 and operator.stop()[0] == 0
+        wanted = {("ConfigMap", "obj-0"): get_uids()["ConfigMap", "obj-0"]}
+        kubeapi.patch(*KEX, namespace, "obj", {"spec": {"count": 1}})
+        process = run(DYING, KINDS="ConfigMap", KILL_AT=str(killed_at), KILL=moment).process
+        wait(lambda process=process: process.poll() is not None or is_pruned(), "the end of the operator")
+        time.sleep(0.5)  # it can end by the response to its last request
+        if process.poll() is None:
+            break  # there are not so many requests
+        operator = run(DYING, KINDS="ConfigMap")
+        operator.wait_output("obj is reconciled")
+        wait(is_pruned, "the wanted child alone")
+        assert operator.stop()[0] == 0
+    # One child is applied, five are deleted, and the kind of three of them is not remembered any more.
+    assert killed_at > 7
 
 
 SPECIAL = (

@@ -1,5 +1,7 @@
 """Level-triggered handlers of an operator in its own process: children that others delete, watches, kills."""
 
+import concurrent.futures
+import functools
 import time
 
 from kubeapi import wait
@@ -74,6 +76,41 @@ def test_the_last_call_sees_the_last_state_and_nothing_is_stored_on_the_object(
     assert not {"annotations", "finalizers"} & get(kubeapi, namespace)["metadata"].keys()
     kubeapi.delete("kopf.dev/v1", "KopfExample", namespace, "obj")
     wait(lambda: get(kubeapi, namespace) is None, "the deletion")
+    assert operator.stop()[0] == 0
+
+
+BUSY = """
+import time
+import kopf
+
+@kopf.on.startup()
+def configure(settings, **_):
+    settings.posting.enabled = False
+
+@kopf.on.reconcile('kopfexamples')
+def reconcile(spec, **_):
+    time.sleep(0.01)
+    print(f"RUN {spec['value']}.", flush=True)
+"""
+
+
+def test_many_edits_are_few_runs(kubeapi, namespace, run_operator, tmp_path, request):
+    edits = 1000 if request.config.getoption("--thorough") else 100
+    path = tmp_path / "handlers.py"
+    path.write_text(BUSY)
+    operator = run_operator("--standalone", "--quiet", path)
+    example = {"apiVersion": "kopf.dev/v1", "kind": "KopfExample", "metadata": {"name": "obj"}, "spec": {"value": 0}}
+    kubeapi.apply(example, namespace)
+    operator.wait_output(r"RUN 0\.")
+    began = time.monotonic()
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        patch = functools.partial(kubeapi.patch, "kopf.dev/v1", "KopfExample", namespace, "obj")
+        list(pool.map(lambda value: patch({"spec": {"value": value}}), range(1, edits)))
+    patch({"spec": {"value": "last"}})
+    operator.wait_output(r"RUN last\.")
+    elapsed, runs = time.monotonic() - began, operator.output.count("RUN ")
+    print(f"{edits} edits in {elapsed:.1f} s: {runs} runs")
+    assert runs <= min(edits, 110 * max(1, elapsed)) + 1
     assert operator.stop()[0] == 0
 
 

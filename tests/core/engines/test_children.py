@@ -4,6 +4,7 @@ import asyncio
 import threading
 
 import pytest
+from kinds import PARTS, define
 
 import kopf
 from kopf._cogs.clients.api import client_var
@@ -515,6 +516,36 @@ async def test_a_child_applied_twice_in_one_run_is_sent_once_or_refused(world, f
         await world.edit(field='x')
         await world.until_logged("is applied twice in one run")
     assert len(family.writes()) == 1
+
+
+async def test_children_of_an_unknown_kind_are_applied_when_it_is_created(world, family, monkeypatch):
+    monkeypatch.setattr(children, 'CONFLICT_DELAY', 0.1)
+    part = {'apiVersion': 'example.dev/v1', 'kind': 'Part', 'metadata': {'name': 'part'}, 'spec': {}}
+    family.declare(owns=['configmaps', 'example.dev/v1/parts'], wanted=[config_map(key='x'), part])
+    async with world.operator():
+        await world.until_logged("Unresolved resources cannot be served (try creating their CRDs): Selector(")
+        await world.create()
+        await world.until_logged("example.dev/v1 Part 'part' is of none of the kinds in owns= of Reconciler 'fn'")
+        assert await family.names() == ['child']
+        await world.aio.apply(define('parts', 'Part', group='example.dev', schema=PARTS))
+        await world.until_called('fn succeeded')
+        owner = await world.get()
+        found = await world.aio.wait_for('parts', 'part', lambda body: True, namespace='default')
+    assert found['metadata']['ownerReferences'][0]['uid'] == owner['metadata']['uid']
+    [unresolved] = [text for text in world.log.texts if 'Unresolved' in text]
+    assert "'parts'" in unresolved
+
+
+async def test_a_missing_permission_in_another_namespace_is_told_with_the_rule_for_that_one(world, family):
+    await make_namespace(world)
+    world.sandbox.faults.error(403, method='PATCH', path='namespaces/other/configmaps', message='no', times=None)
+    family.declare(wanted=[config_map('remote', metadata={'namespace': 'other'})])
+    async with world.operator():
+        await world.create()
+        await world.until_logged("configmaps.v1 other/remote cannot be applied, as the operator has no permission: no.")
+    [text] = [text for text in world.log.texts if 'has no permission' in text][:1]
+    assert "Grant it by a Role in the namespace 'other': apiGroups: [''], resources: ['configmaps'], verbs: [" in text
+    assert '\n' not in text
 
 
 async def test_a_missing_permission_is_told_with_the_rule_to_grant(world, family):
