@@ -28,6 +28,21 @@ class JSONPatchItem(TypedDict, total=False):
 JSONPatch: TypeAlias = list[JSONPatchItem]
 
 
+def is_merged(changes: Mapping[str, Any], target: Mapping[str, Any]) -> bool:
+    """Check whether the merge patch with these changes would change nothing in the target."""
+    for key, value in changes.items():
+        if value is None:
+            if key in target:
+                return False
+        elif isinstance(value, Mapping):
+            inner = target.get(key)
+            if not isinstance(inner, Mapping) or not is_merged(value, inner):
+                return False
+        elif key not in target or not is_same(value, target[key], exact=False):
+            return False
+    return True
+
+
 class SpecPatch(dicts.MutableMappingView[str, Any]):
     """The changes of the spec."""
 

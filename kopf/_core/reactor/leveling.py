@@ -22,7 +22,7 @@ from kopf._cogs.clients.pacing import background
 from kopf._cogs.clients.patching import PatchResult, discard_unstorable, patch_obj
 from kopf._cogs.structs.bodies import Body, RawBody, RawEvent
 from kopf._cogs.structs.credentials import LoginError
-from kopf._cogs.structs.patches import Patch
+from kopf._cogs.structs.patches import Patch, is_merged
 from kopf._core.actions.execution import NotReadyError, Outcome, TemporaryError
 from kopf._core.actions.loggers import LocalObjectLogger, ObjectLogger
 from kopf._core.engines.child_marks import has_finalizer, make_release, read_kinds
@@ -276,6 +276,10 @@ class LevelProcessor(Processor):
         """
         patch, known = run.patch, cast(RawBody | None, run.raw)
         discard_unstorable(patch, run.logger)
+        # A handler that sets the same status in every run must not cause a request each time.
+        newest = run.plan.level.packed[0] if record.level is run.plan.level else run.raw
+        if is_merged(dict(patch), newest):
+            patch = Patch(fns=patch.fns)
         for delay in (*CONFLICT_DELAYS, None):
             if not patch or await self._apply_once(record, run, patch, known, edits):
                 return

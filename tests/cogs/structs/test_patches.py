@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kopf._cogs.structs.bodies import Body
-from kopf._cogs.structs.patches import Patch, combine
+from kopf._cogs.structs.patches import Patch, combine, is_merged
 
 KEYS = st.sampled_from(['a', 'b', 'x/y', 'x~y', '~1', '', '0'])
 LEAVES = st.none() | st.booleans() | st.integers(-1, 2) | st.text('xy', max_size=2)
@@ -342,3 +342,34 @@ def test_other_values_cannot_be_assigned(value):
 def test_the_class_of_the_object_can_be_named_in_annotations():
     annotation = Patch[Counts]
     assert annotation.__origin__ is Patch
+
+
+@pytest.mark.parametrize(
+    'changes, target, expected',
+    [
+        ({}, {}, True),
+        ({'a': None}, {}, True),
+        ({'a': None}, {'a': 1}, False),
+        ({'a': None}, {'a': None}, False),
+        ({'a': 1}, {'a': 1, 'b': 2}, True),
+        ({'a': 1}, {'a': 1.0}, True),
+        ({'a': 1}, {'a': True}, False),
+        ({'a': 0}, {'a': False}, False),
+        ({'a': ''}, {}, False),
+        ({'a': {}}, {}, False),
+        ({'a': {}}, {'a': {'b': 1}}, True),
+        ({'a': {'b': 1}}, {'a': {'b': 1, 'c': 2}}, True),
+        ({'a': {'b': None}}, {'a': {'c': 2}}, True),
+        ({'a': {'b': 1}}, {'a': [1]}, False),
+        ({'a': [1]}, {'a': [1, 2]}, False),
+        ({'a': [{'b': 1}]}, {'a': [{'b': 1, 'c': 2}]}, False),
+    ],
+)
+def test_merges_without_effect_are_recognized(changes, target, expected):
+    assert is_merged(changes, target) is expected
+
+
+@given(BODIES, st.dictionaries(KEYS, VALUES, max_size=3))
+def test_merges_without_effect_are_those_that_return_the_same(target, changes):
+    text = json.dumps(merge(target, changes), sort_keys=True)
+    assert is_merged(changes, target) == (text == json.dumps(target, sort_keys=True))

@@ -437,6 +437,30 @@ async def test_its_own_patches_do_not_trigger_it_but_other_handlers_and_edits_of
 
 
 @in_virtual_time
+async def test_values_that_the_object_has_already_are_not_sent_again(world):
+    values = {'ready': 3, 'zero': 0, 'empty': '', 'list': [1, {'a': 2}], 'map': {'a': {'b': 1.0}}}
+
+    async def report(patch, spec, **_):
+        patch.status.update({**values, 'absent': None})
+        patch.metadata.labels['label'] = 'value'
+        patch.spec['copy'] = {'of': spec['field']}
+
+    world.declare(RECONCILE, 'fn', does=report, interval=1)
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn', times=5)
+        first = len(world.patches())
+        await world.edit(field='x')
+        await world.until_called('fn', times=10)
+        second = len(world.patches())
+        await world.aio.patch('kopfexamples', 'obj', {'status': {'ready': True}}, namespace='default')
+        await world.until_called('fn', times=15)
+        assert (await world.get())['status'] == values
+        third = len(world.patches())
+    assert [first, second - first, third - second] == [1, 1, 1]
+
+
+@in_virtual_time
 async def test_functions_of_its_own_patch_do_not_trigger_it_even_if_they_write_something_else_each_time(world):
     async def patching(patch, **_):
         patch.fns.append(lambda body: body['spec'].update(seen=str(random.random())))
