@@ -9,6 +9,7 @@ All children have a label with the uid of the owner, by which the API server fin
 for remote children? Kubernetes copies the labels of Services to their EndpointSlices, but not the annotations.
 """
 
+import base64
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
@@ -142,7 +143,24 @@ def adopt(desired: Mapping[str, Any], key: ChildKey, adopter: Adopter) -> dict[s
     metadata['labels'] = {**(given.get('labels') or {}), **labels}
     if annotations or given.get('annotations'):
         metadata['annotations'] = {**(given.get('annotations') or {}), **annotations}
-    return {**desired, 'metadata': metadata}
+    return {**encode_strings(desired), 'metadata': metadata}
+
+
+def encode_strings(desired: Mapping[str, Any]) -> Mapping[str, Any]:
+    """
+    Return the secret with its ``stringData`` in its ``data``; any other object as it is.
+
+    The API server does the same, but it records only ``stringData`` as the field of the manager. So another client
+    could change the stored values without a trace in the managed fields.
+    """
+    given = desired.get('stringData')
+    if (desired['apiVersion'], desired['kind']) != ('v1', 'Secret') or not isinstance(given, Mapping):
+        return desired
+    if not all(isinstance(value, str) for value in given.values()):
+        return desired  # the server explains what is wrong
+    encoded = {key: base64.b64encode(value.encode()).decode() for key, value in given.items()}
+    rest = {key: value for key, value in desired.items() if key != 'stringData'}
+    return {**rest, 'data': {**(desired.get('data') or {}), **encoded}}
 
 
 def find_owners(raw: Mapping[str, Any], resource: Resource | None = None) -> frozenset[str]:

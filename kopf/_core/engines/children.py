@@ -68,10 +68,11 @@ WITHHELD: Final = Applied(b'', b'', None)
 class ChildrenMemory:
     """The children that one handler has applied for one object."""
 
-    __slots__ = ('_applied', '_contests', 'is_complete', 'kinds')
+    __slots__ = ('_applied', '_contests', '_kept', 'is_complete', 'kinds')
 
     def __init__(self) -> None:
         self._applied: dict[ChildKey, Applied] = {}
+        self._kept: frozenset[ChildKey] = frozenset()
         self._contests: dict[ChildKey, Contest] | None = None
         self.kinds: frozenset[ChildKind] | None = None
         """The kinds that are remembered on the owner; ``None`` if they are not read yet."""
@@ -118,11 +119,11 @@ class ChildrenMemory:
 
     def get_wanted(self) -> Collection[ChildKey] | None:
         """Return the children that the handler wants; ``None`` if that is unknown yet."""
-        return self._applied.keys() if self.is_complete else None
+        return self._applied.keys() | self._kept if self.is_complete else None
 
-    def conclude(self, wanted: Collection[ChildKey]) -> None:
-        """Called when a run has succeeded, with all the children that it has applied."""
-        self.is_complete = True
+    def conclude(self, wanted: Collection[ChildKey], kept: Collection[ChildKey]) -> None:
+        """Called when a run has succeeded, with all the children that it has applied, and those that it has kept."""
+        self.is_complete, self._kept = True, frozenset(kept)
         for key in [key for key in self._applied if key not in wanted]:
             del self._applied[key]
             if self._contests is not None:
@@ -248,6 +249,8 @@ class ChildrenRun:
         self.logger = logger
         self.wanted: dict[ChildKey, bytes] = {}
         """The children that were applied in this run, with the digests of the desired objects."""
+        self.kept: set[ChildKey] = set()
+        """The children that are not to be deleted, although they were not applied in this run."""
         self._host = host
         self._locks: dict[ChildKey, asyncio.Lock] = {}
         self._is_over = False
@@ -291,15 +294,22 @@ class ChildrenRun:
             check_ready(key, body, ready)
         return body
 
+    def keep(self, child: Any) -> None:
+        """Do not delete the child, although it is not applied in this run."""
+        desired = check_object(child, 'children.keep')
+        _, resource, _ = self.kinds.find_for(desired)
+        self.kept.add(find_key(desired, resource, self.adopter.body))
+
     async def prune(self, others: Mapping[str, Collection[ChildKey] | None]) -> None:
         """Delete the children that the run has not applied; called when it has succeeded."""
         owner = self.adopter.body.metadata.uid or ''
-        rules = PruneRules(owner, self.kinds.operator, self.kinds.handler.id, self.wanted, others)
+        wanted = {*self.wanted, *self.kept}
+        rules = PruneRules(owner, self.kinds.operator, self.kinds.handler.id, wanted, others)
         for relations in self.kinds.relations:
             for child in [] if relations.objects is None else relations.objects.of(owner):
                 assert relations.resource is not None
                 key = ChildKey(relations.resource, child.namespace, child.name)
-                if key not in self.wanted and is_unwanted(key, raw := child.copy(), rules):
+                if key not in wanted and is_unwanted(key, raw := child.copy(), rules):
                     # The event of the deletion triggers the handler again, as it could still see the child in this run.
                     if await delete_child(client_var.get(), key, raw, logger=self.logger):
                         self.logger.info("%s is deleted, as it is not applied any more.", key)
@@ -586,6 +596,18 @@ class Children(Mapping[str, ChildrenOfKind]):
 
     def __repr__(self) -> str:
         return repr(dict(self))
+
+    def keep(self, child: Any, /) -> None:
+        """
+        Do not delete the child after this run, although it is not applied.
+
+        Args:
+            child: the child, as it was read from here or applied, or another object with its kind and name.
+
+        Raises:
+            PermanentError: if it is no object, or its kind is not in ``owns=``.
+        """
+        self._run.keep(child)
 
     def __len__(self) -> int:
         return len(list(iter(self)))

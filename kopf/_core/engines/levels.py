@@ -821,7 +821,7 @@ class Leveler:
         children, plan = run.children, run.plan
         if children is None or outcome.verdict != 'succeeded' or plan.level.record.level is not plan.level:
             return outcome
-        children.memory.conclude(children.wanted)
+        children.memory.conclude(children.wanted, children.kept)
         if children.kinds.handler.prune:
             others = {
                 other.controller.handler.id: None if other.children is None else other.children.get_wanted()

@@ -79,6 +79,26 @@ def test_the_given_object_is_not_changed_and_what_the_server_refuses_is_left_out
     assert not {'uid', 'managedFields'} & adopted['metadata'].keys() and adopted['list'] == [1, 2]
 
 
+@pytest.mark.parametrize(
+    ('kind', 'given', 'expected'),
+    [
+        ('Secret', {'stringData': {'a': 'ä', 'b': ''}}, {'data': {'a': 'w6Q=', 'b': ''}}),
+        (
+            'Secret',
+            {'stringData': {'a': '0'}, 'data': {'a': 'eA==', 'b': 'eA=='}},
+            {'data': {'a': 'MA==', 'b': 'eA=='}},
+        ),
+        ('Secret', {'stringData': {'a': 1}}, {'stringData': {'a': 1}}),
+        ('Secret', {'stringData': None, 'data': None}, {'stringData': None, 'data': None}),
+        ('Sealed', {'stringData': {'a': '0'}}, {'stringData': {'a': '0'}}),
+    ],
+)
+def test_texts_of_secrets_are_applied_as_the_data_that_the_server_stores(kind, given, expected):
+    desired = check_object({'apiVersion': 'v1', 'kind': kind, 'metadata': {'name': 'x'}, **given})
+    adopted = adopt(desired, find_key(desired, CONFIG_MAPS, OWNER), Adopter(OWNER, KEX, 'operator', 'fn'))
+    assert {key: adopted[key] for key in adopted if key not in ('apiVersion', 'kind', 'metadata')} == expected
+
+
 def test_owners_are_found_by_their_kind():
     references = [{'uid': 'a', 'kind': 'KopfExample', 'apiVersion': 'kopf.dev/v2'}, {'uid': 'b', 'kind': 'Pod'}]
     assert find_owners({'metadata': {'ownerReferences': references}}) == {'a', 'b'}

@@ -371,6 +371,41 @@ async def test_children_that_are_not_applied_any_more_are_deleted(world, family)
     assert len(world.called('fn')) == 3 and len(family.writes()) == 3
 
 
+async def test_children_that_the_handler_keeps_stay_without_being_applied(world, family):
+    names = ['a', 'b', 'c']
+
+    @kopf.on.reconcile('kopfexamples', id='fn', owns=['configmaps'], registry=world.registry)
+    async def fn(name, children, **_):
+        for each in names:
+            if each in children['configmaps']:
+                children.keep(children['configmaps'][each])
+            else:
+                await children.apply(config_map(each))
+        world.note('fn', name)
+
+    await world.create()
+    async with world.operator():
+        await world.until_called('fn')
+    async with world.operator():
+        await world.until_called('fn', times=2)
+        names.remove('b')
+        await world.edit(field='x')
+        await family.until_written(('DELETE', 'b'))
+        await rest()
+        assert await family.names() == ['a', 'c']
+    assert family.writes() == [('PATCH', 'a'), ('PATCH', 'b'), ('PATCH', 'c'), ('DELETE', 'b')]
+
+
+async def test_only_what_can_be_a_child_is_kept(world):
+    @kopf.on.reconcile('kopfexamples', id='fn', owns=['configmaps'], registry=world.registry)
+    def fn(children, **_):
+        children.keep({'apiVersion': 'v1', 'kind': 'Secret', 'metadata': {'name': 'x'}})
+
+    async with world.operator():
+        await world.create()
+        await world.until_logged("v1 Secret 'x' is not in owns=")
+
+
 async def test_children_are_pruned_after_a_restart_too(world, family):
     family.wanted = [config_map('a'), config_map('b')]
     family.declare()
