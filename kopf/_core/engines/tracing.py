@@ -34,6 +34,8 @@ class _Open(NamedTuple):
     span: Any
     token: Any = None
     """What ends its being the current one."""
+    borrowed: bool = False
+    """Whether it is the span of the parent: parts of a trace that is not sampled have none of their own."""
 
 
 class Tracing(Instrument):
@@ -73,13 +75,9 @@ class Tracing(Instrument):
         self._steps.pop(step, None)
         opened = self._open.pop(step, None)
         if opened is not None:
-            opened.span.set_attributes(
-                {
-                    'kopf.reason': step.reason or '',
-                    'kopf.outcome': step.outcome or '',
-                    **({} if step.delay is None else {'kopf.delay': step.delay}),
-                }
-            )
+            if opened.span.is_recording():
+                opened.span.set_attribute('kopf.reason', step.reason or '')
+                _set_outcome(opened.span, step.outcome, step.delay)
             self._end(opened, step)
 
     def _open_step(self, step: ObjectStep) -> Any:
@@ -89,8 +87,9 @@ class Tracing(Instrument):
                 f'cycle {name_resource(step.key.resource)}',
                 context=self._read(step.carried),
                 start_time=self._steps.get(step),
-                attributes={'kopf.event': step.event or '', 'kopf.step': step.number, **_describe(step.key)},
             )
+            if span.is_recording():
+                span.set_attributes({'kopf.event': step.event or '', 'kopf.step': step.number, **_describe(step.key)})
             opened = self._open[step] = _Open(span)
         return opened.span
 
@@ -98,32 +97,36 @@ class Tracing(Instrument):
 
     def handler_begins(self, call: HandlerCall) -> None:
         """Begin the span of the handler, and make it the current one, so that spans of the user are in it."""
-        span = self._tracer.start_span(
-            f'handler {call.id}',
-            context=self._find_context(call),
-            attributes={
-                'kopf.handler': call.id,
-                'kopf.kind': call.kind,
-                'kopf.reason': call.reason or '',
-                'kopf.retry': call.retry,
-                **({} if call.key is None else _describe(call.key)),
-            },
-        )
-        if call.carried is None and call.key is not None:
-            call.carried = self._find_origin(call, span)
-        self._open[call] = _Open(span, self._context.attach(self._trace.set_span_in_context(span)))
-
-    def _find_context(self, call: HandlerCall) -> Any:
-        """Return the context of the parent of the handler; an empty one if it has none."""
-        carried = self._read(call.carried)
         parent = self._find_parent(call)
-        if parent is None:
-            return carried
-        known = self._trace.get_current_span(carried).get_span_context()
-        # The step has begun with handlers of raw events, before it was known that it continues an earlier trace.
-        if known.is_valid and known.trace_id != parent.get_span_context().trace_id:
-            return carried
-        return self._trace.set_span_in_context(parent, self._context.Context())
+        if parent is not None and call.carried is not None and not self._is_in_trace(call.carried, parent):
+            parent = None
+        is_borrowed = parent is not None and not parent.is_recording()
+        span = parent if is_borrowed else self._start_handler(call, parent)
+        token = self._context.attach(self._trace.set_span_in_context(span))
+        self._open[call] = _Open(span, token, is_borrowed)
+
+    def _start_handler(self, call: HandlerCall, parent: Any) -> Any:
+        context = self._read(call.carried)
+        if parent is not None:
+            context = self._trace.set_span_in_context(parent, self._context.Context())
+        span = self._tracer.start_span(f'handler {call.id}', context=context)
+        # Set only now: nearly all spans are usually not sampled, and need no attributes.
+        if span.is_recording():
+            span.set_attributes(
+                {
+                    'kopf.handler': call.id,
+                    'kopf.kind': call.kind,
+                    'kopf.reason': call.reason or '',
+                    'kopf.retry': call.retry,
+                    **({} if call.key is None else _describe(call.key)),
+                }
+            )
+        return span
+
+    def _is_in_trace(self, carried: str, parent: Any) -> bool:
+        """Check whether the step continues this trace: it can have begun before it was known, with raw events."""
+        known = self._trace.get_current_span(self._read(carried)).get_span_context()
+        return not known.is_valid or known.trace_id == parent.get_span_context().trace_id
 
     def _find_parent(self, activity: Span) -> Any:
         """Return the span of the step or the handler that the activity is a part of; ``None`` without any."""
@@ -145,9 +148,11 @@ class Tracing(Instrument):
         """End the span of the handler, with its error if there is one."""
         opened = self._open.pop(call, None)
         if opened is not None:
-            opened.span.set_attribute('kopf.outcome', call.outcome or '')
-            if call.delay is not None:
-                opened.span.set_attribute('kopf.delay', call.delay)
+            # Only if there can be another attempt: otherwise, nothing is stored.
+            if call.carried is None and call.key is not None and call.outcome in ('retried', 'waiting'):
+                call.carried = self._find_origin(call, opened.span)
+            if not opened.borrowed and opened.span.is_recording():
+                _set_outcome(opened.span, call.outcome, call.delay)
             self._end(opened, call)
 
     # Requests.
@@ -156,6 +161,9 @@ class Tracing(Instrument):
         """Begin the span of a request of a step or a handler, and tell the API server of it."""
         parent = self._find_parent_of_request(request)
         if parent is None:
+            return
+        if not parent.is_recording():
+            self._inject(request, parent)
             return
         span = self._tracer.start_span(
             f'{request.method} {request.route}',
@@ -170,6 +178,9 @@ class Tracing(Instrument):
             },
         )
         self._open[request] = _Open(span)
+        self._inject(request, span)
+
+    def _inject(self, request: ApiRequest, span: Any) -> None:
         self._propagate.inject(request.headers, self._trace.set_span_in_context(span, self._context.Context()))
 
     def _find_parent_of_request(self, request: ApiRequest) -> Any:
@@ -192,12 +203,13 @@ class Tracing(Instrument):
     # The rest.
 
     def _end(self, opened: _Open, activity: Span) -> None:
-        error = activity.exception
-        if error is not None and not isinstance(error, TemporaryError):
-            opened.span.record_exception(error)
-        if activity.outcome == 'failed' or (error is not None and not isinstance(error, TemporaryError)):
-            opened.span.set_status(self._trace.StatusCode.ERROR, None if error is None else str(error))
-        opened.span.end()
+        if not opened.borrowed:
+            error = activity.exception
+            if error is not None and not isinstance(error, TemporaryError):
+                opened.span.record_exception(error)
+            if activity.outcome == 'failed' or (error is not None and not isinstance(error, TemporaryError)):
+                opened.span.set_status(self._trace.StatusCode.ERROR, None if error is None else str(error))
+            opened.span.end()
         if opened.token is not None:
             self._context.detach(opened.token)
 
@@ -223,6 +235,12 @@ class Tracing(Instrument):
                 return None
             found = self._open[activity].span.get_span_context()
         return f'{found.trace_id:032x}', f'{found.span_id:016x}'
+
+
+def _set_outcome(span: Any, outcome: str | None, delay: float | None) -> None:
+    span.set_attribute('kopf.outcome', outcome or '')
+    if delay is not None:
+        span.set_attribute('kopf.delay', delay)
 
 
 def _describe(key: ObjectKey) -> dict[str, str]:

@@ -220,6 +220,40 @@ async def test_traces_that_are_not_sampled_stay_so_over_retries(world):
     assert spans.all == [] and int(carried.split('-')[-1], 16) & 1 == 0  # the flag of sampled traces
 
 
+async def test_parts_of_a_trace_that_is_not_sampled_know_it(world):
+    spans, seen = Spans(world, sampler=ParentBased(TraceIdRatioBased(0))), []
+
+    async def create(**_):
+        with spans.provider.get_tracer('mine').start_as_current_span('mine') as span:
+            seen.append(span.get_span_context())
+
+    class Requests(kopf.Instrument):
+        def request_ends(self, request):
+            if request.method == 'PATCH':
+                seen.append(request.headers['traceparent'])
+                world.changed.set()
+
+    world.declare(kopf.on.create, 'create', does=create)
+    async with world.operator(tracing=True, instruments=[Requests()]):
+        await world.create()
+        await world.handled()
+        await world.until(lambda: len(seen) == 2)
+    context, sent = seen
+    assert spans.all == [] and not context.trace_flags.sampled
+    assert sent.split('-')[1] == f'{context.trace_id:032x}' and int(sent.split('-')[3], 16) & 1 == 0
+
+
+async def test_handlers_that_succeed_at_once_leave_nothing_on_the_object(world, spans):
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.create, 'waiting', does=[kopf.TemporaryError("not yet", delay=0.1), None])
+    async with world.operator(tracing=True):
+        await world.create()
+        await world.handled()
+        await spans.until('handler waiting', 2)
+    stored = [patch['metadata']['annotations'] for patch in world.patches() if 'carried' in str(patch)]
+    assert stored and not any('carried' in (each.get('kopf.zalando.org/create') or '') for each in stored)
+
+
 async def test_nothing_is_stored_or_sent_without_tracing(world):
     world.declare(kopf.on.create, 'create', does=[kopf.TemporaryError("not yet", delay=0.01), None])
     async with world.operator():
