@@ -186,6 +186,10 @@ class LevelProcessor(Processor):
         return self._leveler.is_pending(record) or (record in self._ending and record not in self._unreleased)
 
     async def work(self, record: ObjectRecord) -> None:
+        # First of all: the parent class would hand the work over, but is not called for throttled objects.
+        if self._successor is not None:
+            await self._successor.work(record)
+            return
         if not record.throttled and (record.pending is not None or record.body is not None):
             self._leveler.yield_slots(record)
         has_run = False

@@ -917,6 +917,38 @@ async def test_what_comes_while_it_runs_in_a_throttled_object_is_handled_at_once
     assert len(world.called('fn')) == 4 and len(world.called('create')) == 1
 
 
+async def test_another_processor_takes_a_throttled_object_over_while_it_runs(world):
+    begun, going = asyncio.Event(), asyncio.Event()
+
+    async def fn(name, body, **_):
+        begun.set()
+        if name == 'obj' and len(world.called('fn', 'obj')) < 3:
+            await going.wait()
+            await own(world, f'child{len(world.called("fn", "obj"))}', body)
+            await rest(world)  # the event of this child requests the next run
+
+    def count_streams():
+        return sum(seen.verb == 'watch' and seen.resource == 'kopfexamples' for seen in world.sandbox.requests)
+
+    world.settings.queueing.error_delays = [600]
+    world.settings.queueing.worker_limit = 1
+    world.declare(kopf.on.create, 'create', does=refusing)
+    world.declare(RECONCILE, 'fn', owns=['configmaps'], does=fn)
+    async with world.operator():
+        await world.create()
+        await asyncio.wait_for(begun.wait(), 20)
+        await world.create('other')  # it is queued: the worker of the first object gives way to it between the runs
+        streams = count_streams()
+        world.declare(kopf.on.event, 'another')
+        async with asyncio.timeout(20):
+            while count_streams() == streams:
+                await asyncio.sleep(0.01)
+        going.set()
+        await world.until_called('fn', times=3, name='obj')
+        await rest(world)
+    assert len(world.called('fn', 'obj')) == 3
+
+
 @in_virtual_time
 async def test_classic_handlers_are_tried_again_in_time_while_it_is_run_all_the_time(world):
     world.settings.queueing.error_delays = [2, 600]
