@@ -190,7 +190,9 @@ class LevelProcessor(Processor):
         if self._successor is not None:
             await self._successor.work(record)
             return
-        if not record.throttled and (record.pending is not None or record.body is not None):
+        # Why not also without an event, for a requeued object with delayed handlers? Two such objects would yield to
+        # each other for ever. Their other handlers are seldom due at the very moment when they get a slot.
+        if not record.throttled and record.pending is not None:
             self._leveler.yield_slots(record)
         has_run = False
         while True:
@@ -199,7 +201,7 @@ class LevelProcessor(Processor):
             if not record.throttled:
                 await super().work(record)
             # Checked after each `await`, as another processor can have taken over the objects meanwhile.
-            if self._successor is not None or self._dropped:
+            if self._has_successor() or self._dropped:
                 return
             if super().is_due(record) or self._workers.halted or (has_run and self._workers.is_overloaded):
                 self._leveler.yield_slots(record)

@@ -395,6 +395,22 @@ async def test_concurrency_limits_the_runs_and_not_objects_that_wait_for_a_retry
     assert reasons(world)[:6] == [{'start'}] * 6  # all the others go while the first ones wait
 
 
+async def test_objects_with_delayed_handlers_do_not_yield_to_each_other_for_ever(world):
+    def find_all(**_):
+        return [('default', name) for name in 'abc']
+
+    world.settings.queueing.worker_limit = 1
+    world.declare(kopf.on.create, 'create', does=kopf.TemporaryError('later', delay=600))
+    world.declare(RECONCILE, 'fn', concurrency=1, watches={'configmaps': find_all})
+    async with world.operator():
+        for name in 'abc':
+            await world.create(name)
+            await world.until_called('fn', name=name)
+        await world.aio.create({'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': 'common'}, 'data': {}})
+        for name in 'abc':
+            await world.until_called('fn', name=name, times=2)
+
+
 @in_virtual_time
 async def test_live_triggers_go_before_those_of_the_start(world):
     going, order = asyncio.Event(), []
