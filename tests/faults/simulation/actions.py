@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 
 from kopf.testing import Refusal
-from tests.faults.simulation.storages import MIGRATIONS, find_progress
+from tests.faults.simulation.applying import Meddling
+from tests.faults.simulation.storages import MIGRATIONS, find_handled, find_progress
 
 OFFLINE = ['edit'] * 2 + ['revert', 'delete', 'delete', 'create', 'recreate', 'unfinalize', 'finalizer', 'app']
 OFFLINE += ['daemon', 'touch', 'status', 'child', 'secret']
@@ -27,6 +28,7 @@ OPTIONAL = {
     'relabelling': {'app': 8, 'leave_and_return': 4},
     'restoring': {'back_up': 1, 'restore': 1},
     'children': {'child': 4, 'secret': 4},
+    'applying': {'meddle': 6, 'refuse_children': 2},
 }
 
 FAULTS = {
@@ -49,6 +51,7 @@ class Actions:
         self._cluster, self._ledger, self._options = simulation.cluster, simulation.ledger, simulation.options
         self._rng, self._faults = simulation.rng, simulation.server.faults
         self._late = 0
+        self._meddling = Meddling(self._cluster.api, self._rng, self._ledger)
         self._snapshot = None
         weights = dict(ALWAYS, fault=6 * self._options.faults)
         for option, more in OPTIONAL.items():
@@ -59,6 +62,7 @@ class Actions:
             # A namespace that is created anew while the operator is cut off from its peering: until the next renewal of
             # the record, rivals do not see it there. This is a limit of peerings, not a fault to be found again.
             weights.update(add_rival=2, remove_rival=2, recreate_namespace=0)
+            weights.pop('restore', None)  # the same for records that are restored from a back-up
         self._names = [name for name, weight in weights.items() for _ in range(weight)]
 
     async def act(self, names=None):
@@ -162,6 +166,9 @@ class Actions:
     async def secret(self, body):
         await self._cluster.change_secret(body)
 
+    async def meddle(self):
+        await self._meddling.meddle()
+
     # Kinds and namespaces.
 
     async def versions(self):
@@ -235,14 +242,18 @@ class Actions:
         if followers and len(self._simulation.processes) == 1:
             await self._simulation.stop(self._simulation.processes[0])
             storage = self._rng.choice(followers)
-            # Records that only the former storage knows would stay for ever, and count again on the way back.
-            if storage != 'new' or not await self._is_in_progress():
+            # What only the former storage knows is lost; and its progress would count again on the way back.
+            if storage != 'new' or await self._is_migrated():
                 self._simulation.storage = storage
             self._ledger.note(f'from now on: {self._simulation.storage}')
             self._simulation.start()
 
-    async def _is_in_progress(self):
-        return any(find_progress('annotations', body, {}) for body in await self._cluster.list())
+    async def _is_migrated(self):
+        """Check whether the new storage knows all objects, and nothing is in progress in the former one."""
+        return not any(
+            find_progress('annotations', body, {}) or find_handled('new', body) is None
+            for body in await self._cluster.list()
+        )
 
     def _choose_process(self):
         return [self._rng.choice(self._simulation.processes)] if self._simulation.processes else []
@@ -300,6 +311,12 @@ class Actions:
         status, times = self._rng.choice([413, 422, 422, 400]), self._rng.choice([1, 3, 10])
         self._faults.error(status, times=times, method='PATCH', resource='kopfexamples')
 
+    async def refuse_children(self):
+        status, times = self._rng.choice([500, 503, 429, 409, 403]), self._rng.choice([1, 3, 10])
+        # The deletion of a child conflicts only if the child has changed: then, its event comes.
+        method = 'PATCH' if status == 409 else self._rng.choice(['PATCH', 'DELETE'])
+        self._faults.error(status, times=times, method=method, resource='configmaps')
+
     async def fault(self):
         name = self._rng.choice([name for name, weight in FAULTS.items() for _ in range(weight)])
         self._ledger.note(f'fault: {name}')
@@ -313,7 +330,10 @@ class Actions:
     async def _error_of_list(self, times):
         status = self._rng.choice([500, 503, 429, 403, 404, 410])
         resources = ['kopfexamples', 'namespaces', 'customresourcedefinitions', 'kopfpeerings', 'configmaps']
-        self._faults.error(status, times=min(times, 3), method='GET', resource=self._rng.choice(resources))
+        # Not for single objects: the operator must believe that such an object is gone, and forgets its progress.
+        requests = {'verb': 'list'} if status == 404 else {'method': 'GET'}
+        resource = self._rng.choice(resources[:1] + resources[3:4] if status == 404 else resources)
+        self._faults.error(status, times=min(times, 3), resource=resource, **requests)
 
     async def _error_of_discovery(self, times):
         path = self._rng.choice(['/apis', '/apis/kopf.dev/v1', '/apis/kopf.dev'])

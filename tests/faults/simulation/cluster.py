@@ -72,7 +72,9 @@ class Cluster:
 
     async def undefine(self, pause):
         """Delete the kind with all its objects, and define it anew."""
-        self.forced.update(body['metadata']['uid'] for body in await self.list())
+        uids = {body['metadata']['uid'] for body in await self.list()}
+        self.forced.update(uids)
+        self._ledger.undefined.update(uids)
         await self.api.delete('customresourcedefinitions', CRD, None, '')
         for body in await self.list():
             with contextlib.suppress(Refusal):

@@ -6,6 +6,7 @@ import functools
 
 import kopf
 from kopf._cogs.structs.credentials import ConnectionInfo
+from tests.faults.simulation.applying import Applying
 from tests.faults.simulation.ledger import Attempt, Limits, Run, look_at
 
 RESOURCE = 'kopfexamples'
@@ -48,6 +49,8 @@ class Handlers:
             self._declare_index()
         if self._options.levels:
             self._declare_levels()
+        if self._options.applying:
+            Applying(self._process, self._ledger, self._options, self._rng).declare(RESOURCE, **self._common)
 
     # Activities.
 
@@ -144,8 +147,17 @@ class Handlers:
 
     def _note_resumed(self, uid):
         self._ledger.resumed[uid, self._process.id] += 1
-        if self._ledger.resumed[uid, self._process.id] > 1 and not self._ledger.excused:
+        if self._ledger.resumed[uid, self._process.id] > 1 and not self._ledger.excused and not self._has_left(uid):
             self._ledger.fault(f'resumed twice: {uid} by {self._process}')
+
+    def _has_left(self, uid):
+        """Check whether the object was absent for a while since its last resuming, so that a list can bring it back."""
+        if self._ledger.restored:
+            return True
+        if not self._options.selecting:
+            return False
+        since = [run.ended for run in self._ledger.runs[uid, 'r'] if run.process is self._process][-2]
+        return any(dict(seen[3]).get('app') != 'x' for at, seen in self._ledger.history[uid] if at > since - 5)
 
     def _declare_parent(self):
         async def parent(uid, body, reason, **_):

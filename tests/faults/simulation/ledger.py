@@ -103,12 +103,15 @@ class Ledger:
         self.ticks = {}  # (timer's id, uid): (time, the value of a)
         self.ticking = {}  # (timer's id, uid): the number of the process
         self.events = {}  # uid: (type, number of the process, seen)
+        self.applied = {}  # uid: seen, by the handler that applies children
         self.levels = {}  # uid: (seen, children, number of the process, time)
         self.leveled_by = collections.defaultdict(set)
         self.subhandlers = collections.defaultdict(dict)
         self.schedules = {}
         self.created_at = {}  # uid: when a creation handler was called last
         self.orphaned = set()
+        self.undefined = set()
+        """The uids of the objects whose kind was deleted: nothing can be stored on them any more."""
         self.calls = 0
         self.chaos = True
         """Whether handlers fail and take their time."""
@@ -176,20 +179,19 @@ class Ledger:
     def _is_double(self, run, before):
         if not before.stored and (self.excused or (before.process is not run.process and not before.process.clean)):
             return False  # its success is lost with the process
+        if not before.stored and run.uid in self.undefined:
+            return False
         if self.deaths and self._options.storage == 'database':
             return False  # the database is written before the object: the records of a handled deletion can be purged
         if run.reason in ('create', 'delete'):
             return True
         if run.reason != 'update' or before.value != run.value or before is not self.runs[run.uid, run.id][-1]:
             return False
-        # Another process compares with what is stored, and takes part in an update that others have begun.
-        is_other = before.process is not run.process or self._options.peering
-        part = 'all' if is_other else run.part
-        if self._options.patching_spec and part == 'all':
+        if self._options.patching_spec and run.part == 'all':
             return False
         since = before.called - 5  # an edit can be seen late
-        states = [PARTS[part](seen) for at, seen in self.history[run.uid] if at < since][-1:]
-        states += [PARTS[part](seen) for at, seen in self.history[run.uid] if at >= since]
+        states = [PARTS[run.part](seen) for at, seen in self.history[run.uid] if at < since][-1:]
+        states += [PARTS[run.part](seen) for at, seen in self.history[run.uid] if at >= since]
         return len(set(states)) <= 1
 
     def excuse(self):
@@ -218,7 +220,7 @@ class Ledger:
         if last is not None and attempt.number > last.number + 1:
             self.fault(f'attempts skipped: {attempt} after {last}')
         if last is not None and last.reason == attempt.reason == 'create' and not self.restored and not self.excused:
-            kept = last.process is attempt.process or last.process.clean
+            kept = (last.process is attempt.process or last.process.clean) and attempt.uid not in self.undefined
             if last.final and kept:
                 self.fault(f'done twice: {attempt} after {last}')
             elif last.ended and kept and attempt.number <= last.number:

@@ -51,6 +51,11 @@ class Options:
     downtimes: bool
     migrating: bool  # whether the storages change from one start to the next
     relabelling: bool
+    applying: bool = False  # whether a level-triggered handler applies children
+    conditions: bool = False
+    remote: bool = False  # whether some children are in other namespaces
+    concurrency: int | None = None
+    applying_timeout: float | None = None
     blind: bool = False  # never drawn: whether the operators serve another label than the checks expect
 
 
@@ -108,6 +113,10 @@ def draw(rng):
         migrating=chance(0.25),
         relabelling=chance(0.3),
     )
+    # Drawn last, so that the other options of a seed stay the same.
+    options.applying, options.conditions, options.remote = chance(0.4), chance(0.5), chance(0.4)
+    options.concurrency, options.applying_timeout = choice([None, None, 1]), choice([None, None, 2])
+    options.remote = options.remote and options.scope == 'cluster'  # where no namespace is deleted
     if options.peering:
         # Peers that are too slow, or whose clocks differ, cannot agree; and they wait only for some seconds.
         options.slowness, options.clocks = min(options.slowness, 10), False

@@ -1,7 +1,7 @@
 """What must hold when everything has come to rest: nothing is lost, nothing is left, and no object waits."""
 
 from kopf._core.intents.causes import Reason
-from tests.faults.simulation import storages
+from tests.faults.simulation import applying, storages
 from tests.faults.simulation.ledger import PARTS, look_at
 
 FINALIZER = 'kopf.zalando.org/KopfFinalizerMarker'
@@ -56,6 +56,8 @@ class Rest:
             return
         if self._options.levels:
             self._check_level(uid, body, seen)
+        if self._options.applying and self._served:
+            self._check_applied(uid, body, seen)
         if not self._options.managing:
             return
         if self._options.spawning:
@@ -94,6 +96,13 @@ class Rest:
         expected = self._find_children(uid, body['metadata']) if self._options.children else ()
         if others != expected:
             self._tell(f'its level-triggered handler has seen the children {others} instead of {expected}')
+
+    def _check_applied(self, uid, body, seen):
+        if self._ledger.applied.get(uid) != seen:
+            self._tell(f'its children were applied for {self._ledger.applied.get(uid)} instead of {seen}')
+        children = [child for child in self._children if child['kind'] == 'ConfigMap']
+        for flaw in applying.find_flaws(body, seen, children, self._options, self._options.status_subresource):
+            self._tell(flaw)
 
     def _find_children(self, uid, meta):
         served = {'ns-0', 'ns-1'} if self._options.scope == 'specific' else None
@@ -185,6 +194,10 @@ class Rest:
         for uid in self._index:
             if uid not in live:
                 self._tell(f'the index has {uid}, which does not exist')
+        for child in self._children:
+            # The finalizer for remote children is removed by force, too: then, they stay.
+            if owners := applying.find_owners(child).difference(live, self._cluster.forced):
+                self._tell(f'the child {child["metadata"]["name"]} of {owners}, which do not exist')
         for (kind, uid), crowd in ledger.daemons.items():
             if crowd and uid not in live:
                 self._tell(f'daemons ({kind}) of {uid}, which does not exist: {crowd}')

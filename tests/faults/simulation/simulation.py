@@ -172,7 +172,8 @@ class Simulation:
         return settings
 
     def _note_patch(self, process, request, response):
-        if '/kopfexamples/' in request.query and (b'kopf' in request.payload or b'new.dev' in request.payload):
+        payload = request.payload.replace(b'children.kopf.zalando.org', b'')  # no progress
+        if '/kopfexamples/' in request.query and (b'kopf' in payload or b'new.dev' in payload):
             self.ledger.note_stored(process, json.loads(response.body)['metadata']['uid'])
 
     def _bury(self, process):
@@ -250,17 +251,28 @@ class Simulation:
 
     async def _stay_at_rest(self):
         await asyncio.sleep(1)
-        calls = self.ledger.calls
+        # Twice at most: the observer of the CRDs can be backing off, and find late that they have changed.
+        for _ in range(2):
+            flaws = await self._find_activity()
+            if not flaws:
+                break
+        for flaw in flaws:
+            self.ledger.fault(flaw)
+        for flaw in await self._find_flaws():
+            self.ledger.fault(f'not at rest any more: {flaw}')
+
+    async def _find_activity(self):
+        """Return what the operators do in a while without any changes."""
+        calls, flaws = self.ledger.calls, []
         self.server.requests.clear()
         await asyncio.sleep(20)
         requests = list(self.server.requests)
         if len(requests) > 300 or any(seen.method == 'PATCH' and 'peering' not in seen.resource for seen in requests):
             counts = collections.Counter((seen.method, seen.resource) for seen in requests)
-            self.ledger.fault(f'{len(requests)} requests at rest: {counts}')
+            flaws.append(f'{len(requests)} requests at rest: {counts}')
         if self.ledger.calls != calls:
-            self.ledger.fault(f'{self.ledger.calls - calls} calls of handlers at rest')
-        for flaw in await self._find_flaws():
-            self.ledger.fault(f'not at rest any more: {flaw}')
+            flaws.append(f'{self.ledger.calls - calls} calls of handlers at rest')
+        return flaws
 
     async def _check_memory(self):
         """Check that nothing is left of objects that do not exist; dead processes cannot clean up."""

@@ -7,7 +7,7 @@ import kopf
 MIGRATIONS = {
     'annotations': ['smart', 'both'],
     'smart': ['annotations'],
-    'both': ['annotations', 'new'],
+    'both': ['new'],  # not back: later, the outdated state of the new storage would count again
     'new': ['both'],
 }
 """What may follow after what, so that the next operator finds the state of the previous one."""
@@ -93,6 +93,9 @@ def configure(persistence, name, *, flakiness, records, process):
         persistence.diffbase_storage = kopf.MultiDiffBaseStorage(
             [kopf.AnnotationsDiffBaseStorage(), kopf.StatusDiffBaseStorage(field='status.other')]
         )
+    elif name == 'new':
+        persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=NEW_PREFIX)
+        persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=NEW_PREFIX)
     elif name == 'both':
         progress = [kopf.AnnotationsProgressStorage(prefix=NEW_PREFIX), kopf.AnnotationsProgressStorage()]
         base = [kopf.AnnotationsDiffBaseStorage(prefix=NEW_PREFIX), kopf.AnnotationsDiffBaseStorage()]
@@ -108,7 +111,7 @@ def find_progress(name, body, records):
     if name == 'status':
         kept = (body.get('status') or {}).get('kopf') or {}
         return [key for key in kept.get('progress') or () if not key.startswith('late')]
-    prefixes = ('kopf.zal', NEW_PREFIX) if name == 'both' else ('kopf.zal',)
+    prefixes = {'both': ('kopf.zal', NEW_PREFIX), 'new': (NEW_PREFIX,)}.get(name, ('kopf.zal',))
     others = ('last-handled', 'kopf-managed', '/late', 'upgraded')
     return [key for key in annotations if key.startswith(prefixes) and not any(other in key for other in others)]
 
@@ -118,5 +121,6 @@ def find_handled(name, body):
     annotations, key = body['metadata'].get('annotations') or {}, 'last-handled-configuration'
     if name == 'status':
         return json.loads(((body.get('status') or {}).get('kopf') or {}).get(key) or 'null')
-    new = annotations.get(f'{NEW_PREFIX}/{key}') if name == 'both' else None
-    return json.loads(new or annotations.get(f'kopf.zalando.org/{key}') or 'null')
+    new = annotations.get(f'{NEW_PREFIX}/{key}') if name in ('both', 'new') else None
+    old = annotations.get(f'kopf.zalando.org/{key}') if name != 'new' else None
+    return json.loads(new or old or 'null')

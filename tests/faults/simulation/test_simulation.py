@@ -24,6 +24,12 @@ def test_nothing_is_lost_or_done_twice_or_stuck_whatever_happens(start):
     assert '6 of 6 runs: nothing lost, nothing done twice, nothing stuck' in done.stdout
 
 
+@pytest.mark.timeout(300)
+def test_children_and_conditions_are_what_the_last_states_demand_whatever_happens():
+    done = run('--start=301', '--seeds=4', '--set=applying=true', '--set=conditions=true')
+    assert '4 of 4 runs: nothing lost, nothing done twice, nothing stuck' in done.stdout
+
+
 def test_the_same_seed_gives_the_same_run():
     first, second = [run('--start=7').stdout.split()[1] for _ in range(2)]
     assert first == second
