@@ -152,6 +152,8 @@ class Orchestrator:
         if (overdue_check := self.coordinator.overdue_check) is not None:
             tools.workers.set_overdue_check(overdue_check)
             tools.schedules.set_overdue_check(overdue_check)
+        if self.coordinator.keeps_warm:
+            tools.workers.keep_warm()
         registry = tools.context.registry
         self._levels: Levels | None = None
         self.webhooks = self._make_webhook_runtime() if registry.webhooks or registry.conversions else None

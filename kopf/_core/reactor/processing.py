@@ -10,7 +10,7 @@ its resource version. A delayed retry holds no worker: it is a timer and the rec
 import asyncio
 import time
 import weakref
-from collections.abc import Collection, Set
+from collections.abc import Collection, Mapping, Set
 from typing import TYPE_CHECKING
 
 from kopf._cogs.clients.api import ApiClient
@@ -37,6 +37,9 @@ from kopf._core.reactor.workers import WorkerPool
 
 if TYPE_CHECKING:
     from kopf._cogs.structs.meters import ResourceMeter
+
+MAX_RECENT = 256
+"""How many objects with changes in a pause are handled first after it, for operators that take over from a leader."""
 
 MAX_STEPS = 1000
 """The number of steps without an event, after which the object is throttled: only a bug can cause so many."""
@@ -82,6 +85,8 @@ class Processor(ObjectSink):
         self._known: Set[str] = frozenset()  # the uids of the objects that existed when the operator paused
         self._inherited: set[ObjectRecord] = set()  # taken over from a predecessor: echoes are to be handled, too
         self._successor: Processor | None = None
+        # The last changes of a pause. A new leader begins with them, as the list of all objects can take seconds.
+        self._recent: dict[ObjectRecord, RawEvent] = {}
         self._watch: weakref.ref[ResourceWatch] | None = None
         self._api_version = get_api_version(table.resource)
 
@@ -164,10 +169,24 @@ class Processor(ObjectSink):
         Returns:
             Whether to keep the event until the pause is over.
         """
+        if self._workers.keeps_warm:
+            self._keep_recent(record, event)
         if record.uid in self._known:
             return event['type'] == 'DELETED'
         record.mark_initial()
         return False
+
+    def _keep_recent(self, record: ObjectRecord, event: RawEvent) -> None:
+        self._recent.pop(record, None)
+        if event['type'] in ('ADDED', 'MODIFIED'):
+            self._recent[record] = event
+            if len(self._recent) > MAX_RECENT:
+                del self._recent[next(iter(self._recent))]
+
+    def _replay(self, watch: ResourceWatch, recent: Mapping[ObjectRecord, RawEvent]) -> None:
+        for record, event in recent.items():
+            if not self._workers.paused and watch.records.get(record.uid) is record:
+                self.receive(record, event, listed_since=None)
 
     def paused(self, watch: ResourceWatch) -> None:
         """Remember the objects that exist when the pause begins: handlers must learn of their deletions after it."""
@@ -183,6 +202,10 @@ class Processor(ObjectSink):
             record.forget_plans(working=record in working)
         self._known = frozenset()
         self._inherited.clear()
+        if self._recent:
+            # Why not now? The workers are resumed after all watches.
+            asyncio.get_running_loop().call_soon(self._replay, watch, self._recent)
+            self._recent = {}
 
     def revise(self, table: HandlerTable) -> None:
         """Use this table from now on: the resource has other verbs or subresources, but the same handlers."""

@@ -107,6 +107,8 @@ class WorkerPool:
         """The number of queued requests of workers that are not urgent."""
         self.paused = False
         """Whether running workers finish their steps, but no steps or workers are started."""
+        self.keeps_warm = False
+        """Whether the last changes of a pause are kept, so that they are handled first when it is over."""
         self.background = OperatorDaemons(settings)
         """The daemons and timers of the operator."""
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -116,6 +118,10 @@ class WorkerPool:
         """Set the function that checks whether the operator must pause, even if its timers have not fired yet."""
         self._is_overdue = is_overdue
         self.background.set_overdue_check(is_overdue)
+
+    def keep_warm(self) -> None:
+        """Called when the operator must be able to begin its work at once after a pause."""
+        self.keeps_warm = True
 
     @property
     def halted(self) -> bool:

@@ -11,7 +11,7 @@ import kopf
 from kopf._cogs.clients.api import client_var
 from kopf._core.engines.indexing import OperatorIndexers
 from kopf._core.engines.lease_candidate import LeadershipError
-from kopf._core.reactor import election_coordinator
+from kopf._core.reactor import election_coordinator, processing
 
 LEASE = 'kopf-operator'
 
@@ -719,3 +719,47 @@ async def test_a_namespace_that_is_deleted_with_its_lease_stops_the_leader(world
         await asyncio.sleep(60)
         await world.aio.create({'apiVersion': 'v1', 'kind': 'Namespace', 'metadata': {'name': 'ops'}})
         await replicas.until_called('a', 'leading', times=2)
+
+
+@in_virtual_time
+async def test_a_new_leader_begins_with_the_last_changes_while_it_lists_all_objects(world, replicas):
+    for name in 'xyz':
+        await world.create(name, spec={'field': '1'})
+    async with contextlib.AsyncExitStack() as stack:
+        async with replicas.run('a'):
+            for name in 'xyz':
+                await world.handled(name, field='1')
+            await stack.enter_async_context(replicas.run('b'))
+            await replicas.until_logged('Standing by')
+            await asyncio.sleep(5)
+            world.sandbox.faults.error(500, times=None, method='PUT', resource='leases')
+            await replicas.until_called('a', 'yielding')
+            for name in 'xyz':
+                await world.edit(name, field='2')
+            await world.delete('z')
+            world.sandbox.faults.clear()
+            world.sandbox.faults.delay(20, times=None, method='GET', resource='kopfexamples')
+            began = now()
+        for name in 'xy':
+            await replicas.until_called('b', name, '2')
+            assert replicas.called('b', name, '2')[0] - began < 1
+            await world.handled(name, field='2')
+        await asyncio.sleep(60)
+    assert len([call for call in replicas.calls if call[2] == '2']) == 2
+
+
+@in_virtual_time
+async def test_only_some_of_the_last_changes_are_kept(world, replicas, monkeypatch):
+    monkeypatch.setattr(processing, 'MAX_RECENT', 2)
+    await replicas.hold()
+    async with replicas.run('a'):
+        await replicas.until_logged('Standing by')
+        await asyncio.sleep(1)
+        for name in 'vwxyz':
+            await world.create(name, spec={'field': '1'})
+        await world.edit('x', field='2')
+        await asyncio.sleep(5)
+        world.sandbox.faults.delay(20, times=None, method='GET', resource='kopfexamples')
+        await replicas.until_called('a', 'v', '1')
+        assert [call[1] for call in replicas.calls if call[1] in 'vwxyz'][:2] == ['z', 'x']
+        assert replicas.called('a', 'v', '1')[0] - replicas.called('a', 'x', '2')[0] > 10
