@@ -18,6 +18,7 @@ from kopf._cogs.helpers import clocks
 
 LEDGER = os.open(os.environ['SOAK_LEDGER'], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 REPLICA = os.environ['SOAK_REPLICA']
+DURATION = float(os.environ['SOAK_DURATION'])
 SKEW = datetime.timedelta(seconds=float(os.environ['SOAK_SKEW']))
 chances = random.Random(f'{REPLICA} {os.environ["SOAK_SEED"]}')
 terms: list[float] = [0.0]
@@ -35,12 +36,11 @@ def note(event: str, name: str = '', **details: Any) -> None:
 
 @kopf.on.startup()
 def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
-    duration = float(os.environ['SOAK_DURATION'])
     settings.leadership.name = 'soak'
     settings.leadership.namespace = os.environ['SOAK_NAMESPACE']
-    settings.leadership.duration = duration
-    settings.leadership.renew_deadline = duration * 2 / 3
-    settings.leadership.retry_period = duration * 2 / 15
+    settings.leadership.duration = DURATION
+    settings.leadership.renew_deadline = DURATION * 2 / 3
+    settings.leadership.retry_period = DURATION * 2 / 15
     settings.posting.enabled = False
     settings.networking.request_timeout = 5.0
     settings.queueing.error_delays = [1]
@@ -63,7 +63,8 @@ async def handle(name: str, spec: kopf.Spec, patch: kopf.Patch, **_: Any) -> Non
     term, value = terms[-1], spec.get('value')
     note('begin', name, handler='async', value=value)
     try:
-        await asyncio.sleep(chances.choice([0.02, 0.05, 0.1, 0.3]))
+        is_long = chances.random() < 0.01  # longer than a replica without the Lease may work
+        await asyncio.sleep(DURATION if is_long else chances.choice([0.02, 0.05, 0.1, 0.3]))
         patch.status['term'], patch.status['seen'] = term, value
     finally:
         note('end', name, handler='async')
