@@ -262,3 +262,10 @@ async def test_refused_connections_for_a_time(client, faults):
             break
         except aiohttp.ClientError:
             pass
+
+
+async def test_late_calls_come_before_refusals_too(client, faults):
+    seen = []
+    faults.call(lambda: seen.append("called"), late=True, verb="get")
+    assert (await client("GET", f"{client.things}/absent")).status == 404
+    assert seen == ["called"]

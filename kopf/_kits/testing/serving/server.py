@@ -253,9 +253,10 @@ class Server(Controls):
         if (rule := self.faults.take(seen)) is None:
             return await self._act(request, seen, place, options)
         if rule.action == 'call' and rule.late:
-            response = await self._act(request, seen, place, options)
-            await _suffer(rule)
-            return response
+            try:
+                return await self._act(request, seen, place, options)
+            finally:  # refusals are answers, too
+                await _suffer(rule)
         if rule.action != 'lose':
             await _suffer(rule)
             return await self._act(request, seen, place, options)
