@@ -24,7 +24,7 @@ def connect(**kwargs):
 
 
 @kopf.on.create("kopfexamples")
-def create_child(body, name, namespace, spec, logger, **_):
+def create_child(body, uid, name, namespace, spec, logger, **_):
     child = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -41,6 +41,9 @@ def create_child(body, name, namespace, spec, logger, **_):
         # A handler can be called again if the operator was stopped before it could note the success.
         if error.code != 409:
             raise
+        found = call_api("GET", f"/api/v1/namespaces/{namespace}/configmaps/{name}-child")
+        if uid not in [owner["uid"] for owner in found["metadata"].get("ownerReferences", [])]:
+            raise kopf.TemporaryError("The child of a former object is not gone yet.", delay=5) from None
     logger.info(f"The child is created: {name}-child")
     return {"child": f"{name}-child"}
 
@@ -52,13 +55,13 @@ def update_child(old, new, name, namespace, logger, **_):
         logger.info(f"The child is updated: {old} -> {new}")
 
 
-def call_api(method, path, payload):
+def call_api(method, path, payload=None):
     """One request to the Kubernetes API. It blocks, which is fine in `def` handlers: they run in threads."""
     content_type = "application/merge-patch+json" if method == "PATCH" else "application/json"
     request = urllib.request.Request(
         f"{connection.server}{path}",
         method=method,
-        data=json.dumps(payload).encode(),
+        data=None if payload is None else json.dumps(payload).encode(),
         headers={**connection.as_http_headers(), "Content-Type": content_type},
     )
     with urllib.request.urlopen(request, context=connection.as_ssl_context(), timeout=30) as response:

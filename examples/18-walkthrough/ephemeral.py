@@ -12,7 +12,7 @@ TEMPLATE = pathlib.Path(__file__).with_name("pvc.yaml")
 
 
 @kopf.on.create("ephemeralvolumeclaims")
-async def create_fn(spec, name, namespace, memo, logger, **_):
+async def create_fn(spec, name, namespace, uid, memo, logger, **_):
     size = spec.get("size")
     if not size:
         raise kopf.PermanentError(f"Size must be set. Got {size!r}.")
@@ -20,8 +20,13 @@ async def create_fn(spec, name, namespace, memo, logger, **_):
     claim = yaml.safe_load(TEMPLATE.read_text().format(name=name, size=size))
     # The namespace, the labels, and the owner: when the owner is deleted, Kubernetes deletes what it owns.
     kopf.adopt(claim)
-    if await request(memo, "POST", f"{namespace}/persistentvolumeclaims", claim) == 409:
-        logger.info(f"The claim was there already: {name}")  # made by an attempt that could not note its success
+    status, answer = await request(memo, "POST", f"{namespace}/persistentvolumeclaims", claim)
+    if status == 409:
+        # Made by an attempt that could not note its success, or by a former object of this name, with which it will go.
+        _, answer = await request(memo, "GET", f"{namespace}/persistentvolumeclaims/{name}")
+        if uid not in [owner["uid"] for owner in answer["metadata"].get("ownerReferences", [])]:
+            raise kopf.TemporaryError(f"There is another claim of this name: {name}", delay=10)
+        logger.info(f"The claim was there already: {name}")
     else:
         logger.info(f"The claim is created: {name}")
 
@@ -83,8 +88,8 @@ async def disconnect(memo, **_):
         await memo.session.close()
 
 
-async def request(memo, method, path, body):
-    """Send the object or the patch; return the status: that it is there already is left to the caller."""
+async def request(memo, method, path, body=None):
+    """Return the status and the answer; that the object is there already is left to the caller."""
     kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
     async with memo.session.request(
         method,
@@ -92,7 +97,8 @@ async def request(memo, method, path, body):
         json=body,
         headers={"Content-Type": kind},
     ) as response:
+        answer = await response.json()
         if response.status >= 400 and response.status != 409:
             # Any error would be tried again; with its own class, it says so in a line instead of a traceback.
-            raise kopf.TemporaryError(f"The cluster has refused: {(await response.json())['message']}", delay=10)
-        return response.status
+            raise kopf.TemporaryError(f"The cluster has refused: {answer['message']}", delay=10)
+        return response.status, answer

@@ -144,7 +144,7 @@ async def watch_over(stopped, spec, logger, **_):
 # --- The children -----------------------------------------------------------------------------------------------------
 
 
-async def add_child(param, name, namespace, memo, logger, **_):
+async def add_child(param, name, namespace, uid, memo, logger, **_):
     child = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -152,7 +152,11 @@ async def add_child(param, name, namespace, memo, logger, **_):
         "data": {"item": param},
     }
     kopf.adopt(child)  # the namespace, the labels, and the owner, with whom the child will go
-    status = await request(memo, "POST", f"{namespace}/configmaps", child)
+    status, answer = await request(memo, "POST", f"{namespace}/configmaps", child)
+    if status == 409:
+        _, answer = await request(memo, "GET", f"{namespace}/configmaps/{name}-{param}")
+        if uid not in [owner["uid"] for owner in answer.get("metadata", {}).get("ownerReferences", [])]:
+            raise kopf.TemporaryError(f"The child {param} is that of a former object, and will go with it.", delay=5)
     logger.info(f"The child {param} is {'created' if status != 409 else 'there already'}.")
 
 
@@ -162,9 +166,9 @@ async def remove_child(param, name, namespace, memo, logger, **_):
 
 
 async def request(memo, method, path, body=None):
-    """Make a request; that an object is there already, or not any more, is no error."""
+    """Make a request; return the status and the answer. That an object is there, or not any more, is no error."""
     url = f"{memo.server}/api/v1/namespaces/{path}"
     async with memo.session.request(method, url, json=body) as response:
         if response.status not in {404, 409}:
             response.raise_for_status()
-        return response.status
+        return response.status, await response.json()
