@@ -10,6 +10,7 @@ from typing import Any
 
 from kopf._kits.checking import schema_edits
 from kopf._kits.checking.courses import HIDDEN, Facts, Outcome, Request
+from kopf._kits.checking.end_states import ANNOTATION
 from kopf._kits.checking.plans import Edit, Moment, Plan, Target
 
 MAX_EDITS = 40
@@ -23,6 +24,9 @@ AWAY_FOR = 5.0
 
 DELAYED_FOR = 90.0
 """How late a request is done (in seconds): longer than clients wait."""
+
+ANNOTATED = {'metadata': {'annotations': {ANNOTATION: 'another-client'}}}
+"""What other clients add to children."""
 
 OUTAGE = 12
 """How many requests fail in an outage: more than the framework tries again by itself."""
@@ -179,6 +183,10 @@ class Planner:
         for child, item in self._iter_children(outcome):
             key = (child.resource, child.namespace)
             numbers[key] = numbers.get(key, 0) + 1
+            annotated = Plan(seed=self._seed, do='annotate', step=0, edits=(Edit(child, ANNOTATED),))
+            if child.resource in self._facts.watched:
+                agenda.add('annotate', [annotated])
+            agenda.add('annotate', self.plan_absent(annotated))
             if child.resource not in self._facts.watched:
                 continue
             plan = Plan(seed=self._seed, do='delete', step=0, target=child)

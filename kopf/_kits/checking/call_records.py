@@ -28,6 +28,10 @@ class CallRecord:
         self.last: dict[Key, Call] = {}
         self.overlaps: list[str] = []
 
+    def begin(self, key: Key) -> None:
+        """Note that the handler is called again: a daemon may go on for ever, and has not failed then."""
+        self.last.pop(key, None)
+
     def end(self, key: Key, call: Call) -> None:
         """Note how a call has ended."""
         self.last[key] = call
@@ -55,6 +59,7 @@ class CallRecorder(Instrument):
             if key in self._running:
                 self._record.overlap(call)
             self._running.add(key)
+            self._record.begin(key)
 
     def handler_ends(self, call: HandlerCall) -> None:
         """Note the end."""

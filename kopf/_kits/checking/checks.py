@@ -16,9 +16,10 @@ from typing import Any
 
 from kopf._kits.checking.agendas import Agenda, Planner
 from kopf._kits.checking.courses import Course, Loading, Outcome, Recreation, Subject
+from kopf._kits.checking.disturbances import EDITING
 from kopf._kits.checking.end_states import Likeness
 from kopf._kits.checking.forks import ForkFailed, ForkPool
-from kopf._kits.checking.oracles import Expectation, Violation, judge, judge_undisturbed
+from kopf._kits.checking.oracles import Expectation, Violation, judge, judge_annotation, judge_undisturbed
 from kopf._kits.checking.plans import Edit, Plan
 from kopf._kits.checking.schema_edits import revert
 from kopf._kits.testing.virtual.virtual_loops import NO_SOCKETS
@@ -37,6 +38,10 @@ DISTURBED_EDITS = 2
 
 MAX_FINDINGS = 10
 """How many different findings are made small, and reported."""
+
+
+OUT_OF_REACH = "The operator did not come to their points, or the objects were not there then."
+"""Why plans have shown nothing."""
 
 
 class CannotCheck(Exception):
@@ -150,7 +155,7 @@ class Check:
         outcome, violations = self._try(plan, log=True)
         if outcome.problem:
             raise CannotCheck(outcome.problem)
-        if (plan.request is not None or plan.step is not None) and not outcome.has_begun:
+        if plan.is_disturbing and not outcome.has_begun:
             raise CannotCheck(
                 f'The operator does not come to {plan.request or "this point"} any more: the plan is for another one.'
             )
@@ -324,6 +329,8 @@ class Check:
         if expected is None:
             return judge_undisturbed(outcome, self._likeness) if not outcome.problem and not plan.fresh else []
         found = judge(outcome, expected)
+        if plan.do == 'annotate':
+            found += judge_annotation(outcome, plan.edits[0].target)
         is_deletion = plan.do == 'delete' and plan.target in self._base.facts.parents
         is_probe = plan.do == 'delete' and not is_deletion and plan.target is not None
         if is_deletion or (is_probe and plan.target is not None and plan.target.resource not in self._base.facts.owned):
@@ -333,7 +340,7 @@ class Check:
 
     def _expect(self, plan: Plan) -> Expectation | None:
         """Return the undisturbed course that this one is to be like; None if there is none."""
-        edits = () if plan.do == 'tamper' else plan.edits
+        edits = () if plan.do in ('tamper', 'annotate') else plan.edits
         if plan.do:
             outcome = self._outcomes.get(repr(edits))
             history = plan.do not in ('edit', 'stale', 'recreate')
@@ -351,6 +358,9 @@ class Check:
             if not plan.fresh:  # the API refuses some edits
                 self._problems[outcome.problem] += 1
             return
+        if plan.is_disturbing and not outcome.has_begun and not outcome.failure:
+            self._problems[OUT_OF_REACH] += 1
+            return
         self._report.tried.append((plan, violations))
         self._note(plan, violations)
         if plan.fresh and plan.edits:
@@ -365,7 +375,8 @@ class Check:
             return
         [edit] = plan.edits
         if self._planner.is_handled(edit):
-            self._outcomes[f'fresh {plan.edits!r}'] = outcome
+            if not outcome.failed and not outcome.retried:  # otherwise, the operator does not accept the edit
+                self._outcomes[f'fresh {plan.edits!r}'] = outcome
             ends = {(item.resource, item.namespace, item.name): item.body for item in self._base.end.objects}
             body = ends[edit.target.resource, edit.target.namespace, edit.target.name]
             back = Plan(seed=self._seed, edits=(edit, revert(edit, body)))
@@ -408,7 +419,7 @@ class Check:
             self._base = base
             self._outcomes.clear()
         self._outcomes[repr(())] = self._base
-        needed = plan.edits[:1] if plan.do != 'tamper' else ()
+        needed = plan.edits[:1] if plan.do not in ('tamper', 'annotate') else ()
         if needed:
             fresh = Plan(seed=plan.seed, edits=needed, fresh=True, without=plan.without)
             self._outcomes[f'fresh {needed!r}'] = self._run_alone(fresh)
@@ -447,7 +458,7 @@ class Check:
             yield dataclasses.replace(plan, times=1)
         if plan.do in ('kill', 'stop') and plan.step != 0:
             yield dataclasses.replace(plan, do='stop', when='before', request=None, step=0)
-        if plan.edits and plan.do and plan.do not in ('edit', 'stale', 'tamper'):
+        if plan.edits and plan.do and plan.do not in EDITING:
             yield dataclasses.replace(plan, edits=())
 
 

@@ -8,9 +8,10 @@ plan alone: the same plan gives the same requests at the same times.
 import contextlib
 import dataclasses
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kopf._cogs.structs.references import Resource
 from kopf._core.intents.causes import Reason
@@ -28,10 +29,11 @@ from kopf._kits.checking.call_records import Call, CallRecord, CallRecorder
 from kopf._kits.checking.disturbances import EDITING, Disturbance, clean
 from kopf._kits.checking.end_states import State, StoredObject
 from kopf._kits.checking.plans import Plan, Target
+from kopf._kits.checking.readiness_records import ReadinessRecord
 from kopf._kits.checking.user_modules import UserModules
 from kopf._kits.testing.inline_operators import InlineOperator
 from kopf._kits.testing.kinds.kinds import Bodies, Body, Kind
-from kopf._kits.testing.operator_processes import OWN_RESOURCES
+from kopf._kits.testing.operator_processes import OWN_RESOURCES, WEBHOOKS
 from kopf._kits.testing.sandbox import UNIMPORTANT, Sandbox
 from kopf._kits.testing.serving.faults import SeenRequest
 from kopf._kits.testing.serving.waits import WaitTimeout
@@ -54,17 +56,35 @@ PERIODIC_PATIENCE = 300.0
 STRIDE = 25.0
 """How long the time is let pass at once (in seconds)."""
 
+SHORT_STRIDE = 0.25
+"""The same while the operator writes much (in seconds)."""
+
+FEW_WRITES = 20
+"""How many writes in one stride are not many."""
+
 MAX_WRITES = 600
 """How many writes an operator may make before it comes to rest: with more, it is in a loop."""
+
+REPEATED = 3
+"""How many equal writes at rest are too many."""
 
 QUIET = 600.0
 """How long the rest is watched (in seconds)."""
 
+UNREACHABLE = 60.0
+"""When the user tries again what was refused as a webhook was not there (in seconds)."""
+
 WAIT = 3600.0
 """How long the waits of scenarios last at least (in seconds): disturbances delay what they wait for."""
 
-HIDDEN = UNIMPORTANT | {'selfsubjectrulesreviews', 'selfsubjectreviews'}
-"""The resources that are no part of what an operator comes to."""
+HIDDEN = UNIMPORTANT | WEBHOOKS | {'selfsubjectrulesreviews', 'selfsubjectreviews'}
+"""
+The resources that are no part of what an operator comes to.
+
+The configurations of webhooks belong to the operator, not to its objects: they change when it starts, and stay.
+"""
+
+T = TypeVar('T')
 
 Scenario = Callable[[Sandbox], object]
 
@@ -202,7 +222,11 @@ class Outcome:
     """What is there after a restart at rest."""
     restart_writes: list[str] = dataclasses.field(default_factory=list)
     quiet_writes: list[str] = dataclasses.field(default_factory=list)
+    needless_writes: list[str] = dataclasses.field(default_factory=list)
+    """The writes at rest that are the same again and again."""
     overlaps: list[str] = dataclasses.field(default_factory=list)
+    early: list[str] = dataclasses.field(default_factory=list)
+    """The children that were created when their owners were Ready already."""
     failed: list[Call] = dataclasses.field(default_factory=list)
     """The handlers that have failed for good."""
     retried: list[Call] = dataclasses.field(default_factory=list)
@@ -230,48 +254,54 @@ class CourseSandbox(Sandbox):
         """Wait until the operator is at rest."""
         self._course.settle()
 
-    @contextlib.contextmanager
-    def _step(self, text: str) -> Iterator[None]:
+    def _write(self, text: str, write: Callable[[], T]) -> T:
+        """Do a write of the user; if the operator's webhooks are not there, do it again when they are."""
         if self._is_writing:
-            yield
-            return
+            return write()
         self._is_writing = True
         try:
             with self._course.step(text):
-                yield
+                return write()
+        except Refusal as error:
+            if error.code < 500:
+                raise
+            self.advance(UNREACHABLE)
+            return write()
         finally:
             self._is_writing = False
 
     def create(self, what: Any, name: str | None = None, *, namespace: str | None = None, **fields: Any) -> Body:
         """Create an object, and note it as one of the user's."""
         kind = what if isinstance(what, str) else what.get('kind')
-        with self._step(f'create {kind} {name or _name(what)}'):
-            body = super().create(what, name, namespace=namespace, **fields)
+        create = super().create
+        body = self._write(
+            f'create {kind} {name or _name(what)}', lambda: create(what, name, namespace=namespace, **fields)
+        )
         self._course.note_created(body)
         return body
 
     def apply(self, source: Source) -> Bodies:
         """Apply objects, and note them as the user's."""
-        with self._step(f'apply {_name(source)}'):
-            bodies = super().apply(source)
+        apply = super().apply
+        bodies = self._write(f'apply {_name(source)}', lambda: apply(source))
         for body in bodies:
             self._course.note_created(body)
         return bodies
 
     def patch(self, resource: str, name: str, patch: Any, **options: Any) -> Body:
         """Edit an object."""
-        with self._step(f'patch {resource} {name}'):
-            return super().patch(resource, name, patch, **options)
+        send = super().patch
+        return self._write(f'patch {resource} {name}', lambda: send(resource, name, patch, **options))
 
     def replace(self, body: Mapping[str, Any], **options: Any) -> Body:
         """Replace an object."""
-        with self._step(f'replace {body.get("kind")} {_name(body)}'):
-            return super().replace(body, **options)
+        replace = super().replace
+        return self._write(f'replace {body.get("kind")} {_name(body)}', lambda: replace(body, **options))
 
     def delete(self, resource: str, name: str, **options: Any) -> None:
         """Delete an object."""
-        with self._step(f'delete {resource} {name}'):
-            super().delete(resource, name, **options)
+        delete = super().delete
+        self._write(f'delete {resource} {name}', lambda: delete(resource, name, **options))
 
     def wait_for(self, *args: Any, timeout: float = 0, **options: Any) -> Body:
         """Wait for a state, longer than in ordinary tests."""
@@ -325,6 +355,7 @@ class Course:
         self._outputs: list[InlineOperator] = []
         self._modules = UserModules()
         self._record = CallRecord()
+        self._readiness = ReadinessRecord()
         self._disturbance = Disturbance(self, plan)
         self._outcome = Outcome()
         self._phase = 'start'
@@ -378,8 +409,10 @@ class Course:
             self._outcome.steps.append(text)
             number = len(self._outcome.steps)
             self._disturbance.before_step(number)
-            yield
-            self._disturbance.after_step(number)
+            try:
+                yield
+            finally:
+                self._disturbance.after_step(number)
         else:
             yield
 
@@ -395,13 +428,15 @@ class Course:
         """Wait until the operator writes nothing, and nothing is tried again; return whether it comes to that."""
         started = self._now
         is_at_rest = False
-        written = self._count_writes()
+        written = before = self._count_writes()
+        stride = SHORT_STRIDE
         while not is_at_rest and self._now - started < self._patience:
-            if self._count_writes() > written + MAX_WRITES:
+            if (count := self._count_writes()) > written + MAX_WRITES:
                 return False
+            # In small steps, as a loop without delays can make thousands of requests in a second.
+            stride, before = min(stride * 2, STRIDE) if count < before + FEW_WRITES else SHORT_STRIDE, count
             last = max([started, self._disturbance.ends_at, self._last_write_at])
-            # In small steps, as a loop without delays can make thousands of requests in this time.
-            self.sandbox.advance(min(max(last + SILENCE - self._now, 1.0), STRIDE))
+            self.sandbox.advance(min(max(last + SILENCE - self._now, SHORT_STRIDE), stride))
             self._check_operator()
             last = max([started, self._disturbance.ends_at, self._last_write_at])
             is_at_rest = self._now - last >= SILENCE and not self._list_calls('retried')
@@ -425,6 +460,7 @@ class Course:
             self._outcome.problem = f'The sandbox refuses an object: {error}'
         self._outcome.has_begun = self._disturbance.has_begun
         self._outcome.overlaps = self._record.overlaps
+        self._outcome.early = self._readiness.early
         self._outcome.requests = list(self._iter_requests())
         self._outcome.output = '\n'.join(operator.output for operator in self._outputs)[-3000:]
         if self._has_log:
@@ -434,6 +470,10 @@ class Course:
     def _go(self) -> None:
         self._enter_phase('start')
         self._disturbance.arm()
+        if not self._plan.do:  # restored children are not early ones
+            self.sandbox.faults.call(
+                lambda: self._readiness.note(self._list_objects()), times=None, late=True, condition=_matters
+            )
         self.start_operator()
         self._await_start()
         self._enter_phase('scenario')
@@ -461,9 +501,13 @@ class Course:
         """Let ten minutes pass; return what the operator writes meanwhile."""
         before, ends_at = len(self._seen), self._now + QUIET
         written = self._count_writes()
+        stride = SHORT_STRIDE
         while self._now < ends_at and self._count_writes() <= written + MAX_WRITES:
-            self.sandbox.advance(min(STRIDE, ends_at - self._now))
-        return [_tell(request) for request in self._seen[before:] if _matters(request)]
+            self.sandbox.advance(min(stride, ends_at - self._now))
+            stride = min(stride * 2, STRIDE)
+        writes = [request for request in self._seen[before:] if _matters(request)]
+        self._outcome.needless_writes = find_repeated(writes)
+        return [_tell(request) for request in writes]
 
     def _count_writes(self) -> int:
         return sum(map(_matters, self._seen))
@@ -625,6 +669,24 @@ class Course:
                 facts.children.append(Target(resource=item.resource, namespace=item.namespace, name=item.name))
 
 
+def find_repeated(writes: Sequence[SeenRequest]) -> list[str]:
+    """
+    Return the writes that are made again and again, and cannot change anything after the first time.
+
+    A server-side apply is not among them: it is made for that. Nor are the patches of the framework: they have the
+    results of handlers, which may be the same.
+    """
+    counts = Counter(
+        (request.method, request.path, request.body)
+        for request in writes
+        if request.method in ('PUT', 'PATCH')
+        and 'apply-patch' not in request.content_type
+        and request.status < 300
+        and not request.user_agent.startswith('kopf/')
+    )
+    return [f'{method} {path}' for (method, path, _), count in counts.items() if count >= REPEATED]
+
+
 class ScenarioFailed(CourseFailed):
     """Raised when the scenario itself has failed."""
 
@@ -644,6 +706,8 @@ def describe(facts: Facts, registry: OperatorRegistry, kinds: Mapping[str, Kind]
             facts.parents += [target for target, _ in facts.created if target.resource == name]
         if fields := [item.field or () for item in selecting if _handles_updates(item)]:
             facts.updated[name] = [tuple(map(str, field)) for field in fields]
+        elif _is_spawning_only(selecting):
+            facts.updated[name] = [()]
         if any(source.fn is None and source.selector.check(resource) for item in handlers for source in item.sources):
             facts.owned.append(name)
         if kinds[name].custom:
@@ -654,6 +718,13 @@ def describe(facts: Facts, registry: OperatorRegistry, kinds: Mapping[str, Kind]
 
 def _is_periodic(handler: Any) -> bool:
     return isinstance(handler, SpawningHandler | ScheduleHandler) or bool(getattr(handler, 'interval', None))
+
+
+def _is_spawning_only(handlers: Sequence[ResourceHandler]) -> bool:
+    """Check whether all that depends on the spec is the work of daemons and timers: no other handlers begin it."""
+    changing = [item for item in handlers if isinstance(item, ChangingHandler)]
+    spawning = [item for item in handlers if isinstance(item, SpawningHandler)]
+    return bool(spawning) and all(item.reason is Reason.DELETE for item in changing)
 
 
 def _handles_updates(handler: ResourceHandler) -> bool:

@@ -25,7 +25,7 @@ ANSWERED = 0.005
 STALE_FOR = 5.0
 """How long a watch is silent before the user edits the object (in seconds)."""
 
-EDITING = frozenset({'edit', 'stale', 'tamper'})
+EDITING = frozenset({'edit', 'stale', 'tamper', 'annotate'})
 """The disturbances that make the first edit of the plan, which is not made at rest then."""
 
 ACTIONS: Mapping[str, str] = {
@@ -39,6 +39,7 @@ ACTIONS: Mapping[str, str] = {
     'stale': 'the watch of one resource is silent, and the user edits the object meanwhile',
     'edit': 'the user edits the object',
     'tamper': 'another client edits a child',
+    'annotate': 'another client adds an annotation to a child, which must stay',
     'delete': 'another client deletes an object',
     'recreate': 'the user deletes the object and creates it again',
 }
@@ -73,7 +74,7 @@ class Disturbance:
         self._failed = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self.has_begun = False
-        """Whether the point of the plan was reached."""
+        """Whether the point of the plan was reached, and the writes of other clients there were possible."""
         self.ends_at = 0.0
         """When it ends (in seconds of virtual time)."""
 
@@ -141,7 +142,7 @@ class Disturbance:
             case 'stale':
                 self._freeze()
                 self._later(STALE_FOR, self._start_writing)
-            case 'edit' | 'tamper' | 'delete':
+            case 'edit' | 'tamper' | 'annotate' | 'delete':
                 self._start_writing()
 
     def _start_writing(self) -> None:
@@ -158,12 +159,14 @@ class Disturbance:
     async def _write(self) -> None:
         """Change or delete the object as another client does; if it is gone meanwhile, there is nothing to do."""
         aio = self._stage.sandbox.aio
+        self.has_begun = False
         with contextlib.suppress(Refusal):
             for kind, name, namespace, patch in self._list_writes():
                 if patch is None:
                     await aio.delete(kind, name, namespace=namespace)
                 else:
                     await aio.patch(kind, name, patch, namespace=namespace)
+                self.has_begun = True
 
     def _list_writes(self) -> list[tuple[str, str, str, Mapping[str, Any] | None]]:
         plan = self._plan
@@ -208,7 +211,7 @@ class Disturbance:
         if is_away:
             self._stage.kill_operator()
         match plan.do:
-            case 'edit' | 'tamper' | 'delete':
+            case 'edit' | 'tamper' | 'annotate' | 'delete':
                 sandbox.run(self._write())
             case 'recreate':
                 self._recreate()

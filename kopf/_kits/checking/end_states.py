@@ -205,9 +205,14 @@ def _strip(body: Mapping[str, Any], results: frozenset[str]) -> dict[str, Any]:
         metadata['annotations'] = annotations
     status = given.pop('status', None)
     if isinstance(status, Mapping):
-        status = {key: value for key, value in status.items() if key != 'kopf' and key not in results}
+        # The results of sub-handlers are named by all of the handlers above them.
+        status = {key: value for key, value in status.items() if key != 'kopf' and key.partition('/')[0] not in results}
         status = _relate_generations(status, body.get('metadata', {}).get('generation'))
     return {'metadata': metadata, **given, **({'status': status} if status else {})}
+
+
+ANNOTATION = 'kopf.dev/check'
+"""The annotation that another client adds to children; it is not compared."""
 
 
 def is_bookkeeping(annotation: str) -> bool:

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from kopf._kits.checking.courses import Outcome
-from kopf._kits.checking.end_states import Likeness, find_differences
+from kopf._kits.checking.end_states import ANNOTATION, Likeness, find_differences
+from kopf._kits.checking.plans import Target
 
 LIMIT = 12
 """How many differences are shown."""
@@ -53,11 +54,25 @@ def judge(outcome: Outcome, expected: Expectation) -> list[Violation]:
     return [*found, *_judge_restart(outcome, expected), *_judge_deletion(outcome, expected)]
 
 
+def judge_annotation(outcome: Outcome, target: Target) -> list[Violation]:
+    """Return whether the annotation of another client is lost, although its object is there."""
+    lost = [
+        item
+        for item in outcome.end.objects
+        if (item.resource, item.namespace, item.name) == (target.resource, target.namespace, target.name)
+        and ANNOTATION not in item.body['metadata'].get('annotations', {})
+    ]
+    text = 'What another client has added to a child is lost: change only the fields that are yours.'
+    return [Violation('annotation', text, (f'- {target} metadata.annotations',))] if lost and outcome.has_begun else []
+
+
 def judge_undisturbed(outcome: Outcome, likeness: Likeness) -> list[Violation]:
     """Return what is wrong with a course without disturbances, which is not compared with another one."""
     found = []
     if outcome.overlaps:
         found.append(_overlap(outcome))
+    if outcome.early:
+        found.append(_early(outcome))
     found += _judge_restart(outcome, Expectation(outcome, likeness))
     if left := likeness.flatten(outcome.final).keys() - _outside(outcome):
         found.append(Violation('leftovers', 'Objects are left when all of the user are deleted.', _add(sorted(left))))
@@ -66,6 +81,9 @@ def judge_undisturbed(outcome: Outcome, likeness: Likeness) -> list[Violation]:
         found.append(_unrest(outcome))
     elif outcome.quiet_writes and not outcome.facts.is_periodic:
         found.append(_unrest(outcome))
+    elif outcome.needless_writes:
+        text = 'The same is written again and again in ten minutes in which nothing happens.'
+        found.append(Violation('needless', text, _count(outcome.needless_writes)))
     return found
 
 
@@ -85,10 +103,17 @@ def _judge_rest(outcome: Outcome, expected: Expectation) -> Iterator[Violation]:
         yield _unrest(outcome)
     if outcome.overlaps and not expected.outcome.overlaps:
         yield _overlap(outcome)
+    if outcome.early and not expected.outcome.early:
+        yield _early(outcome)
 
 
 def _overlap(outcome: Outcome) -> Violation:
     return Violation('overlap', 'An object is handled by two at once.', _count(outcome.overlaps))
+
+
+def _early(outcome: Outcome) -> Violation:
+    text = 'Children are made when their owner says that it is Ready already.'
+    return Violation('ready', text, _limit([f'! {line}' for line in outcome.early]))
 
 
 def _judge_end(outcome: Outcome, expected: Expectation) -> Iterator[Violation]:

@@ -100,6 +100,11 @@ class Plan:
     without: tuple[int, ...] = ()
     """The numbers of the loaded objects that are left out."""
 
+    @property
+    def is_disturbing(self) -> bool:
+        """True if something happens at some point, besides the edits at rest."""
+        return self.request is not None or self.step is not None
+
     @classmethod
     def read(cls, path: Path) -> Self:
         """

@@ -6,6 +6,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from kopf._kits.checking.checks import Finding, Progress, Report
+from kopf._kits.checking.disturbances import EDITING
 from kopf._kits.checking.oracles import Violation
 from kopf._kits.checking.plans import Plan
 
@@ -15,7 +16,7 @@ WIDTH = 100
 def describe(plan: Plan) -> str:
     """Return what is done by a plan: one or two sentences."""
     sentences = []
-    if plan.edits and plan.do not in ('edit', 'stale', 'tamper'):
+    if plan.edits and plan.do not in EDITING:
         verb = 'was created with' if plan.fresh else 'was edited at rest:'
         edits = ', and then '.join(map(str, plan.edits))
         sentences.append(f'{plan.edits[0].target} {verb} {edits}.')
@@ -54,6 +55,8 @@ def _describe_action(plan: Plan) -> str:
             return f'The user edited {edit.target}: {edit}'
         case 'tamper' if edit is not None:
             return f'Another client edited {edit.target}: {edit}'
+        case 'annotate' if edit is not None:
+            return f'Another client added an annotation to {edit.target}'
         case 'delete':
             return f'Another client deleted {plan.target}'
         case _:

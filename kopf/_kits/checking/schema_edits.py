@@ -5,6 +5,9 @@ Values at the limits and beyond the usual are tried: zero, nothing, the other al
 known from the present values alone. Values that the API refuses are found by trying.
 """
 
+import contextlib
+import itertools
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -107,9 +110,18 @@ def _iter_texts(present: Any, schema: Mapping[str, Any]) -> Iterator[str]:
         yield ''
     if not schema.get('format') and not schema.get('pattern'):
         yield f'{present}x' if isinstance(present, str) and present else 'x'
-    elif isinstance(present, str) and present[-1:].isdigit():
-        # Only what is likely to match: the API refuses the others.
-        yield present[:-1] + ('2' if present[-1] != '2' else '3')
+    elif isinstance(present, str) and present:
+        yield from itertools.islice(_iter_similar(present, schema.get('pattern') or ''), 1)
+
+
+def _iter_similar(present: str, pattern: str) -> Iterator[str]:
+    """Yield texts that are likely to be accepted, too; what is not, is refused by the API, and not tried further."""
+    last = present[-1]
+    candidates = [present[:-1] + ('2' if last != '2' else '3')] if last.isdigit() else []
+    for text in [*candidates, *([f'{present}{last}', present[:-1]] if pattern else [])]:
+        with contextlib.suppress(re.error):  # not all patterns are those of Python
+            if re.search(pattern, text):
+                yield text
 
 
 def _iter_lists(present: Any, schema: Mapping[str, Any]) -> Iterator[list[Any]]:

@@ -2,9 +2,10 @@
 
 import pytest
 
-from kopf._kits.checking.courses import Course, Loading, Subject
+from kopf._kits.checking.courses import Course, Loading, Subject, find_repeated
 from kopf._kits.checking.forks import ForkPool
 from kopf._kits.checking.plans import Edit, Moment, Plan, Target
+from kopf._kits.testing.serving.faults import SeenRequest
 from kopf._kits.testing.wire.manifests import read
 
 WEB = Target(resource="webs", namespace="default", name="w1")
@@ -41,6 +42,19 @@ def run(write, tmp_path):
         return ForkPool(1, 60).call(lambda: Course(subject, plan or Plan(), **options).run(), None)
 
     return run
+
+
+def make_request(status=200, body=b"same", content_type="application/merge-patch+json", user_agent="curl"):
+    return SeenRequest("PATCH", "/x", {}, user_agent, content_type, body=body, status=status)
+
+
+def test_equal_writes_are_needless_the_third_time():
+    assert find_repeated([make_request()] * 2) == []
+    assert find_repeated([make_request()] * 3) == ["PATCH /x"]
+    assert find_repeated([make_request(body=bytes([number])) for number in range(3)]) == []
+    assert find_repeated([make_request(status=409)] * 3) == []
+    assert find_repeated([make_request(user_agent="kopf/1.46.0")] * 3) == []
+    assert find_repeated([make_request(content_type="application/apply-patch+yaml")] * 3) == []
 
 
 def get_statuses(outcome):
@@ -94,6 +108,12 @@ def test_edits_are_made_at_rest_or_at_a_request(run):
     assert get_statuses(run(Plan(edits=(*edits, Edit(WEB, {"spec": {"size": 1}}))))) == [1]
     outcome = run(Plan(do="edit", when="unanswered", request=PATCH, edits=edits))
     assert outcome.has_begun and get_statuses(outcome) == [4]
+
+
+def test_edits_of_absent_objects_have_not_happened(run):
+    absent = Target(resource="webs", namespace="default", name="absent")
+    outcome = run(Plan(do="edit", when="unanswered", request=PATCH, edits=(Edit(absent, {"spec": {"size": 4}}),)))
+    assert not outcome.has_begun and get_statuses(outcome) == [2]
 
 
 def test_deleted_objects_are_gone(run):

@@ -98,3 +98,5 @@ def test_results_of_handlers_are_history():
     one, other = make_state(create_fn=1, size=2), make_state(create_fn=1, update_fn=3, size=2)
     assert likeness.flatten(one) != likeness.flatten(other)
     assert likeness.flatten(one, history=False) == likeness.flatten(other, history=False)
+    nested = State([make_object("webs", "x", status={"create_fn/sub/sub": 1, "size": 2})], {})
+    assert likeness.flatten(one, history=False) == likeness.flatten(nested, history=False)

@@ -26,6 +26,10 @@ def list_values(present, **schema):
         ("abc", {"type": "string", "minLength": 1}, ["abcx"]),
         ("10Gi", {"type": "string", "pattern": "^[0-9]+Gi$"}, [""]),
         ("v1", {"type": "string", "pattern": "^v[0-9]$"}, ["", "v2"]),
+        ("shop", {"type": "string", "pattern": "^[a-z]+$"}, ["", "shopp"]),
+        ("shop", {"type": "string", "pattern": "^[a-z]{1,4}$"}, ["", "sho"]),
+        ("shop", {"type": "string", "pattern": r"^\p{L}+$"}, [""]),
+        ("2030-01-01", {"type": "string", "format": "date"}, ["", "2030-01-02"]),
         (
             ["a", "b"],
             {"type": "array", "items": {"type": "string"}},

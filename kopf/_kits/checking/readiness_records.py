@@ -1,0 +1,38 @@
+"""Whether objects say that they are Ready before the operator has made all of their children."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from kopf._kits.checking.end_states import StoredObject
+
+
+class ReadinessRecord:
+    """The objects that are Ready, in one course."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+        self._ready: set[str] = set()
+        self.early: list[str] = []
+        """The children that were created when their owners were Ready already."""
+
+    def note(self, objects: Iterable[StoredObject]) -> None:
+        """Called after each write with all objects that are there."""
+        items = {item.body['metadata']['uid']: item for item in objects}
+        for uid, item in items.items():
+            owners = item.body['metadata'].get('ownerReferences') or ()
+            if uid not in self._known and any(owner['uid'] in self._ready for owner in owners):
+                self.early.append(f'{item.resource} {item.namespace}/{item.name}')
+        self._known = {*items}
+        self._ready = {uid for uid, item in items.items() if is_ready(item.body)}
+
+
+def is_ready(body: Mapping[str, Any]) -> bool:
+    """Check whether the object says that its present generation is ready; without numbers, it is about the first."""
+    status = body.get('status')
+    if not isinstance(status, Mapping) or not isinstance(status.get('conditions'), list):
+        return False
+    for condition in status['conditions']:
+        if isinstance(condition, Mapping) and condition.get('type') == 'Ready' and condition.get('status') == 'True':
+            observed = condition.get('observedGeneration', status.get('observedGeneration', 1))
+            return bool(observed == body['metadata'].get('generation', 1))
+    return False
