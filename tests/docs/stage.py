@@ -17,9 +17,10 @@ import threading
 import time
 import traceback
 import types
+from collections.abc import Sequence
 
 import yaml
-from snippets import Lesson
+from snippets import Block, Lesson, read_page
 
 import kopf
 from kopf._cogs.aiokits.flags import ServingFlag
@@ -41,6 +42,22 @@ def pointing(path: pathlib.Path, sandbox: Sandbox):
         path.unlink(missing_ok=True)
         if previous is not None:
             path.symlink_to(previous)
+
+
+@contextlib.contextmanager
+def importable(files: Sequence[Block]):
+    """Let code import the modules of its page: the blocks with captions."""
+    modules = {pathlib.Path(block.caption).stem for block in files if block.caption.endswith(".py")}
+    for block in files:
+        if block.caption.endswith(".py") and not pathlib.Path(block.caption).exists():
+            pathlib.Path(block.caption).write_text(block.text)
+    sys.path.insert(0, os.getcwd())
+    try:
+        yield
+    finally:
+        sys.path.pop(0)
+        for name in modules:
+            sys.modules.pop(name, None)
 
 
 class ReadyFlag(ServingFlag, threading.Event):
@@ -66,7 +83,7 @@ class Stage:
 
     def perform(self, lesson: Lesson) -> None:
         """Run the code of the page, start the operator if there are handlers for it, and run the check."""
-        with self._prepared():
+        with self._prepared(), importable(read_page(lesson.check.page).files):
             for block in lesson.code:
                 exec(block.compile(), self.module.__dict__)
             if lesson.check.kind == "check":
