@@ -27,6 +27,7 @@ def test_no_operator_knows_of_the_check():
         assert "kopf.testing" not in path.read_text() and "virtual" not in path.read_text()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_undisturbed_operators_come_to_rest(name):
     subject = SUBJECTS[name]

@@ -8,11 +8,9 @@ import kopf
 async def apply_settings(name, spec, **_):
     settings = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"image": spec["image"]}}
     kopf.adopt(settings)
-    kopf.label(settings, {"webapp": name})
     await kopf.apply(settings)
 
 
-@kopf.on.event("configmaps", labels={"webapp": kopf.PRESENT})
-async def watch_settings(event, name, logger, **_):
-    if event["type"] == "DELETED":
-        logger.warning(f"The config map {name} was deleted!")
+@kopf.on.reconcile("webapps", owns=["configmaps"])
+async def report(children, patch, **_):
+    patch.status["settings"] = len(children["configmaps"])

@@ -1,0 +1,30 @@
+"""What checks find in some operators of the corpus, with a small budget; `python -m tests.check` is for all."""
+
+import pytest
+
+from tests.check import corpus, rates
+
+SUBJECTS = {subject.name: subject for subject in corpus.find_subjects()}
+
+QUICK = [
+    "already_exists",
+    "leaked_finalizer",
+    "memo_only",
+    "only_on_create",
+    "put_replaces",
+    "random_names",
+    "ready_too_early",
+    "wrong_owner",
+    "classic",
+    "levels",
+    "18-walkthrough",
+    "corner_mixture",
+]
+"""The operators for each test run: mistakes that one of the first plans finds, and some without mistakes."""
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_checks_find_planted_mistakes_and_nothing_else(name):
+    subject = SUBJECTS[name]
+    result = rates.measure(subject, budget=30 if subject.group == "planted" else 4, jobs=1)
+    assert not result.is_wrong, f"{rates.format_row(result)}\n{result.text}"
