@@ -11,7 +11,6 @@ def make(name, part, image):
 
 @kopf.on.create("webapps")
 @kopf.on.update("webapps")
-@kopf.on.resume("webapps")
 async def apply_all(spec, **_):
     for page in spec.get("pages", []):
 
