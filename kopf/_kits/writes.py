@@ -19,6 +19,7 @@ from kopf._cogs.structs.references import Resource
 from kopf._core.actions.execution import PermanentError, TemporaryError, cause_var
 from kopf._core.engines.adoption import check_object
 from kopf._core.engines.children import make_manager
+from kopf._core.engines.indexing import INDEXING_PATIENCE, wait_for_indexing
 from kopf._core.reactor.object_records import ObjectRecord
 from kopf._core.reactor.orchestration import write_through_var
 
@@ -34,9 +35,6 @@ T = TypeVar('T')
 
 UNSERVED_DELAY = 30
 """The delay of the next attempt if the cluster does not have the kind, which can be created later (in seconds)."""
-
-INDEXING_PATIENCE = 10.0
-"""For how long the index functions are waited for, as they can hang (in seconds)."""
 
 SEEING_PATIENCE = 10.0
 """For how long a thread waits for a busy event loop (in seconds)."""
@@ -154,13 +152,7 @@ class _Sight(Awaitable[None]):
         return self._wait().__await__()
 
     async def _wait(self) -> None:
-        for record in self._records:
-            if record.indexing is not None:
-                try:
-                    async with asyncio.timeout(INDEXING_PATIENCE):
-                        await record.indexing.wait()
-                except TimeoutError:
-                    pass  # the indices get the object later, as after events of the watch
+        await wait_for_indexing(self._records)
 
 
 def _is_in_loop() -> bool:

@@ -215,8 +215,8 @@ class ChildrenHost(Protocol):
     async def patch_owner(self, patch: Patch, /) -> None:
         """Apply the patch to the owner, without triggering the handler by it."""
 
-    def see(self, raw: RawBody, /) -> None:
-        """Let the indices and the other handlers know the state of a child, ahead of the stream."""
+    async def see(self, raw: RawBody, /) -> None:
+        """Let the indices and the other handlers know the state of a child, ahead of the stream; wait for indices."""
 
     def serves(self, key: ChildKey, /) -> bool:
         """Check whether changes of the child are noticed."""
@@ -460,7 +460,7 @@ class ChildrenRun:
         finally:
             self._host.trigger(objects.end_write(place, raw, frozenset({self._get_owner()})))
         # A copy, as the handler gets the response, and could change it.
-        self._host.see(copy.deepcopy(raw))
+        await self._host.see(copy.deepcopy(raw))
         self.logger.debug("%s is applied.", key)
         return raw
 

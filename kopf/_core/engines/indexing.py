@@ -7,11 +7,12 @@ confused with those of a new object with the same name, in whatever order their 
 per object and key.
 """
 
+import asyncio
 import collections
 import copy
 import datetime
 from collections.abc import Collection, Hashable, ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from kopf._cogs.structs import ephemera
 from kopf._cogs.structs.ids import HandlerId
@@ -243,6 +244,36 @@ class ResourceIndexing:
 
     async def _run(self, handler: IndexingHandler, cause: IndexingCause, state: HandlerState) -> Outcome:
         return await execution.run_handler(handler, cause, state, self._rules)
+
+
+INDEXING_PATIENCE = 10.0
+"""For how long the index functions are waited for, as they can hang (in seconds)."""
+
+
+class Indexing(Protocol):
+    """The processing of one object by the index functions."""
+
+    async def wait(self) -> None:
+        """Wait until the index functions have processed the newest state of the object."""
+
+
+class Indexed(Protocol):
+    """An object that index functions may be processing."""
+
+    @property
+    def indexing(self) -> Indexing | None:
+        """The processing, if there is any."""
+
+
+async def wait_for_indexing(objects: Collection[Indexed]) -> None:
+    """Wait until the indices have the newest states of the objects."""
+    for item in objects:
+        if item.indexing is not None:
+            try:
+                async with asyncio.timeout(INDEXING_PATIENCE):
+                    await item.indexing.wait()
+            except TimeoutError:
+                pass  # the indices get the object later, as after events of the watch
 
 
 def make_rules(context: OperatorContext) -> Execution:

@@ -38,6 +38,7 @@ from kopf._core.engines.children import (
 )
 from kopf._core.engines.contests import Truce
 from kopf._core.engines.field_ownership import Path, render
+from kopf._core.engines.indexing import Indexed, wait_for_indexing
 from kopf._core.engines.owned_objects import OwnedObject, OwnedObjects
 from kopf._core.engines.planning import NONE, Again, Pace, Plan, Planner, Trigger
 from kopf._core.engines.relations import Key, Relations
@@ -345,8 +346,8 @@ class Controller:
 class Watches(Protocol):
     """The watches of the operator."""
 
-    def see(self, raw: RawBody, /) -> object:
-        """Receive a state from the response to a write of a child, ahead of the stream."""
+    def see(self, raw: RawBody, /) -> Collection[Indexed]:
+        """Receive a state from the response to a write of a child, ahead of the stream; return where it is news."""
 
     def serves(self, resource: Resource, namespace: Namespace, /) -> bool:
         """Check whether the objects of the resource in the namespace are watched."""
@@ -426,9 +427,14 @@ class ChildrenOfPlan:
         """Apply the patch to the owner, which does not trigger the handler."""
         await self._plan.level.leveler.host.patch_owner(self._plan, self._body, patch, self._logger)
 
-    def see(self, raw: RawBody) -> None:
-        """Pass the state of a child to the indices and the other handlers, before the stream of its watch brings it."""
-        self._plan.level.leveler.watches.see(raw)
+    async def see(self, raw: RawBody) -> None:
+        """
+        Pass the state of a child to the indices and the other handlers, before the stream of its watch brings it.
+
+        The index functions are waited for: no event of the child calls the handler again, so what it reads from the
+        indices now must be right.
+        """
+        await wait_for_indexing(self._plan.level.leveler.watches.see(raw))
 
     def serves(self, key: ChildKey) -> bool:
         """Check whether the operator watches the child, and so gets its changes."""

@@ -306,12 +306,12 @@ async def test_an_index_shows_an_applied_child_at_once(world):
 
     @kopf.index('configmaps', id='by_name', registry=world.registry)
     async def by_name(name, body, **_):
+        await asyncio.sleep(0.01)
         return {name: body['data']}
 
     @kopf.on.reconcile('kopfexamples', id='fn', owns=['configmaps'], registry=world.registry)
     async def fn(name, children, by_name: kopf.Index, **_):
         await children.apply(config_map(key='value'))
-        await asyncio.sleep(0)  # the index function is a task
         found.append([*by_name.get('child', [])])
         world.note('fn', name)
 
