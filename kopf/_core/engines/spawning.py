@@ -9,6 +9,7 @@ pauses or exits.
 """
 
 import asyncio
+import contextlib
 import contextvars
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -269,7 +270,10 @@ class ObjectDaemons:
             if key is not None or daemon is not None:
                 self.known[key or handler] = daemon
         if spawner.idling and self.essence is None:
-            self.essence = spawner.essence_of(self.body)
+            # Not raised, as the other objects are still to be taken over. Without the essence, the next state counts as
+            # a change, so idle timers only wait longer.
+            with contextlib.suppress(StorageError):
+                self.essence = spawner.essence_of(self.body)
         gone, self.gone = self.gone, True  # daemons that end now need not requeue the object: it is listed again
         for daemon in self:
             if redefined or daemon.handler not in spawner.keys:

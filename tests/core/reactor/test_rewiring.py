@@ -443,3 +443,29 @@ async def test_timers_that_are_declared_late_begin_right_after_a_patch_of_their_
         await world.handled('other')
         world.declare(kopf.timer, 'tick', interval=0.1)
         await world.until_called('tick', name='obj')
+
+
+@in_virtual_time
+async def test_a_storage_that_fails_while_other_handlers_take_over_does_not_end_the_operator(world):
+    class Storage(kopf.AnnotationsDiffBaseStorage):
+        failures = 0
+
+        def build(self, **kwargs):
+            if self.failures:
+                self.failures -= 1
+                raise OSError("The database is down.")
+            return super().build(**kwargs)
+
+    storage = world.settings.persistence.diffbase_storage = Storage()
+    world.settings.queueing.error_delays = [0.1]
+    world.declare(kopf.timer, 'tick', interval=1000)
+    async with world.operator():
+        await create_objects(world)
+        await world.until_called('tick', name='obj')
+        await world.until_called('tick', name='other')
+        storage.failures = 2
+        world.declare(kopf.timer, 'idle', interval=0.1, idle=0.1)
+        await world.until_called('idle', name='obj')
+        await world.until_called('idle', name='other')
+        await world.create('new')
+        await world.until_called('idle', name='new')
