@@ -268,6 +268,10 @@ def serve(connection: socket.socket) -> Callable[[], Any] | None:
                 continue
             head, fds, _, _ = socket.recv_fds(connection, 4, 3)
             if not head:
+                # The tests have ended, or were killed: nothing may outlive them.
+                for pid in statuses:
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
                 return None
             request = json.loads(_receive(connection, int.from_bytes(head)))
             pid = os.fork()

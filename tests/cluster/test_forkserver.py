@@ -3,10 +3,13 @@
 import os
 import signal
 import subprocess
+import sys
 
 import pytest
 from forkserver import AsyncProcess, ForkedProcess, get_server, run_process, split_command, start_process
+from kubeapi import wait
 
+FOLDER = os.path.dirname(__file__)
 SCRIPT = """
 import os, signal, sys
 if 'wait' in sys.argv:
@@ -89,6 +92,16 @@ def test_kopf_runs_as_the_command_line():
     done = run_process(["kopf", "run", "--no-such-option"])
     assert done.returncode == 2
     assert done.stderr.startswith("Usage: kopf run ")
+
+
+def test_commands_do_not_outlive_the_tests_even_if_these_are_killed(script):
+    code = "import forkserver, os, sys; process = forkserver.start_process(['python', 'script.py', 'wait'], "
+    code += "stdout=sys.stdout); print(process.pid, flush=True); os.kill(os.getpid(), 9)"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [FOLDER, os.environ.get("PYTHONPATH")]))}
+    # The pipe is at its end when no process has it as its output any more.
+    done = subprocess.run([sys.executable, "-c", code], cwd=script, env=env, stdout=subprocess.PIPE, timeout=60)
+    pid = next(int(word) for word in done.stdout.split() if word.isdigit())
+    wait(lambda: not os.path.exists(f"/proc/{pid}"), "the end of the command")
 
 
 def test_all_commands_of_a_process_have_one_server():

@@ -2,6 +2,7 @@
 
 import ast
 import collections
+import functools
 import pathlib
 
 import pytest
@@ -36,9 +37,15 @@ CACHES = {
 """The questions that remember their answer, and where they do."""
 
 
+@functools.cache
+def parse(path: pathlib.Path) -> ast.Module:
+    """Return the syntax tree of a module; it is parsed once for all tests."""
+    return ast.parse(path.read_text())
+
+
 def find_assignments(path: pathlib.Path) -> list[str]:
     """Return the assignments of attributes of shared objects in a module that does not define their class."""
-    tree = ast.parse(source := path.read_text())
+    source, tree = path.read_text(), parse(path)
     classes = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
     found = []
     for node in ast.walk(tree):
@@ -58,7 +65,7 @@ def test_only_owners_assign_the_attributes_of_shared_objects(path: pathlib.Path)
 def test_names_of_shared_objects_are_in_use() -> None:
     names: collections.Counter[str] = collections.Counter()
     for path in CORE.rglob('*.py'):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parse(path)):
             if isinstance(node, ast.Attribute):
                 name = node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, 'id', '')
                 names[name.lstrip('_')] += 1
@@ -91,7 +98,7 @@ def find_changes_by_questions(tree: ast.AST) -> list[str]:
     ids=lambda path: str(path.relative_to(KOPF)),
 )
 def test_questions_change_nothing(path: pathlib.Path) -> None:
-    assert not find_changes_by_questions(ast.parse(path.read_text()))
+    assert not find_changes_by_questions(parse(path))
 
 
 def test_questions_that_change_something_are_found() -> None:

@@ -42,9 +42,12 @@ def is_command(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
 
 def find_functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not is_command(node):
-            yield node
+    # Why not `ast.walk`? Functions are statements, and most nodes are parts of expressions.
+    for field in ('body', 'orelse', 'finalbody', 'handlers', 'cases'):
+        for node in getattr(tree, field, ()):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not is_command(node):
+                yield node
+            yield from find_functions(node)
 
 
 def find_odd_beginnings(tree: ast.AST) -> list[str]:

@@ -25,10 +25,14 @@ from kopf._core.engines.leases import MANAGED_BY, LeaseRecord, LeaseStore, forma
 logger = logging.getLogger(__name__)
 
 SILENCE = 2.5
-"""After how many periods without an event a standby reads the Lease itself: the watch can be silently broken."""
+"""
+The number of periods without an event, after which a standby reads the Lease, as the watch can fail without an error.
+"""
 
 RELEASE_ATTEMPTS = 3
-"""How often the release is tried: the known version is outdated if the last response was lost."""
+"""
+The number of attempts to release the Lease. The first one fails if the last response was lost, with the newest version.
+"""
 
 
 class LeadershipError(ExplainedError):

@@ -134,7 +134,7 @@ def _find_thread(kwargs: Any, threads: dict[int, FrameType]) -> tuple[str | None
     for ident, top in threads.items():
         inner: list[FrameType] = []
         for frame in _iter_outwards(top):
-            # By the identity of the dict: a function can run for many objects at once, with equal arguments.
+            # Compared by identity: a function can run for many objects at once, with equal arguments.
             if frame.f_code is invocation._call.__code__ and frame.f_locals.get('kwargs') is kwargs:
                 return names.get(ident, str(ident)), inner[::-1]
             inner.append(frame)

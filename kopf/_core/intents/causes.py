@@ -372,7 +372,7 @@ class ChangingCause(ResourceCause):
         field = getattr(handler, 'field', None)
         if field and state is not None:  # filters get the whole object
             kwargs.update(self._reduce_to(field))
-            # Again, as an index can be named like one of these arguments.
+            # Indices once more, as an index can have the name of one of these arguments.
             kwargs.update(self.indices)
         return kwargs
 

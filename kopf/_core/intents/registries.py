@@ -276,7 +276,7 @@ class HandlerTable(NamedTuple):
             for source in handler.sources
             if source.selector in served
         )
-        # Handlers of other resources depend on all objects of this one, so the server must not select any.
+        # Handlers of other resources depend on all objects of this one, so the server must not filter them by labels.
         selectors = {handler.label_selector for handler in every} | {None for _ in dependents}
         return cls(
             resource=resource,

@@ -94,7 +94,7 @@ class IndexingGate:
             self._remind_later()
 
     def dismiss(self, key: Hashable) -> None:
-        """Stop waiting for the list: it is complete, or cannot be completed. Its objects are still waited for."""
+        """Stop waiting for the list, but not for its listed objects: it is complete, or cannot be completed."""
         if (awaited := self._awaited.get(key)) is not None and awaited.listing:
             awaited.listing = False
             self._check(key, awaited)

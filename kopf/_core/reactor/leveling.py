@@ -387,7 +387,7 @@ class LevelProcessor(Processor):
 
 
 def make_writer(leveler: Leveler, applier: Applier) -> 'ConditionWriter':
-    """Return what writes the conditions of the objects."""
+    """Return the writer of the objects' conditions."""
     from kopf._core.reactor.condition_writer import ConditionWriter  # only for operators that use them
 
     return ConditionWriter(leveler, applier)

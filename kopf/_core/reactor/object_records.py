@@ -83,7 +83,8 @@ class ObjectRecord:
         """
         The newest event that is not processed yet; serialized if it has to wait. Read it by `take_pending`.
 
-        If the object was deleted and is back since then, both events in a list: a label selector can cause this.
+        It is a list of two events if the object was deleted and is back, e.g. because it matches the label selector
+        again.
         """
         self.body: RawBody | None = None
         """The newest known state, while the object has work, a timer, or a cycle."""
@@ -91,7 +92,8 @@ class ObjectRecord:
         """
         Whether that state is known to be outdated, as the API server refused a patch made for it.
 
-        Without a state: whether the next one is to be verified, as the API server said that there is no such object.
+        If no state is known: whether the next one must be verified, as the API server has reported the object as
+        missing.
         """
         self.requeued = False
         """Whether the object is to be processed without an event."""
@@ -194,8 +196,9 @@ class ObjectRecord:
         return pending if isinstance(pending, list) else [] if pending is None else [pending]
 
     def _get_departure(self) -> RawEvent | None:
-        """Return the pending deletion, even if the object is back since then."""
-        # Nearly all pending events are changes. They would be parsed for each further event of a queued object.
+        """Return the pending deletion, even if it is followed by an event of the object that is back."""
+        # Why not parse it first? This is called for each event of a queued object, and hardly any pending event is a
+        # deletion.
         if isinstance(self.pending, bytes) and b'"DELETED"' not in self.pending:
             return None
         pending = self._get_pending()

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Scope = tuple[Resource, Namespace]
-"""What one watch serves: a resource in a namespace, or in the whole cluster."""
+"""The scope of one watch: a resource in a namespace, or in the whole cluster."""
 
 Place = tuple[str, str, Namespace]
 """The group, the plural name, and the namespace: the same for all versions of a resource."""
@@ -124,7 +124,7 @@ class WriteThrough:
 
 
 write_through_var: ContextVar[WriteThrough] = ContextVar('write_through_var')
-"""What the responses to writes are passed to, in the operator that runs the current code."""
+"""The receiver of the states from responses to writes, in the operator that runs the current code."""
 
 
 class Orchestrator:
@@ -204,7 +204,7 @@ class Orchestrator:
         )
 
     def _make_schemas(self) -> 'ConditionSchemas | None':
-        """Return what checks the CRDs if any handlers set conditions; ``None`` if none do."""
+        """Return the check of CRD schemas if any handler sets conditions; ``None`` otherwise."""
         if not any(handler.uses_conditions for handler in self._tools.context.registry.iter_resource_handlers()):
             return None
         from kopf._core.reactor.condition_schemas import ConditionSchemas

@@ -318,8 +318,8 @@ class WorkerPool:
             processor.meter.take(record)
         if self._instruments.queue:
             self.tell('object_taken', processor, record)
-        # The worker runs inside of this call, but is not in `_tasks`
-        # yet. What it starts meanwhile must see its place taken.
+        # The worker runs inside of this call, before it is in `_tasks`. Workers that it starts must count its place as
+        # taken.
         self._starting += 1
         try:
             task = create_eager_task(processor.work(record))
@@ -339,8 +339,8 @@ class WorkerPool:
 
     def _end(self, processor: ObjectProcessor, record: ObjectRecord, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
-        # Workers handle the errors of their objects, and retry.
-        # What gets here, such as a failed login, ends the operator.
+        # Workers handle the errors of their objects, and retry. An error that they raise nevertheless, such as a failed
+        # login, ends the operator.
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(error)
         self._conclude(processor, record)

@@ -281,7 +281,7 @@ class Sandbox(_Common):
         seed: int = 0,
     ) -> None:
         self.world: World | None = None
-        """What the sandbox is in if it has virtual time; else None."""
+        """The clock and the event loop of virtual time; None in real time."""
 
         def make() -> Instance:
             return Instance(
@@ -469,14 +469,15 @@ class Sandbox(_Common):
         """
         Let virtual time pass until the operators have written nothing for ``quiet`` seconds.
 
-        What they write only to be seen does not count: Events, leases, and records of peerings.
+        Events, leases, and records of peerings do not count, as operators write them even at rest.
 
         Raises:
             WaitTimeout: They still write after ``timeout`` seconds; the message names the last requests.
         """
         world = self._get_world()
         started = time.time()
-        # From now on at least: what the test itself has just done makes no request, but leads to some.
+        # Not only from the last write: operators have yet to react to what the test has done, which is no recorded
+        # request.
         while (silence := time.time() - max([started, *(seen.time for seen in self._get_writes())])) < quiet:
             if time.time() - started > timeout:
                 last = '\n'.join(f'{seen.method} {seen.path}: {seen.status}' for seen in self._get_writes()[-5:])

@@ -52,7 +52,7 @@ class Discovery:
         """Whether the documents stay as they are, as if the server had not noticed the latest changes yet."""
 
     def set_availability(self, group: str, available: bool) -> None:
-        """Describe the group, or only its existence."""
+        """List the group with its resources, or without them if it is unavailable."""
         (self._unavailable.discard if available else self._unavailable.add)(group)
         self._revision = -1
 

@@ -49,7 +49,7 @@ class Selector:
     """
     Both selectors of a request; ``metadata.name`` and ``metadata.namespace`` are known for all kinds.
 
-    The fields are checked at once, unless ``known`` is None: then by `check_fields` later.
+    The fields are checked at once. If ``known`` is None, the caller checks them later by `check_fields`.
     """
 
     def __init__(self, labels: str = '', fields: str = '', *, known: frozenset[str] | None = frozenset()) -> None:
@@ -106,7 +106,7 @@ def parse_fields(text: str) -> Iterator[tuple[str, bool, str]]:
 
 
 def label_selector(selector: Mapping[str, object] | None) -> Callable[[Mapping[str, str]], bool]:
-    """Return a function of labels for a selector in an object (``matchLabels``, ``matchExpressions``)."""
+    """Return a function that matches labels with a selector of an object (``matchLabels``, ``matchExpressions``)."""
     requirements = []
     selector = selector or {}
     labels = selector.get('matchLabels')
