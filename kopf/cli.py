@@ -18,6 +18,7 @@ import logging
 import os
 import re
 import shlex
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Unpack
@@ -307,6 +308,24 @@ def _get_options(controls: CLIControls, registry: registries.OperatorRegistry) -
     }
 
 
+def _run_reloading(
+    paths: tuple[str, ...],
+    modules: tuple[str, ...],
+    **options: Any,
+) -> None:
+    """Run the operator in another process again and again; the sandbox, if there is one, in this process."""
+    from kopf._kits import reloading
+
+    # The arguments as they were given, since the process of the operator must get the same ones.
+    arguments = reloading.strip_arguments(sys.argv[1:])
+    with _launched(**options) as launched:
+        reloading.run_reloading(
+            [*arguments, *(['--apply-crds'] if launched is not None else [])],
+            reloading.find_roots(paths, modules),
+            started=(lambda: None) if launched is None else launched.load_patiently,
+        )
+
+
 def _load(
     launched: 'launching.Launched',
     controls: CLIControls,
@@ -390,6 +409,9 @@ def _load(
     help="Run against a new emulated API instead of a cluster, for development; see 'kopf sandbox'.",
 )
 @option(
+    '--reload', is_flag=True, help="Start the operator again when its files change; sandboxes stay. Development only."
+)
+@option(
     '--apply-crds',
     is_flag=True,
     help="Create or update the CRDs of the declared kinds before the start; always done with --sandbox.",
@@ -405,6 +427,7 @@ def run(
     modules: tuple[str, ...],
     dev: bool,
     sandbox: bool,
+    reload: bool,
     apply_crds: bool,
     crds: tuple[str, ...],
     loads: tuple[str, ...],
@@ -431,6 +454,9 @@ def run(
     _check_scope(tuple(map(str, options['namespaces'])), clusterwide=options['clusterwide'])
     if not sandbox and (crds or loads or pods):
         raise click.UsageError("--crd, --load and --pods are for --sandbox only: nothing is done to a real cluster.")
+    if reload:
+        _run_reloading(paths, modules, sandbox=sandbox, crds=crds, loads=loads, pods=pods)
+        return
     # Only here, so that ``kopf --help`` and wrong options do not wait for the import.
     from kopf._core.reactor import running
 

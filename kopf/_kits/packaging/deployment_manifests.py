@@ -2,7 +2,7 @@
 The manifests of an operator: everything that a cluster needs to run it, made from its handlers.
 
 Equal handlers and options give equal objects, so that the manifests can be committed and compared. Specified in the
-documentation's "Manifests".
+documentation's "Projects and manifests".
 """
 
 from collections.abc import Collection, Mapping, Sequence

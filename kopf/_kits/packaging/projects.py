@@ -118,8 +118,8 @@ A Kubernetes operator: each `KIND` has a config map with its greeting. Begin wit
 
 ```bash
 pip install -r requirements.txt pytest
-pytest                                        # without a cluster
-kopf run --sandbox --load obj.yaml app.py     # without a cluster, to play with it
+pytest                                                 # without a cluster
+kopf run --sandbox --reload --load obj.yaml app.py     # without a cluster, to play with it
 ```
 
 On a cluster, from your machine:
@@ -173,5 +173,5 @@ def create_project(name: str, *, group: str, kind: str | None) -> None:
     click.echo(
         f"Written to {folder}: an operator with the kind {kind}. Begin with:\n"
         f"  cd {folder}\n  pip install -r requirements.txt pytest\n  pytest\n"
-        f"  kopf run --sandbox --load obj.yaml app.py"
+        f"  kopf run --sandbox --reload --load obj.yaml app.py"
     )

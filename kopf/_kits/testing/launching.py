@@ -110,6 +110,22 @@ class Launched:
         except ManifestError as error:
             raise click.ClickException(f'The sandbox does not start: {_add_hint(str(error))}') from error
 
+    def load_patiently(self) -> None:
+        """Apply the objects as soon as their kinds are there: the operator can bring them in another process."""
+        deadline = time.monotonic() + WEBHOOKS_TIMEOUT
+        for source in self._loads:
+            while True:
+                try:
+                    self._sandbox.apply(source)
+                except ManifestError as error:
+                    if 'no matches for kind' in str(error) and time.monotonic() < deadline:
+                        time.sleep(0.05)
+                        continue
+                    click.echo(f'Not loaded: {_add_hint(str(error))}', err=True)
+                except RuntimeError:
+                    return  # the sandbox has ended before
+                break
+
     def load_checked(self, webhooks: Collection[str], settings: OperatorSettings, ready: Flag) -> None:
         """Apply the objects as soon as the operator's webhooks for these resources are configured."""
         if self._loads:

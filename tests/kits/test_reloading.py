@@ -1,0 +1,93 @@
+"""``kopf run --reload``: the operator is started again when its files change, and the sandbox stays."""
+
+import importlib
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from kopf._kits.reloading import find_roots, read_versions, strip_arguments
+
+APP = """
+import dataclasses, kopf
+
+@dataclasses.dataclass
+class Spec:
+    text: str
+
+@kopf.kind('example.com/v1')
+@dataclasses.dataclass
+class Note:
+    spec: Spec
+
+@kopf.on.resume(Note)
+@kopf.on.create(Note)
+def seen(spec, logger, **_):
+    logger.info(f"WORD {spec.text}")
+"""
+NOTE = "{apiVersion: example.com/v1, kind: Note, metadata: {name: a, namespace: default}, spec: {text: hello}}"
+
+
+@pytest.mark.parametrize(
+    'given, kept',
+    [
+        (['run', '--reload', 'app.py'], ['run', 'app.py']),
+        (['run', '--sandbox', '--pods', '-n', 'a', '--reload', 'app.py'], ['run', '-n', 'a', 'app.py']),
+        (['run', '--crd', 'a.yaml', '--load=b.yaml', '--load', 'c.yaml', 'app.py'], ['run', 'app.py']),
+    ],
+)
+def test_the_operator_gets_the_arguments_that_are_not_for_the_sandbox(given, kept):
+    assert strip_arguments(given) == kept
+
+
+def test_the_folders_of_files_and_modules_are_watched(tmp_path, monkeypatch):
+    for name in ('one/app.py', 'two/package/__init__.py', 'two/package/deep/more.py', 'one/__pycache__/app.py'):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text('')
+    monkeypatch.syspath_prepend(str(tmp_path / 'two'))
+    importlib.invalidate_caches()
+    roots = find_roots([str(tmp_path / 'one' / 'app.py')], ['package.deep', 'no_such_package'])
+    assert roots == [tmp_path / 'one', tmp_path / 'two' / 'package']
+    names = {str(path.relative_to(tmp_path)) for path in read_versions(roots)}
+    assert names == {'one/app.py', 'two/package/__init__.py', 'two/package/deep/more.py'}
+
+
+class Output:
+    """The lines of a process, which are read as they come."""
+
+    def __init__(self, process):
+        self.lines = []
+        threading.Thread(target=lambda: self.lines.extend(iter(process.stdout.readline, '')), daemon=True).start()
+
+    def wait_for(self, pattern, timeout=60):
+        deadline = time.monotonic() + timeout
+        while not any(re.search(pattern, line) for line in self.lines):
+            assert time.monotonic() < deadline, ''.join(self.lines)
+            time.sleep(0.02)
+
+
+@pytest.mark.timeout(240)
+def test_a_changed_operator_is_started_again_and_the_objects_stay(tmp_path):
+    app, note = tmp_path / 'app.py', tmp_path / 'note.yaml'
+    app.write_text(APP.replace('WORD', 'first'))
+    note.write_text(NOTE)
+    command = [sys.executable, '-u', '-m', 'kopf', 'run', '--sandbox', '--reload', '--load', note, app]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            output = Output(process)
+            output.wait_for('first hello')
+            app.write_text(APP.replace('WORD', 'second'))
+            output.wait_for('Starting again, as app.py has changed')
+            output.wait_for('second hello')
+            app.write_text('raise ValueError("broken")')
+            output.wait_for('The operator has ended. It is started again when its files change')
+            app.write_text(APP.replace('WORD', 'third'))
+            output.wait_for('third hello')
+        finally:
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
