@@ -27,6 +27,8 @@ FINALIZER = 'kopf.zalando.org/KopfFinalizerMarker'
 class Scene:
     """One object, and the operator that serves it."""
 
+    is_fenced = False
+
     def __init__(self):
         self.registry = OperatorRegistry()
         self.settings = kopf.OperatorSettings()
