@@ -351,15 +351,17 @@ class Soak:
             latest: dict[str, tuple[float, float]] = {}  # the interval that ends last, of each replica
             for began, ended, replica in intervals:
                 for other, (other_began, other_ended) in latest.items():
-                    # They can end only after they are thawed; the frozen ones are found by their beginnings.
+                    # The handlers of a frozen replica can end only after it is thawed.
                     if other != replica and began < other_ended and not self._was_frozen(other, other_began, began):
                         yield f'{name} by {other} until {other_ended:.3f} and by {replica} from {began:.3f}'
                 if replica not in latest or latest[replica][1] < ended:
                     latest[replica] = began, ended
 
     def _was_frozen(self, replica: str, began: float, moment: float) -> bool:
+        """Check whether a handler that began at a time was frozen at the moment, or had just been thawed."""
+        # Not compared with the beginning of the freeze: a handler can begin until the signal has arrived.
         return any(
-            frozen >= began and frozen <= moment <= thawed + RESPITE for frozen, thawed in self.replicas[replica].frozen
+            began < thawed and frozen <= moment <= thawed + RESPITE for frozen, thawed in self.replicas[replica].frozen
         )
 
     def find_late_writes(self) -> Iterator[str]:
