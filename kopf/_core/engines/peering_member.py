@@ -242,11 +242,13 @@ class PeeringMember:
         self._observed = observed
         for identity in observed:
             self._former.pop(identity, None)
-        if self._own is None and isinstance(own := status.get(self._identity), Mapping):
-            # A killed operator of the same identity, such as of the same pod, has left its flags.
-            self._written_flags = frozenset(_FLAGS.intersection(own))
-        # Read from the object, not from our requests: another operator can have removed the record.
-        self._listed = status.get(self._identity) is not None
+        # Read from the object, not from our requests: another operator can have removed the record, the response to a
+        # request can be lost, and a killed operator of the same identity, such as of the same pod, can have left its
+        # flags. Peers would wait for ever because of a flag that is never removed.
+        own = status.get(self._identity)
+        if isinstance(own, Mapping):
+            self._written_flags = frozenset(flag for flag in _FLAGS if own.get(flag))
+        self._listed = own is not None
 
     def halt(self, halted: bool) -> None:
         """Called with true when the paused operator has stopped all its work, with false when it works again."""

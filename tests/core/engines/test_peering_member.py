@@ -269,6 +269,14 @@ async def test_the_flags_of_a_killed_operator_of_the_same_identity_are_removed(p
         assert {name: peering_api.status['me'][name] for name in flags} == dict.fromkeys(flags)
 
 
+async def test_flags_that_a_request_without_a_response_has_written_are_removed(peering_api, join):
+    async with join():
+        written = peering_api.status['me']
+        peering_api.put(me={**written, 'pausing': True})
+        await passed(0)
+        assert peering_api.status['me']['pausing'] is None
+
+
 async def test_operators_that_took_over_meanwhile_get_time_to_pause(peering_api, join, monkeypatch):
     monkeypatch.setattr(peering_member.random, 'uniform', lambda *_: 7.5)  # the attempts are 52.5, 57.5, 62.5 s later
     async with join() as member:
