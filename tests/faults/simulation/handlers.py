@@ -152,12 +152,12 @@ class Handlers:
 
     def _has_left(self, uid):
         """Check whether the object was absent for a while since its last resuming, so that a list can bring it back."""
-        if self._ledger.restored:
+        before = [run for run in self._ledger.runs[uid, 'r'] if run.process is self._process][-2]
+        # In a pause, another operator can have ended the change in which it was resumed.
+        if self._ledger.restored or (self._options.peering and before.reason != 'resume'):
             return True
-        if not self._options.selecting:
-            return False
-        since = [run.ended for run in self._ledger.runs[uid, 'r'] if run.process is self._process][-2]
-        return any(dict(seen[3]).get('app') != 'x' for at, seen in self._ledger.history[uid] if at > since - 5)
+        changes = [seen for at, seen in self._ledger.history[uid] if at > before.ended - 5]
+        return bool(self._options.selecting) and any(dict(seen[3]).get('app') != 'x' for seen in changes)
 
     def _declare_parent(self):
         async def parent(uid, body, reason, **_):
