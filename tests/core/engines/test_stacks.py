@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import contextlib
 import inspect
 import threading
 
@@ -56,28 +57,27 @@ async def test_the_stack_goes_on_in_the_task_that_is_waited_for():
 
 async def test_sync_functions_are_found_in_their_threads():
     locks = {name: threading.Lock() for name in 'ab'}
-    started = {name: threading.Event() for name in 'ab'}
 
     def fn(name):
-        started[name].set()
         with locks[name]:
             return name
 
-    with concurrent.futures.ThreadPoolExecutor() as executor:
+    def is_waiting(task):
+        place = read_stack(task, None).find_place(fn)  # there is none before the thread has begun
+        return place is not None and place.text == 'with locks[name]:'
+
+    with contextlib.ExitStack() as stack:
+        executor = stack.enter_context(concurrent.futures.ThreadPoolExecutor())
         for lock in locks.values():
-            lock.acquire()
+            stack.enter_context(lock)  # released before the executor waits for its threads, also if the test fails
         tasks = [asyncio.create_task(invoke(fn, {'name': name}, executor=executor)) for name in 'ab']
-        for event in started.values():
-            await asyncio.to_thread(event.wait, 60)
         async with asyncio.timeout(60):
-            while any(read_stack(task, None).find_place(fn).text != 'with locks[name]:' for task in tasks):
+            while not all(is_waiting(task) for task in tasks):
                 await asyncio.sleep(0)
         stacks = [read_stack(task, None) for task in tasks]
         assert len({stack.thread for stack in stacks}) == 2
         assert [call.function for call in stacks[0].calls] == ['fn']
-        for lock in locks.values():
-            lock.release()
-        assert await asyncio.gather(*tasks) == ['a', 'b']
+    assert await asyncio.gather(*tasks) == ['a', 'b']
 
 
 async def test_calls_that_block_the_loop_are_found_below_their_coroutine():

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import types
 
 import pytest
 from opentelemetry import trace
@@ -12,8 +13,13 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
 import kopf
+from kopf._cogs.structs.instruments import HandlerCall, Instruments, ObjectKey, ObjectStep
+from kopf._cogs.structs.references import Resource
+from kopf._core.engines.tracing import Tracing
 
 PATCHING = 'PATCH /apis/kopf.dev/v1/namespaces/{namespace}/kopfexamples/{name}'
+TRACEPARENT = '00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01'
+KEY = ObjectKey(Resource('kopf.dev', 'v1', 'kopfexamples'), 'default', 'obj', 'uid')
 CYCLE = 'cycle kopfexamples.kopf.dev'
 
 
@@ -108,16 +114,25 @@ async def test_another_change_is_another_trace(world, spans):
     assert created.context.trace_id != updated.context.trace_id
 
 
-async def test_handlers_of_raw_events_do_not_part_a_trace(world, spans):
-    world.declare(kopf.on.event, 'event')
-    world.declare(kopf.on.create, 'create', does=[kopf.TemporaryError("not yet", delay=0.5), None])
-    async with world.operator(tracing=True):
-        await world.create()
-        await spans.until('handler create')
-    async with world.operator(tracing=True):
-        await world.handled()
-        first, second = await spans.until('handler create', 2)
-    assert first.context.trace_id == second.context.trace_id
+def make_call(instruments, id, carried=None):
+    cause = types.SimpleNamespace(occasion='update', key=KEY)
+    return HandlerCall(instruments, id=id, kind='Handler', fn=print, cause=cause, retry=0, carried=carried)
+
+
+def test_handlers_of_raw_events_do_not_part_a_trace(spans):
+    instruments = Instruments([Tracing(spans.provider, '1.0')])
+    # The first handler is called before it is known which trace the step continues.
+    with ObjectStep(instruments, KEY, event='LISTED', number=1) as step:
+        with make_call(instruments, 'event'):
+            pass
+        step.decide('update', ['update'], TRACEPARENT)
+        with make_call(instruments, 'update', carried=TRACEPARENT):
+            pass
+        step.conclude(None, requeued=False)
+    (event,), (update,) = spans.find('handler event'), spans.find('handler update')
+    assert f'{update.context.trace_id:032x}' == TRACEPARENT.split('-')[1]
+    assert f'{update.parent.span_id:016x}' == TRACEPARENT.split('-')[2]
+    assert event.context.trace_id != update.context.trace_id
 
 
 async def test_errors_are_recorded(world, spans):
