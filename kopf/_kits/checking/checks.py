@@ -27,6 +27,9 @@ from kopf._kits.testing.virtual.virtual_loops import NO_SOCKETS
 COURSE_TIMEOUT = 30.0
 """How long one course may take (in seconds of real time)."""
 
+IDLE = 130.0
+"""How much longer than the one before each undisturbed course idles (in seconds)."""
+
 REFERENCES = 3
 """How many undisturbed courses show what differs by itself."""
 
@@ -182,7 +185,10 @@ class Check:
             # In this process, so that the copies need not import them again. What they print is of no interest.
             with contextlib.suppress(Exception), contextlib.redirect_stdout(io.StringIO()):
                 importlib.import_module(name)
-        others = [self._run_alone(Plan(seed=self._seed + number, restart=True)) for number in range(1, REFERENCES)]
+        others = [
+            self._run_alone(Plan(seed=self._seed + number, restart=True), idle=IDLE * number)
+            for number in range(1, REFERENCES)
+        ]
         for outcome in others:
             self._check(outcome)
         outcomes = [first, *others]
@@ -209,11 +215,11 @@ class Check:
     def _pool(self) -> ForkPool[Plan]:
         return ForkPool(self._jobs, COURSE_TIMEOUT)
 
-    def _make_course(self, plan: Plan, *, log: bool = False) -> Course:
+    def _make_course(self, plan: Plan, *, idle: float = 0, log: bool = False) -> Course:
         scenario = None
         if plan.fresh:
             scenario = Recreation([apply_edits(target, body, plan.edits) for target, body in self._list_written()])
-        return Course(self._subject, plan, periodic=self._is_periodic, scenario=scenario, log=log)
+        return Course(self._subject, plan, periodic=self._is_periodic, scenario=scenario, idle=idle, log=log)
 
     def _list_written(self) -> Iterator[tuple[Any, dict[str, Any]]]:
         """Yield the user's objects with the specs that they have in the end."""

@@ -331,6 +331,7 @@ class Course:
         plan: the disturbance.
         periodic: whether the operator is known to write periodically.
         scenario: what the user does, instead of the subject's scenario.
+        idle: how long nothing happens before the end (in seconds): what differs then, depends on the time.
         log: whether to return the log of all requests.
     """
 
@@ -341,12 +342,14 @@ class Course:
         *,
         periodic: bool = False,
         scenario: Scenario | None = None,
+        idle: float = 0,
         log: bool = False,
     ) -> None:
         self._subject = subject
         self._plan = plan
         self._scenario = scenario or subject.choose_scenario(plan)
         self._patience = PERIODIC_PATIENCE if periodic else PATIENCE
+        self._idle = idle
         self._has_log = log
         self.sandbox: Sandbox = CourseSandbox(
             self, seed=plan.seed, kubeconfig=subject.folder / f'kubeconfig-{id(plan)}', **subject.options
@@ -487,6 +490,7 @@ class Course:
         if self._disturbance.happens_at_rest:
             self._disturbance.happen_at_rest()
             self._outcome.rests = self.settle()
+        self.sandbox.advance(self._idle)
         self._outcome.end = self._get_state()
         self._outcome.failed = self._list_calls('failed')
         self._outcome.retried = self._list_calls('retried')
@@ -543,7 +547,9 @@ class Course:
         self.settle()
         after = self._list_versions()
         names = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
-        self._outcome.restart_writes = sorted(f'{key[0]} {key[1]}' for key in names)
+        # On the objects that it handles, the framework notes the progress of handlers that are resumed.
+        handled = {target.resource for target in self._outcome.facts.parents}
+        self._outcome.restart_writes = sorted(f'{resource} {key}' for resource, key in names if resource not in handled)
         self._outcome.restarted = self._get_state()
 
     def _delete(self) -> None:

@@ -25,6 +25,9 @@ ANSWERED = 0.005
 STALE_FOR = 5.0
 """How long a watch is silent before the user edits the object (in seconds)."""
 
+COLLECTED_IN = 5.0
+"""How long the user waits between the deletion and the creation (in seconds)."""
+
 EDITING = frozenset({'edit', 'stale', 'tamper', 'annotate'})
 """The disturbances that make the first edit of the plan, which is not made at rest then."""
 
@@ -233,6 +236,8 @@ class Disturbance:
         meta = body['metadata']
         Sandbox.delete(sandbox, target.resource, meta['name'], namespace=meta.get('namespace'))
         Sandbox.wait_gone(sandbox, target.resource, meta['name'], namespace=meta.get('namespace'), timeout=3600)
+        # The garbage collector needs some time: until then, the children of the same name are in the way.
+        sandbox.advance(COLLECTED_IN)
         Sandbox.create(sandbox, clean(body))
 
 
