@@ -146,8 +146,11 @@ class Cycles:
             loaded = self._load(cause, essence, last, now)
             if cycle is not None:
                 # A resuming handler must run only once in a process, even if another cycle supersedes the one in which
-                # it ran.
-                loaded.state.carry_over(cycle.state, self._table.only_resuming_ids)
+                # it ran. Handlers with the same id that are declared for this cycle must run nevertheless.
+                own = {
+                    each.id for each in self._table.changing if not each.initial and each.reason in (None, cause.reason)
+                }
+                loaded.state.carry_over(cycle.state, self._table.resuming_ids - own)
             return loaded
         if cycle.patched is not None:
             cycle.adjust(essence, cycle.patched)

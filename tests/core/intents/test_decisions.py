@@ -15,7 +15,7 @@ import re
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kopf._cogs.configs import storage_formats
@@ -291,6 +291,8 @@ def test_creation_handlers_run_once_and_edits_become_an_update(script):
         assert final == (seen[-1] if seen else first_finished)
 
 
+SUCCESS = ('step', 'success')
+
 lives = st.lists(
     st.one_of(
         st.tuples(st.just('step'), st.sampled_from(['success', 'retry', 'failure'])),
@@ -303,6 +305,7 @@ lives = st.lists(
 
 @settings(max_examples=2 * settings.default.max_examples)
 @given(life=lives, rest=st.booleans(), death=lives)
+@example(life=[SUCCESS, SUCCESS, SUCCESS, ('restart', None), SUCCESS, ('edit', {'a': 5})], rest=True, death=[])
 def test_whatever_happens_it_ends_and_what_has_succeeded_is_not_repeated(life, rest, death):
     sim = Simulation(
         make_handler('create1', reason=Reason.CREATE),
