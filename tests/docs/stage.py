@@ -49,8 +49,10 @@ def importable(files: Sequence[Block]):
     """Let code import the modules of its page: the blocks with captions."""
     modules = {pathlib.Path(block.caption).stem for block in files if block.caption.endswith(".py")}
     for block in files:
-        if block.caption.endswith(".py") and not pathlib.Path(block.caption).exists():
-            pathlib.Path(block.caption).write_text(block.text)
+        path = pathlib.Path(block.caption)
+        if path.suffix == ".py" and not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text)
     sys.path.insert(0, os.getcwd())
     try:
         yield

@@ -521,7 +521,9 @@ class Course:
         try:
             self._scenario(self.sandbox)
         except WaitTimeout as error:
-            raise CourseFailed(f'The scenario waits in vain: {str(error).partition(";")[0]}.') from None
+            # The rest of the scenario is impossible if what it waits for was deleted by another client.
+            if not (self._plan.do == 'delete' and self._disturbance.has_begun):
+                raise CourseFailed(f'The scenario waits in vain: {str(error).partition(";")[0]}.') from None
         except Refusal as error:
             # Other clients have deleted objects, so the rest of the scenario is impossible.
             if not (self._plan.do in ('delete', 'recreate') and self._disturbance.has_begun):
