@@ -12,6 +12,7 @@ each child into a pipe of its own.
 import asyncio
 import atexit
 import functools
+import io
 import json
 import os
 import re
@@ -310,9 +311,12 @@ def _run(fds: Sequence[int], request: Mapping[str, Any]) -> None:
     os.environ.update(request["env"])
     time.tzset()
     os.chdir(request["cwd"])
-    # As in a new interpreter: the buffers are those of the variables in the environment.
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(write_through=bool(os.environ.get("PYTHONUNBUFFERED")))
+    # As in a new interpreter: the buffers are those of the variables in the environment. Why not `reconfigure`? It does
+    # not change the buffer of bytes below that of text.
+    buffering = 0 if os.environ.get("PYTHONUNBUFFERED") else -1
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        binary = open(number, "wb", buffering, closefd=False)
+        setattr(sys, name, io.TextIOWrapper(binary, line_buffering=number == 2, write_through=buffering == 0))
     command, *args = request["words"]
     if command == "kopf":
         from kopf import cli
