@@ -82,7 +82,8 @@ def test_an_environment_for_another_interpreter_gets_a_new_one(script):
 
 
 async def test_the_output_of_a_command_is_read_by_a_coroutine(script):
-    process = await AsyncProcess.start(["python", "script.py", "4"], cwd=script, env={**os.environ, "WORD": "own"})
+    env = {**os.environ, "WORD": "own", "PYTHONUNBUFFERED": "1"}
+    process = await AsyncProcess.start(["python", "script.py", "4"], cwd=script, env=env)
     assert (await process.stdout.readline()).startswith(b"['4'] ")
     assert await process.communicate() == (b"to stderr\n", None)
     assert process.returncode == 4

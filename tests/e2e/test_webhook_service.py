@@ -98,7 +98,8 @@ def hooks(kubeapi, namespace):
 @pytest.fixture
 def operate(run_operator, hooks, tmp_path):
     def operate(options="{}", *, mark="yes", port=None, code="", **env):
-        path = tmp_path / "operator.py"
+        # A file for each of them: those that are starting would read a file that is being written.
+        path = tmp_path / f"operator{len(list(tmp_path.glob('*.py')))}.py"
         path.write_text(f"OPTIONS = {options}\n" + textwrap.dedent(OPERATOR) + textwrap.dedent(code))
         return run_operator(
             path,
