@@ -35,6 +35,12 @@ class CallRecord:
     def end(self, key: Key, call: Call) -> None:
         """Note how a call has ended."""
         self.last[key] = call
+        if call.outcome == 'succeeded':
+            # Sub-handlers that their parent does not declare any more, e.g. after an edit, are not retried.
+            uid, id = key
+            for other in [each for each in self.last if each[0] == uid and each[1].startswith(f'{id}/')]:
+                if self.last[other].outcome == 'retried':
+                    del self.last[other]
 
     def overlap(self, call: HandlerCall) -> None:
         """Note that a handler is called while it still runs for the same object."""
