@@ -1,5 +1,7 @@
 """Corner: sub-handlers of sub-handlers, with retries and results."""
 
+from kube import CONFIGMAPS, Kube, NotFound
+
 import kopf
 
 
@@ -9,9 +11,30 @@ def make(name, part, image):
     return child
 
 
+@kopf.on.startup()
+async def connect(memo, **kwargs):
+    memo.kube = Kube(**kwargs)
+
+
+@kopf.on.cleanup()
+async def disconnect(memo, **_):
+    await memo.kube.close()
+
+
+async def remove_others(client, pages, name, namespace):
+    names = {f"{name}-{page}-{part}" for page in pages for part in ("texts", "routes")}
+    for found in await client.list(CONFIGMAPS.format(namespace)):
+        own = found["metadata"]["name"]
+        if own.startswith(f"{name}-") and own not in names:
+            try:
+                await client.delete(f"{CONFIGMAPS.format(namespace)}/{own}")
+            except NotFound:
+                pass  # another client was faster
+
+
 @kopf.on.create("webapps")
 @kopf.on.update("webapps")
-async def apply_all(spec, **_):
+async def apply_all(spec, name, namespace, memo, **_):
     for page in spec.get("pages", []):
 
         @kopf.subhandler(id=page, backoff=10)
@@ -28,4 +51,5 @@ async def apply_all(spec, **_):
                 await kopf.apply(make(name, f"{page}-routes", spec["image"]))
 
     await kopf.execute()
+    await remove_others(memo.kube, spec.get("pages", []), name, namespace)
     return {"pages": len(spec.get("pages", []))}
