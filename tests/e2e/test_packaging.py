@@ -105,7 +105,7 @@ def operate(path, config, kubectl, namespace, folder):
         "metadata": {"name": "a", "namespace": namespace},
         "spec": {"text": "hello"},
     }
-    with OperatorProcess("-A", path, log=folder / "log", kubeconfig=str(config)) as operator:
+    with OperatorProcess("-A", "--standalone", path, log=folder / "log", kubeconfig=str(config)) as operator:
         operator.wait_output("Starting the watch|serves|Initial authentication", timeout=30)
         kubectl("apply", "-f", "-", text=yaml.safe_dump(note))
         get = ("get", f"notes.{group}", "a", "-n", namespace, "-o", "jsonpath={.status.done}")

@@ -139,6 +139,8 @@ def make_command(options: Options, *, elected: bool) -> list[str]:
         'kopf',
         'run',
         *scope,
+        # One replica works at a time without peerings, too, and the roles permit none.
+        '--standalone',
         f'--liveness=http://0.0.0.0:{PROBES_PORT}/healthz',
         *(['--leader-election'] if elected else []),
         *([f'--metrics=http://0.0.0.0:{METRICS_PORT}/metrics'] if options.monitoring else []),

@@ -75,6 +75,7 @@ def test_pods_conform_to_the_restricted_standard(make):
         'kopf',
         'run',
         '--all-namespaces',
+        '--standalone',
         '--liveness=http://0.0.0.0:8080/healthz',
         '/app/shop.py',
     ]
