@@ -104,6 +104,13 @@ class EnvironmentOption(click.Option):
 option = functools.partial(click.option, cls=EnvironmentOption)
 
 
+def modules_option(
+    text: str = "Import the module with handlers, as 'python -m' would; can be repeated.",
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that adds the option for the modules of the operator, with this help."""
+    return option('-m', '--module', 'modules', multiple=True, metavar='NAME', help=text)
+
+
 def logging_options(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of logging to a command, and configure the logging before the command begins."""
 
@@ -308,6 +315,13 @@ def _get_options(controls: CLIControls, registry: registries.OperatorRegistry) -
     }
 
 
+def _load_alone(paths: tuple[str, ...], modules: tuple[str, ...]) -> registries.OperatorRegistry:
+    """Import the files and modules into a new default registry: what a program has declared that calls `main` stays."""
+    registries.set_default_registry(None)
+    loaders.preload(paths=paths, modules=modules)
+    return registries.get_default_registry()
+
+
 def _run_reloading(
     paths: tuple[str, ...],
     modules: tuple[str, ...],
@@ -395,14 +409,7 @@ def _load(
     default=None,
     help="Let one of several replicas work: they elect it by a Lease, the others wait and keep warm.",
 )
-@option(
-    '-m',
-    '--module',
-    'modules',
-    multiple=True,
-    metavar='NAME',
-    help="Import the module with handlers, as 'python -m' would; can be repeated.",
-)
+@modules_option()
 @option(
     '--sandbox',
     is_flag=True,
@@ -497,14 +504,7 @@ def run(
 
 
 @main.command()
-@option(
-    '-m',
-    '--module',
-    'modules',
-    multiple=True,
-    metavar='NAME',
-    help="Import the module with kinds, as 'python -m' would; can be repeated.",
-)
+@modules_option("Import the module with kinds, as 'python -m' would; can be repeated.")
 @option(
     '--check',
     'former',
@@ -528,13 +528,11 @@ def crd(*, paths: tuple[str, ...], modules: tuple[str, ...], former: str | None)
 
     The exit code is 0 if done; 1 if --check has found something, or if a class cannot be a CRD.
     """
-    # Classes are declared in the default registry. Those of a program that calls `main` are not of these files.
-    registries.set_default_registry(None)
     with failing_shortly(debug=False):
-        loaders.preload(paths=paths, modules=modules)
+        registry = _load_alone(paths, modules)
         from kopf._kits.definitions import crd_commands
 
-        raise SystemExit(crd_commands.print_crds(registries.get_default_registry().kinds, former=former))
+        raise SystemExit(crd_commands.print_crds(registry.kinds, former=former))
 
 
 @main.command()
@@ -559,14 +557,7 @@ def init(*, folder: str, group: str, kind: str | None) -> None:
 
 
 @main.command()
-@option(
-    '-m',
-    '--module',
-    'modules',
-    multiple=True,
-    metavar='NAME',
-    help="Import the module with handlers; the container does the same. Can be repeated.",
-)
+@modules_option("Import the module with handlers; the container does the same. Can be repeated.")
 @option('--image', required=True, metavar='IMAGE', help="The image of the operator, with its files in /app.")
 @option('--name', metavar='NAME', help="The name of all objects; by default, that of the first file or its folder.")
 @option('--in', 'namespace', default='default', show_default=True, metavar='NAME', help="The namespace to run in.")
@@ -609,14 +600,12 @@ def manifests(
       kopf manifests app.py --image registry.example.com/app:1.0 --replicas 2 --kustomize deploy/
     """
     _check_scope(namespaces, clusterwide=clusterwide)
-    # Handlers are declared in the default registry. Those of a program that calls `main` are not of these files.
-    registries.set_default_registry(None)
     with failing_shortly(debug=False):
-        loaders.preload(paths=paths, modules=modules)
+        registry = _load_alone(paths, modules)
         from kopf._kits.packaging import deployment_manifests, manifest_commands
 
         manifest_commands.print_manifests(
-            registries.get_default_registry(),
+            registry,
             deployment_manifests.Options(
                 name=name or manifest_commands.guess_name([*paths, *modules]),
                 paths=[f'/app/{os.path.basename(path)}' for path in paths],
@@ -734,14 +723,7 @@ def _parse_budget(ctx: click.Context, param: click.Parameter, value: str) -> flo
 
 
 @main.command()
-@option(
-    '-m',
-    '--module',
-    'modules',
-    multiple=True,
-    metavar='NAME',
-    help="Import the module with handlers, as 'kopf run' does; can be repeated.",
-)
+@modules_option("Import the module with handlers, as 'kopf run' does; can be repeated.")
 @sandbox_options
 @option(
     '--observe',

@@ -178,6 +178,18 @@ class WorkerPool:
         if processor.meter is not None:
             processor.meter.queue(record)
 
+    def _note_taken(self, processor: ObjectProcessor, record: ObjectRecord) -> None:
+        if processor.meter is not None:
+            processor.meter.take(record)
+        if self._instruments.queue:
+            self.tell('object_taken', processor, record)
+
+    def _note_done(self, processor: ObjectProcessor, record: ObjectRecord) -> None:
+        if processor.meter is not None:
+            processor.meter.leave(record)
+        if self._instruments.queue:
+            self.tell('object_done', processor, record)
+
     def tell(
         self,
         hook: str,
@@ -307,17 +319,11 @@ class WorkerPool:
         self._start_queued()
 
     def _start_task(self, processor: ObjectProcessor, record: ObjectRecord) -> None:
-        if processor.meter is not None:
-            processor.meter.take(record)
-        if self._instruments.queue:
-            self.tell('object_taken', processor, record)
+        self._note_taken(processor, record)
         self._follow(processor, record, asyncio.create_task(processor.work(record)))
 
     def _start_eagerly(self, processor: ObjectProcessor, record: ObjectRecord) -> None:
-        if processor.meter is not None:
-            processor.meter.take(record)
-        if self._instruments.queue:
-            self.tell('object_taken', processor, record)
+        self._note_taken(processor, record)
         # The worker runs inside of this call, before it is in `_tasks`. Workers that it starts must count its place as
         # taken.
         self._starting += 1
@@ -347,10 +353,7 @@ class WorkerPool:
 
     def _conclude(self, processor: ObjectProcessor, record: ObjectRecord) -> None:
         """Start the queued objects; queue this one again if it has got an event meanwhile."""
-        if processor.meter is not None:
-            processor.meter.leave(record)
-        if self._instruments.queue:
-            self.tell('object_done', processor, record)
+        self._note_done(processor, record)
         record.free_worker()
         self._not_urgent.discard(record)
         # The others first: an object that changes all the time would get the free place again and again.
@@ -368,10 +371,7 @@ class WorkerPool:
         """
         for record in records:
             if record.has_worker and (processor := self._unqueue(record)) is not None:
-                if processor.meter is not None:
-                    processor.meter.leave(record)
-                if self._instruments.queue:
-                    self.tell('object_done', processor, record)
+                self._note_done(processor, record)
                 record.free_worker()
                 self._not_urgent.discard(record)
         mine = {id(record) for record in records}
