@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kopf._kits.definitions.schema_extensions import LIST_KEYS, LIST_TYPE
 from kopf._kits.testing.kinds import shapes
-from kopf._kits.testing.kinds.extensions import LIST_KEYS, LIST_TYPE
 from kopf._kits.testing.merging import fieldsets, strategic, typed
 from kopf._kits.testing.wire import gotext
 

@@ -159,7 +159,7 @@ def _quote(name: str) -> str:
 ResourceFn = Callable[[Resource], bool]
 """A predicate to select resources."""
 
-_VERSION = re.compile(r'v\d+(?:(?:alpha|beta)\d+)?')
+_VERSION = re.compile(r'v(\d+)(?:(alpha|beta)(\d+))?')
 _NAME_FIELDS = ('kind', 'plural', 'singular', 'shortcut', 'category', 'any_name', 'fn')
 _EVENT_GROUPS = frozenset({'', 'events.k8s.io'})
 
@@ -375,6 +375,15 @@ def _check_api(group: object, version: object) -> None:
             raise TypeError(f"The {field} of a resource cannot have slashes: {value!r}.")
     if version == '':
         raise TypeError("The version of a resource must not be an empty string.")
+
+
+def rank_version(version: str) -> tuple[int, int, int]:
+    """Return the priority of a version as Kubernetes orders them: v1 is above v1beta2, and that above v1alpha1."""
+    match = _VERSION.fullmatch(version)
+    if match is None:
+        return -1, 0, 0
+    major, stage, minor = match.groups()
+    return ('alpha', 'beta', None).index(stage), int(major), int(minor or 0)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kopf._kits.checking.plans import Edit, Target
+from kopf._kits.definitions.schema_extensions import INT_OR_STRING
 
 MAX_DEPTH = 4
 MAX_STEP = 3
@@ -70,7 +71,7 @@ def _iter_values(present: Any, schema: Mapping[str, Any]) -> Iterator[Any]:
     if schema.get('enum'):
         yield from schema['enum']
         return
-    if schema.get('x-kubernetes-int-or-string') and present is None:
+    if schema.get(INT_OR_STRING) and present is None:
         return
     match schema.get('type') or _name_type(present):
         case 'boolean':

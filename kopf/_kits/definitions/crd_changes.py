@@ -8,12 +8,7 @@ not become stricter, lose a field, or change a type; versions and names must sta
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-PRESERVE = 'x-kubernetes-preserve-unknown-fields'
-INT_OR_STRING = 'x-kubernetes-int-or-string'
-LIST_TYPE = 'x-kubernetes-list-type'
-LIST_KEYS = 'x-kubernetes-list-map-keys'
-MAP_TYPE = 'x-kubernetes-map-type'
-RULES = 'x-kubernetes-validations'
+from kopf._kits.definitions.schema_extensions import INT_OR_STRING, LIST_KEYS, LIST_TYPE, MAP_TYPE, PRESERVE, RULES
 
 _AT_LEAST = ('minimum', 'minLength', 'minItems', 'minProperties')
 _AT_MOST = ('maximum', 'maxLength', 'maxItems', 'maxProperties')

@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from kopf._cogs.structs.model_adapters import ModelError
+from kopf._cogs.structs.references import rank_version
 from kopf._core.intents.declared_kinds import Column, Kind, Rule
-from kopf._kits.definitions.schema_conversion import INT_OR_STRING, LIST_TYPE, Schema, convert_schema
+from kopf._kits.definitions.schema_conversion import Schema, convert_schema
+from kopf._kits.definitions.schema_extensions import INT_OR_STRING, LIST_KEYS, LIST_TYPE, RULES
 
 COLUMN_TYPES = ('integer', 'number', 'string', 'boolean', 'date')
 AGE: Mapping[str, Any] = {'name': 'Age', 'type': 'date', 'jsonPath': '.metadata.creationTimestamp'}
-
-_VERSION = re.compile(r'v(\d+)(?:(alpha|beta)(\d+))?')
-_STAGES = {'alpha': 0, 'beta': 1, None: 2}
 
 
 def make_crds(kinds: Iterable[Kind], *, warn: Callable[[str], None]) -> list[dict[str, Any]]:
@@ -30,15 +29,6 @@ def make_crds(kinds: Iterable[Kind], *, warn: Callable[[str], None]) -> list[dic
     named = sorted(kinds, key=lambda kind: (kind.group, kind.plural))
     groups = itertools.groupby(named, key=lambda kind: (kind.group, kind.plural))
     return [_make_crd(list(versions), warn) for _, versions in groups]
-
-
-def rank_version(version: str) -> tuple[int, int, int]:
-    """Return the priority of a version as Kubernetes orders them: v1 is above v1beta2, and that above v1alpha1."""
-    match = _VERSION.fullmatch(version)
-    if match is None:
-        return -1, 0, 0
-    major, stage, minor = match.groups()
-    return _STAGES[stage], int(major), int(minor or 0)
 
 
 def _make_crd(versions: list[Kind], warn: Callable[[str], None]) -> dict[str, Any]:
@@ -77,7 +67,7 @@ def _make_crd(versions: list[Kind], warn: Callable[[str], None]) -> dict[str, An
 def _make_version(kind: Kind, *, stored: bool, warn: Callable[[str], None]) -> dict[str, Any]:
     schema = convert_schema(kind.adapter.make_schema(), model=kind.cls.__qualname__, warn=warn)
     if kind.rules:
-        schema['x-kubernetes-validations'] = [_make_rule(rule) for rule in kind.rules]
+        schema[RULES] = [_make_rule(rule) for rule in kind.rules]
     if kind.conditions:
         _add_conditions(schema)
     version: dict[str, Any] = {'name': kind.version, 'served': kind.served, 'storage': stored}
@@ -111,7 +101,7 @@ def _add_conditions(schema: Schema) -> None:
         'observedGeneration': {'type': 'integer', 'format': 'int64'},
     }
     item = {'type': 'object', 'required': ['type', 'status'], 'properties': {**texts, **times}}
-    keys: Schema = {LIST_TYPE: 'map', 'x-kubernetes-list-map-keys': ['type']}
+    keys: Schema = {LIST_TYPE: 'map', LIST_KEYS: ['type']}
     status.setdefault('properties', {}).setdefault('conditions', {'type': 'array', **keys, 'items': item})
 
 

@@ -11,15 +11,11 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from kopf._cogs.structs.model_adapters import ModelError
+from kopf._cogs.structs.model_adapters import ModelError, drop_nulls
+from kopf._kits.definitions.schema_extensions import INT_OR_STRING, LIST_TYPE, PRESERVE, RULES
 
 Schema = dict[str, Any]
 Warn = Callable[[str], None]
-
-PRESERVE = 'x-kubernetes-preserve-unknown-fields'
-INT_OR_STRING = 'x-kubernetes-int-or-string'
-LIST_TYPE = 'x-kubernetes-list-type'
-RULES = 'x-kubernetes-validations'
 
 FORMATS = frozenset(
     'bsonobjectid byte cidr creditcard date date-time datetime email hexcolor hostname int32 int64 float double '
@@ -117,7 +113,7 @@ class _Converter:
         if description := node.get('description'):
             schema['description'] = description
         if (default := node.get('default')) is not None:
-            schema['default'] = _without_nulls(default)
+            schema['default'] = drop_nulls(default)
         for key, value in node.items():
             if key.startswith('x-kubernetes-'):
                 schema[key] = value
@@ -360,9 +356,3 @@ def _without_validations(schema: Schema) -> Schema:
     if 'items' in kept:
         kept['items'] = _without_validations(kept['items'])
     return kept
-
-
-def _without_nulls(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
-    return [_without_nulls(each) for each in value] if isinstance(value, list | tuple) else value

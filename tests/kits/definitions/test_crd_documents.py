@@ -4,7 +4,8 @@ import pydantic
 import pytest
 
 import kopf
-from kopf._kits.definitions.crd_documents import make_crds, rank_version
+from kopf._cogs.structs.references import rank_version
+from kopf._kits.definitions.crd_documents import make_crds
 
 
 class Spec(pydantic.BaseModel):

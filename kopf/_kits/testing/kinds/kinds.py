@@ -8,12 +8,12 @@ differ in nothing else here.
 
 import dataclasses
 import functools
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import orjson
 
+from kopf._cogs.structs.references import rank_version
 from kopf._kits.testing.kinds import shapes
 from kopf._kits.testing.kinds.storage import Record, Table
 from kopf._kits.testing.wire import statuses
@@ -383,10 +383,8 @@ def other_views(group: str, version: str, plural: str) -> tuple[View | None, Vie
 
 def priority(version: str) -> tuple[int, int, int, str]:
     """Return the sort key of versions in a group: v2, v1, v1beta2, v1beta1, v1alpha1, and then all other names."""
-    if (match := re.fullmatch(r'v(\d+)(?:(alpha|beta)(\d+))?', version)) is None:
-        return 3, 0, 0, version
-    stage = {None: 0, 'beta': 1, 'alpha': 2}[match[2]]
-    return stage, -int(match[1]), -int(match[3] or 0), version
+    stage, major, minor = rank_version(version)
+    return -stage, -major, -minor, version
 
 
 EVENT_FIELDS = {

@@ -10,8 +10,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kopf._kits.testing.kinds import recordings
-from kopf._kits.testing.kinds.extensions import (
+from kopf._kits.definitions.schema_extensions import (
     EMBEDDED,
     INT_OR_STRING,
     LIST_KEYS,
@@ -21,6 +20,7 @@ from kopf._kits.testing.kinds.extensions import (
     PATCH_STRATEGY,
     PRESERVE,
 )
+from kopf._kits.testing.kinds import recordings
 from kopf._kits.testing.kinds.recordings import Schema
 
 ATOMIC, GRANULAR, SET, MAP = 'atomic', 'granular', 'set', 'map'

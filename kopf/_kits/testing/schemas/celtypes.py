@@ -14,7 +14,7 @@ from cel_expr_python import cel
 from google.protobuf import any_pb2, descriptor_pb2, descriptor_pool, duration_pb2, struct_pb2, timestamp_pb2
 from google.protobuf import wrappers_pb2 as wrappers
 
-from kopf._kits.testing.kinds import extensions
+from kopf._kits.definitions import schema_extensions as extensions
 from kopf._kits.testing.schemas.schemas import Schema
 
 Pool = Any  # Of `google.protobuf.descriptor_pool`, which has no types.

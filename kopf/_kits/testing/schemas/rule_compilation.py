@@ -12,7 +12,8 @@ from typing import Any
 
 import orjson
 
-from kopf._kits.testing.schemas.rules import RULES, is_possible, steps
+from kopf._kits.definitions.schema_extensions import RULES
+from kopf._kits.testing.schemas.rules import is_possible, steps
 from kopf._kits.testing.schemas.schemas import Schema
 from kopf._kits.testing.wire import statuses
 from kopf._kits.testing.wire.statuses import Cause

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from kopf._kits.definitions.schema_extensions import RULES
 from kopf._kits.testing.schemas import schemas
 from kopf._kits.testing.schemas.schemas import ABSENT, Schema
 from kopf._kits.testing.wire import statuses
@@ -21,7 +22,6 @@ from kopf._kits.testing.wire.statuses import Cause
 
 logger = logging.getLogger(__name__)
 
-RULES = 'x-kubernetes-validations'
 BLOCKING = frozenset(
     {'FieldValueNotSupported', 'FieldValueRequired', 'FieldValueTooLong', 'FieldValueTooMany', 'FieldValueTypeInvalid'}
 )

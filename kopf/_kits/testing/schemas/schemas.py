@@ -14,8 +14,8 @@ from typing import Any
 
 import orjson
 
+from kopf._kits.definitions.schema_extensions import EMBEDDED, INT_OR_STRING, LIST_KEYS, LIST_TYPE, PRESERVE
 from kopf._kits.testing.kinds import metadata
-from kopf._kits.testing.kinds.extensions import EMBEDDED, INT_OR_STRING, LIST_KEYS, LIST_TYPE, PRESERVE
 from kopf._kits.testing.schemas import formats
 from kopf._kits.testing.wire import gotext, statuses
 from kopf._kits.testing.wire.statuses import Cause

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kopf._kits.testing.kinds import extensions
+from kopf._kits.definitions import schema_extensions as extensions
 from kopf._kits.testing.schemas import rule_compilation, rules, schemas
 from kopf._kits.testing.schemas.rule_compilation import Place
 from kopf._kits.testing.wire.statuses import (
@@ -25,7 +25,6 @@ Schema = Mapping[str, Any]
 
 TYPES = ('array', 'boolean', 'integer', 'number', 'object', 'string')
 LIST_TYPES, MAP_TYPES = ('atomic', 'set', 'map'), ('atomic', 'granular')
-MAP_TYPE = 'x-kubernetes-map-type'
 _UNSUPPORTED = ('$ref', 'id', 'dependencies', 'patternProperties', 'definitions')
 _JUNCTORS = ('allOf', 'anyOf', 'oneOf')
 
@@ -58,7 +57,7 @@ def _node(schema: Any, place: Place, why: str) -> list[Cause]:
         schema.get('items'), Place(f'{path}.items', lost=lost), 'must not be empty for specified array items'
     )
     causes += _node(schema.get('additionalProperties'), Place(f'{path}.additionalProperties', lost=place.lost), empty)
-    sound = all(f'.{rules.RULES}[' in cause.field for cause in causes)
+    sound = all(f'.{extensions.RULES}[' in cause.field for cause in causes)
     return [*causes, *rule_compilation.problems(schema, place, sound=sound)]
 
 
@@ -136,11 +135,13 @@ def _extensions(schema: Schema, place: str) -> Iterator[Cause]:
     type = schema.get('type')
     if schema.get(extensions.PRESERVE) is False:
         yield value_invalid(f'{place}.{extensions.PRESERVE}', 'false', 'must be true or undefined')
-    if (kind := schema.get(MAP_TYPE)) is not None:
+    if (kind := schema.get(extensions.MAP_TYPE)) is not None:
         if type != 'object':
-            yield value_invalid(f'{place}.type', text(type or ''), f'must be object if {MAP_TYPE} is specified')
+            yield value_invalid(
+                f'{place}.type', text(type or ''), f'must be object if {extensions.MAP_TYPE} is specified'
+            )
         if kind not in MAP_TYPES:
-            yield value_unsupported(f'{place}.{MAP_TYPE}', text(kind), [text(one) for one in MAP_TYPES])
+            yield value_unsupported(f'{place}.{extensions.MAP_TYPE}', text(kind), [text(one) for one in MAP_TYPES])
     if schema.get(extensions.EMBEDDED):
         if not schema.get('properties') and not schema.get(extensions.PRESERVE):
             yield value_required(
@@ -172,8 +173,8 @@ def _junctor(sub: Any, outer: Any, place: str, base: str, *, complete: bool) -> 
             yield value_forbidden(f'{place}.{key}', 'must be empty to be structural')
     if sub.get('nullable'):
         yield value_forbidden(f'{place}.nullable', 'must be false to be structural')
-    if sub.get(rules.RULES):
-        yield value_forbidden(f'{place}.{rules.RULES}', 'must be empty to be structural')
+    if sub.get(extensions.RULES):
+        yield value_forbidden(f'{place}.{extensions.RULES}', 'must be empty to be structural')
     properties = outer.get('properties') or {} if isinstance(outer, Mapping) else {}
     for key, inner in (sub.get('properties') or {}).items():
         where = f'{place}.properties[{key}]'
