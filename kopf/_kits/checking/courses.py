@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kopf._cogs.structs.references import Resource
 from kopf._core.intents.causes import Reason
 from kopf._core.intents.handlers import (
     ChangingHandler,
@@ -703,7 +702,7 @@ class ScenarioFailed(CourseFailed):
 
 def describe(facts: Facts, registry: OperatorRegistry, kinds: Mapping[str, Kind]) -> None:
     """Note what the handlers say of the operator."""
-    resources = {name: _make_resource(kind) for name, kind in kinds.items()}
+    resources = {name: kind.as_resource() for name, kind in kinds.items()}
     handlers = list(registry.iter_resource_handlers())
     facts.results = sorted({str(handler.id) for handler in handlers})
     facts.is_limited = any(
@@ -741,21 +740,6 @@ def _handles_updates(handler: ResourceHandler) -> bool:
     if isinstance(handler, ChangingHandler):
         return handler.reason is Reason.UPDATE or (handler.reason is None and handler.needs_change)
     return isinstance(handler, ReconcilingHandler)
-
-
-def _make_resource(kind: Kind) -> Resource:
-    return Resource(
-        group=kind.group,
-        version=kind.version,
-        plural=kind.plural,
-        kind=kind.name,
-        singular=kind.singular,
-        shortcuts=frozenset(kind.short_names),
-        categories=frozenset(kind.categories),
-        subresources=frozenset(kind.subresources),
-        namespaced=kind.namespaced,
-        verbs=frozenset(kind.verbs),
-    )
 
 
 def as_data(value: Any) -> Any:

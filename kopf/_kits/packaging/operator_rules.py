@@ -5,7 +5,7 @@ The handlers name resources in many ways, and roles need API groups and plural n
 resources are those that clusters have by themselves, those of declared kinds, and those of given CRDs.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from kopf._cogs.helpers.explanations import ExplainedError
@@ -173,21 +173,9 @@ def _merge(rules: Iterable[Rule]) -> list[Rule]:
 def _list_builtins() -> Iterator[Resource]:
     # The sandbox has the list of the kinds of clusters. It is needed only by commands, so it is imported here.
     from kopf._kits.testing.kinds.kinds import builtin_kinds
-    from kopf._kits.testing.kinds.storage import Table
 
-    open_table: Callable[[str, str], Table] = lambda group, plural: None  # type: ignore[assignment, return-value] # noqa: E731
-    for kind in builtin_kinds(open_table):
-        yield Resource(
-            kind.group,
-            kind.version,
-            kind.plural,
-            kind=kind.name,
-            singular=kind.singular,
-            shortcuts=frozenset(kind.short_names),
-            categories=frozenset(kind.categories),
-            subresources=frozenset(kind.subresources),
-            namespaced=kind.namespaced,
-        )
+    for kind in builtin_kinds(lambda group, plural: None):
+        yield kind.as_resource()
 
 
 def _list_resources(crds: Iterable[Mapping[str, Any]]) -> Iterator[Resource]:

@@ -1,7 +1,7 @@
 """The metrics in the formats of Prometheus: their values, those of the program, and bad collectors."""
 
 import asyncio
-import builtins
+import sys
 import threading
 import time
 import urllib.error
@@ -168,14 +168,7 @@ def test_failing_collectors_of_the_program_do_not_hide_the_metrics_of_the_framew
 
 
 def test_the_missing_library_is_named_with_the_remedy(monkeypatch):
-    real = builtins.__import__
-
-    def refuse(name, *args, **kwargs):
-        if name.startswith('prometheus_client'):
-            raise ModuleNotFoundError(f"No module named {name!r}")
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, '__import__', refuse)
+    monkeypatch.setitem(sys.modules, 'prometheus_client', None)  # as if it was not installed
     with pytest.raises(MetricsError, match=r"pip install 'kopf\[metrics\]'"):
         load_prometheus()
 

@@ -118,18 +118,23 @@ async def test_successes_are_stored_also_when_the_object_leaves_the_selection(wo
     assert len(world.called('create')) == 1
 
 
+async def delete_in_vain(world):
+    """Let the operator handle the deletion of a new object, but not store that it has done so."""
+    await world.create(labels={'app': 'x'})
+    await world.handled()
+    world.sandbox.faults.error(500, method='PATCH', resource='kopfexamples', times=None)
+    await world.delete()
+    await world.until_logged('Throttling for 60 seconds')
+    world.sandbox.faults.clear()
+
+
 @in_virtual_time
 async def test_deletions_are_stored_also_when_the_object_leaves_the_selection(world):
     world.settings.watching.label_selectors['kopfexamples'] = 'app=x'
     world.settings.queueing.error_delays = [60]
     world.declare(kopf.on.delete, 'delete')
     async with world.operator():
-        await world.create(labels={'app': 'x'})
-        await world.handled()
-        world.sandbox.faults.error(500, method='PATCH', resource='kopfexamples', times=None)
-        await world.delete()
-        await world.until_logged('Throttling for 60 seconds')
-        world.sandbox.faults.clear()
+        await delete_in_vain(world)
         await world.edit(metadata={'labels': {'app': 'y'}})
         await world.gone()  # it is freed at once, whether it ever comes back or not
     assert len(world.called('delete')) == 1
@@ -142,12 +147,7 @@ async def test_deletions_are_stored_at_last_even_if_the_object_changes_all_the_t
     world.settings.queueing.error_delays = [60]
     world.declare(kopf.on.delete, 'delete')
     async with world.operator():
-        await world.create(labels={'app': 'x'})
-        await world.handled()
-        world.sandbox.faults.error(500, method='PATCH', resource='kopfexamples', times=None)
-        await world.delete()
-        await world.until_logged('Throttling for 60 seconds')
-        world.sandbox.faults.clear()
+        await delete_in_vain(world)
         world.sandbox.faults.error(409, method='PATCH', resource='kopfexamples', user_agent='kopf', times=7)
         if leaving:
             await world.edit(metadata={'labels': {'app': 'y'}})

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from kopf._cogs.structs.references import rank_version
+from kopf._cogs.structs.references import Resource, rank_version
 from kopf._kits.testing.kinds import shapes
 from kopf._kits.testing.kinds.storage import Record, Table
 from kopf._kits.testing.wire import statuses
@@ -240,6 +240,21 @@ class Kind:
             raise statuses.no_method()
         return self.table
 
+    def as_resource(self) -> Resource:
+        """Return the resource as operators discover it."""
+        return Resource(
+            group=self.group,
+            version=self.version,
+            plural=self.plural,
+            kind=self.name,
+            singular=self.singular,
+            shortcuts=frozenset(self.short_names),
+            categories=frozenset(self.categories),
+            subresources=frozenset(self.subresources),
+            namespaced=self.namespaced,
+            verbs=frozenset(self.verbs),
+        )
+
     def raw(self, record: Record) -> bytes:
         """Return a stored object as JSON of this version."""
         if self.outward is None and (self.conversion is None or record.stored == self.api_version):
@@ -339,7 +354,7 @@ class Catalog:
         raise statuses.Refusal(404, 'NotFound', f'the server doesn\'t have a resource type "{word}"')
 
 
-def builtin_kinds(open_table: Callable[[str, str], Table]) -> Iterator[Kind]:
+def builtin_kinds(open_table: Callable[[str, str], Table | None]) -> Iterator[Kind]:
     """Yield the kinds that are always served; ``open_table`` returns the table for a group and a plural."""
     group = version = ''
     for line in filter(None, BUILTINS.splitlines()):
