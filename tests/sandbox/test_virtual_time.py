@@ -2,6 +2,7 @@
 
 import asyncio
 import datetime
+import logging
 import os
 import pathlib
 import random
@@ -244,10 +245,12 @@ def test_webhooks_are_called_in_memory(kopf_sandbox, kopf_operator, write):
 
 @virtual
 def test_operators_that_do_not_start_say_why(kopf_sandbox, kopf_operator, write):
+    level = logging.getLogger().level
     with pytest.raises(OperatorFailed, match="exited with the code 1:\n(.*\n)*.*ZeroDivisionError"):
         kopf_operator(write("1 / 0")).start()
     with pytest.raises(OperatorFailed, match="exited with the code 2:\n(.*\n)*.*No such option"):
         kopf_operator(write(TIMER), "--nonsense").start()
+    assert logging.getLogger().level == level
     failing = "@kopf.on.startup()\ndef start(**_): raise kopf.PermanentError('no way')"
     with pytest.raises(OperatorFailed, match="exited with the code 1:\n(.*\n)*.*no way"):
         kopf_operator(write(failing)).start()

@@ -90,7 +90,9 @@ class InlineOperator:
             options = context.run(self._load, arguments)
         # Modules that were imported for the first time can have drawn random numbers: nothing may depend on that.
         self._world.reseed()
-        if options is not None:
+        if options is None:
+            self._stack.close()  # it has ended already: nothing of it may outlast it
+        else:
             self._task = self._world.loop.create_task(self._run(options), name='operator', context=context)
 
     def stop(self, timeout: float) -> int | None:

@@ -764,7 +764,7 @@ async def test_memos_that_cannot_be_copied_are_shared_with_one_warning(setup: Se
     pods.listed()
     await settle()
     assert memos == [setup.memo] * 4 and not setup.indexing_gate.failure.done()
-    [warning] = [record.getMessage() for record in caplog.records]
+    [warning] = [record.getMessage() for record in caplog.records if record.levelname == 'WARNING']
     assert warning.startswith("All objects share the memo of the operator, as it cannot be copied: TypeError(")
     assert "Define lock.__copy__(), which can return self to share it without this warning." in warning
 
