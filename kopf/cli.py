@@ -492,7 +492,7 @@ def run(
             if launched is None:
                 crd_commands.apply_at_start(registry)
             else:
-                launched.apply(crd_commands.make_registry_crds(registry))
+                launched.apply(crd_commands.make_declared_crds(registry.kinds))
         if launched is not None:
             options['settings'], options['ready_flag'] = _load(launched, controls, registry)
             options['vault'] = launched.vault

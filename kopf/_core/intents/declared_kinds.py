@@ -25,8 +25,8 @@ Column = str | Mapping[str, Any]
 ClassT = TypeVar('ClassT', bound=type[Any])
 
 _VERSION = re.compile(r'v[1-9][0-9]*((alpha|beta)[1-9][0-9]*)?')
-_DOMAIN = re.compile(r'[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)+')
-_KIND = re.compile(r'[A-Z][A-Za-z0-9]*')
+DOMAIN = re.compile(r'[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)+')
+KIND = re.compile(r'[A-Z][A-Za-z0-9]*')
 _PLURAL = re.compile(r'[a-z]([-a-z0-9]*[a-z0-9])?')
 _CACHE_SIZE = 256
 
@@ -196,7 +196,7 @@ def kind(
         ValueError: if a name is not accepted by the API.
     """
     group, _, version = str(api_version).partition('/')
-    if not _DOMAIN.fullmatch(group) or not _VERSION.fullmatch(version):
+    if not DOMAIN.fullmatch(group) or not _VERSION.fullmatch(version):
         raise ValueError(
             f"@kopf.kind: {api_version!r} is no API version of a custom resource. Write the group, which is a domain "
             f"with a dot, and the version: 'example.com/v1'."
@@ -215,7 +215,7 @@ def kind(
                 f"@kopf.kind: {cls!r} is no model. Derive the class from pydantic.BaseModel, msgspec.Struct, or "
                 f"typing.TypedDict, or put @dataclasses.dataclass below this decorator."
             )
-        name = _check_name('kind', cls.__name__ if kind is None else kind, _KIND, 'WebApp')
+        name = _check_name('kind', cls.__name__ if kind is None else kind, KIND, 'WebApp')
         declared = Kind(
             cls=cls,
             group=group,
@@ -287,10 +287,11 @@ def _check_columns(columns: Mapping[str, Column]) -> None:
             )
 
 
-def _check_rules(rules: Collection[Rule]) -> None:
+def _check_rules(rules: Collection[Any]) -> None:
     for rule in rules:
-        pair: Any = rule if isinstance(rule, tuple) else (rule.get('rule') if isinstance(rule, Mapping) else rule, '')
-        if len(pair) != 2 or not all(isinstance(each, str) for each in pair):
+        is_pair = isinstance(rule, tuple) and len(rule) == 2 and all(isinstance(each, str) for each in rule)
+        expression = rule.get('rule') if isinstance(rule, Mapping) else rule
+        if not is_pair and not isinstance(expression, str):
             raise TypeError(
                 f"@kopf.kind: {rule!r} in rules= must be a CEL expression, a pair of an expression and a message, or "
                 f"a mapping with 'rule' and the fields of x-kubernetes-validations."

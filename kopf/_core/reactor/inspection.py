@@ -96,9 +96,8 @@ class OperatorInspection:
         """Return what waits for a time: objects with delayed handlers, daemons and timers, and planned runs."""
         now = self._loop.time()
         for watch, record in self._iter_records():
-            identity = _identify(watch, record)
             for facts in (*_find_retries(record, now), *_find_daemons(record, now), *_find_plans(record, now)):
-                yield identity | facts
+                yield _identify(watch, record) | facts
 
 
 # The attributes of records are read only once: the event loop can reset them meanwhile.

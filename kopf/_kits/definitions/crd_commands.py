@@ -30,7 +30,7 @@ def print_crds(kinds: Collection[Kind], *, former: str | None) -> int:
     """
     if not kinds:
         raise ExplainedError("There are no kinds in these files. Decorate a class with @kopf.kind('example.com/v1').")
-    crds = make_crds(kinds, warn=_warn)
+    crds = make_declared_crds(kinds)
     if former is None:
         click.echo(dump_yaml(crds), nl=False)
         return 0
@@ -58,26 +58,22 @@ def dump_yaml(documents: Iterable[Mapping[str, Any]]) -> str:
     return '---\n'.join(texts)
 
 
-def make_registry_crds(registry: OperatorRegistry) -> list[dict[str, Any]]:
+def make_declared_crds(kinds: Collection[Kind]) -> list[dict[str, Any]]:
     """
-    Return the CRDs of all kinds of the registry, and print warnings about them.
+    Return the CRDs of the kinds, and print warnings about them.
 
     Raises:
         ModelError: if a class cannot be expressed in a CRD.
     """
-    return make_crds(registry.kinds, warn=_warn)
+    return make_crds(kinds, warn=lambda text: click.echo(f'Warning: {text}', err=True))
 
 
 def apply_at_start(registry: OperatorRegistry) -> None:
     """Add a startup handler that creates or updates the CRDs of all kinds of the registry."""
-    crds = make_registry_crds(registry)
+    crds = make_declared_crds(registry.kinds)
 
     async def apply_crds(**_: Any) -> None:
         await ensure_crds(crds)
 
     options = {'registry': registry, 'id': 'apply_crds'}
     declare_activity(ActivityHandler, 'startup', (), options, activity=Activity.STARTUP)(apply_crds)
-
-
-def _warn(text: str) -> None:
-    click.echo(f'Warning: {text}', err=True)

@@ -29,11 +29,6 @@ _LISTED = ('minItems', 'maxItems')
 _COUNTED = ('minProperties', 'maxProperties')
 _LIMITS = (*_NUMERIC, *_TEXTUAL, *_LISTED, *_COUNTED)
 _VALIDATIONS = (*_LIMITS, 'enum', 'required', 'anyOf')
-_IGNORED = frozenset(
-    '$schema $defs $ref title examples deprecated readOnly writeOnly discriminator contentEncoding contentMediaType '
-    'additionalProperties nullable type properties items prefixItems anyOf oneOf allOf const default description '
-    'required enum uniqueItems $comment $id'.split()
-)
 _UNCHECKED = frozenset('propertyNames patternProperties not if then else dependentRequired contains'.split())
 _NOT_RE2 = re.compile(r'\(\?(=|!|<=|<!|\()|\\[1-9]|\(\?P=|[*+?}]\+')
 
@@ -305,8 +300,6 @@ class _Converter:
         if not everywhere or any(each != defaults[0] for each in defaults):
             field.pop('default', None)
         if not everywhere:
-            for key in _VALIDATIONS:
-                field.pop(key, None)
             field = _without_validations(field)
         if any(each.get('nullable') for each in schemas):
             field['nullable'] = True
@@ -340,8 +333,8 @@ def _name_types(schemas: Iterable[Schema]) -> str:
 def _find_validations(schema: Schema) -> Schema:
     """Return only the parts of a structural schema that are permitted inside of ``anyOf``."""
     found: Schema = {key: schema[key] for key in _VALIDATIONS if key in schema}
-    nested = {key: _find_validations(each) for key, each in (schema.get('properties') or {}).items()}
-    if nested := {key: each for key, each in nested.items() if each}:
+    properties = schema.get('properties') or {}
+    if nested := {key: limits for key, each in properties.items() if (limits := _find_validations(each))}:
         found['properties'] = nested
     if 'items' in schema and (items := _find_validations(schema['items'])):
         found['items'] = items

@@ -110,7 +110,7 @@ def _make_roles(options: Options, rules: Collection[Rule], *, called: bool) -> l
         cluster = [rule for rule in cluster if rule not in leases]
         local = [rule for rule in local if rule not in leases]
     if called:
-        own.append(Rule('', 'secrets', ('get', 'create', 'patch'), reason="the certificates of webhooks"))
+        own.append(Rule('', 'secrets', ('get', 'create', 'patch')))
     objects = _bind(options, 'ClusterRole', None, cluster)
     for namespace in options.namespaces:
         extra = own if namespace == options.namespace else []

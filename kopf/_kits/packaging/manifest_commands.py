@@ -10,7 +10,7 @@ import click
 from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._core.actions.execution import PermanentError
 from kopf._core.intents.registries import OperatorRegistry
-from kopf._kits.definitions.crd_commands import dump_yaml, make_registry_crds
+from kopf._kits.definitions.crd_commands import dump_yaml, make_declared_crds
 from kopf._kits.packaging.deployment_manifests import Options, make_manifests
 from kopf._kits.packaging.manifest_folders import write_chart, write_kustomization
 from kopf._kits.provisioning import read_crds
@@ -56,7 +56,7 @@ def print_manifests(
         given: list[dict[str, Any]] = list(read_crds(crds))
     except PermanentError as error:
         raise ExplainedError(f"--crd: {error}") from error
-    declared = make_registry_crds(registry)
+    declared = make_declared_crds(registry.kinds)
     objects = [*declared, *given, *make_manifests(registry, [*declared, *given], options)]
     if kustomize is not None:
         write_kustomization(pathlib.Path(kustomize), objects, namespace=options.namespace)

@@ -9,6 +9,12 @@ from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.helpers.versions import version
 from kopf._kits.definitions.crd_commands import dump_yaml
 
+_FILES = {
+    'CustomResourceDefinition': 'crds',
+    **dict.fromkeys(('ServiceAccount', 'ClusterRole', 'ClusterRoleBinding', 'Role', 'RoleBinding'), 'rbac'),
+}
+"""The names of files for several kinds of objects; others are in files with the names of their kinds."""
+
 _HEAD = "# Made by `kopf manifests`: rather change the operator and make them anew than edit them.\n"
 
 
@@ -85,10 +91,8 @@ def _split_image(image: str) -> tuple[str, str]:
 def _name_files(objects: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
     files: dict[str, list[Mapping[str, Any]]] = {}
     for each in objects:
-        name = {'CustomResourceDefinition': 'crds', 'ClusterRole': 'rbac', 'Role': 'rbac'}.get(each['kind'])
-        if each['kind'] in ('ClusterRoleBinding', 'RoleBinding', 'ServiceAccount'):
-            name = 'rbac'
-        files.setdefault(f'{name or each["kind"].lower()}.yaml', []).append(each)
+        name = _FILES.get(each['kind'], each['kind'].lower())
+        files.setdefault(f'{name}.yaml', []).append(each)
     return files
 
 

@@ -9,7 +9,8 @@ import pathlib
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-_VERBS = ('get', 'list', 'watch', 'create', 'update', 'patch', 'delete', 'deletecollection')
+from kopf._kits.packaging.operator_rules import VERBS
+
 _OPEN = frozenset({'selfsubjectaccessreviews', 'selfsubjectrulesreviews', 'selfsubjectreviews'})
 """The resources that every user may create."""
 
@@ -54,7 +55,7 @@ def make_role(needed: Iterable[Needed], name: str) -> dict[str, Any]:
     # Resources of one group with the same verbs share a rule, as people write roles.
     rules: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for (group, resource), found in sorted(verbs.items()):
-        ordered = tuple(sorted(found, key=lambda verb: (_VERBS.index(verb) if verb in _VERBS else len(_VERBS), verb)))
+        ordered = tuple(sorted(found, key=lambda verb: (VERBS.index(verb) if verb in VERBS else len(VERBS), verb)))
         rules.setdefault((group, ordered), []).append(resource)
     return {
         'apiVersion': 'rbac.authorization.k8s.io/v1',

@@ -16,7 +16,8 @@ from kopf._core.intents.registries import OperatorRegistry
 READ = ('get', 'list', 'watch')
 CHILD = ('get', 'list', 'watch', 'create', 'patch', 'delete')
 
-_VERBS = ('get', 'list', 'watch', 'create', 'update', 'patch', 'delete')
+VERBS = ('get', 'list', 'watch', 'create', 'update', 'patch', 'delete', 'deletecollection')
+"""The verbs of the API, in the order in which roles list them."""
 
 
 class UnknownResourceError(ExplainedError):
@@ -34,7 +35,6 @@ class Rule(NamedTuple):
     """Whether it can only be granted for the whole cluster."""
     names: tuple[str, ...] = ()
     """The names of the only objects that it is for; empty for all."""
-    reason: str = ''
 
     def as_role_rule(self) -> dict[str, Any]:
         """Return the rule as roles have it."""
@@ -62,27 +62,12 @@ def list_rules(
         UnknownResourceError: if a handler names a resource that is not known.
     """
     known = [*_list_builtins(), *_list_resources(crds)]
-    rules = [Rule('', 'events', ('create', 'patch'), reason="Events about objects")]
-    rules.append(
-        Rule(
-            'apiextensions.k8s.io',
-            'customresourcedefinitions',
-            ('list', 'watch'),
-            clusterwide=True,
-            reason="kinds that come and go",
-        )
-    )
+    rules = [Rule('', 'events', ('create', 'patch'))]
+    rules.append(Rule('apiextensions.k8s.io', 'customresourcedefinitions', ('list', 'watch'), clusterwide=True))
     if clusterwide:
-        rules.append(Rule('', 'namespaces', ('list', 'watch'), clusterwide=True, reason="namespaces that come and go"))
+        rules.append(Rule('', 'namespaces', ('list', 'watch'), clusterwide=True))
     if elected:
-        rules.append(
-            Rule(
-                'coordination.k8s.io',
-                'leases',
-                ('get', 'list', 'watch', 'create', 'update'),
-                reason="the leader election",
-            )
-        )
+        rules.append(Rule('coordination.k8s.io', 'leases', ('get', 'list', 'watch', 'create', 'update')))
     for handler in registry.iter_resource_handlers():
         rules += _list_rules_of(handler, known)
     return _merge(rules)
@@ -95,11 +80,7 @@ def _list_rules_of(handler: ResourceHandler, known: Collection[Resource]) -> Ite
     if handler.slot == 'webhooks':
         for kind in ('validating', 'mutating'):
             yield Rule(
-                'admissionregistration.k8s.io',
-                f'{kind}webhookconfigurations',
-                ('create', 'patch'),
-                clusterwide=True,
-                reason="managed webhooks",
+                'admissionregistration.k8s.io', f'{kind}webhookconfigurations', ('create', 'patch'), clusterwide=True
             )
         return
     for resource in resources:
@@ -107,31 +88,19 @@ def _list_rules_of(handler: ResourceHandler, known: Collection[Resource]) -> Ite
         if handler.slot == 'conversions':
             name = f'{resource.plural}.{resource.group}'
             yield Rule(
-                'apiextensions.k8s.io',
-                'customresourcedefinitions',
-                ('get', 'patch'),
-                clusterwide=True,
-                names=(name,),
-                reason="managed conversions",
+                'apiextensions.k8s.io', 'customresourcedefinitions', ('get', 'patch'), clusterwide=True, names=(name,)
             )
             continue
         writes = handler.modifies or isinstance(handler, ReconcilingHandler)
         verbs = (*READ, 'patch') if writes else READ
-        yield Rule(resource.group, resource.plural, verbs, clusterwide=cluster, reason="the handled objects")
+        yield Rule(resource.group, resource.plural, verbs, clusterwide=cluster)
         if writes and 'status' in resource.subresources:
-            yield Rule(
-                resource.group,
-                f'{resource.plural}/status',
-                ('patch',),
-                clusterwide=cluster,
-                reason="the handled objects",
-            )
+            yield Rule(resource.group, f'{resource.plural}/status', ('patch',), clusterwide=cluster)
     for source in handler.sources:
-        owned = source.fn is None
-        needed, reason = (CHILD if owned else READ), ("children" if owned else "watched objects")
+        needed = CHILD if source.fn is None else READ
         for resource in _select(source.selector, known, f"{handler}, in owns= or watches="):
             cluster = resource.namespaced is False
-            yield Rule(resource.group, resource.plural, needed, clusterwide=cluster, reason=reason)
+            yield Rule(resource.group, resource.plural, needed, clusterwide=cluster)
 
 
 def _select(selector: Selector, known: Collection[Resource], where: str) -> Collection[Resource]:
@@ -161,11 +130,9 @@ def _merge(rules: Iterable[Rule]) -> list[Rule]:
         key = rule.group, rule.resource, rule.names
         known = merged.get(key)
         verbs = {*rule.verbs, *(known.verbs if known else ())}
-        reasons = dict.fromkeys([*(known.reason.split(', ') if known else ()), rule.reason])
         merged[key] = rule._replace(
-            verbs=tuple(verb for verb in _VERBS if verb in verbs),
+            verbs=tuple(verb for verb in VERBS if verb in verbs),
             clusterwide=rule.clusterwide or (known is not None and known.clusterwide),
-            reason=', '.join(reasons),
         )
     return list(merged.values())
 

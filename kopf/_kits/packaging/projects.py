@@ -8,10 +8,7 @@ import click
 
 from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.helpers.versions import version
-from kopf._core.intents.declared_kinds import pluralize
-
-_GROUP = re.compile(r'[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)+')
-_KIND = re.compile(r'[A-Z][A-Za-z0-9]*')
+from kopf._core.intents.declared_kinds import DOMAIN, KIND, pluralize
 
 FILES: Mapping[str, str] = {
     'app.py': '''"""The operator NAME: each KIND has a config map with its greeting."""
@@ -156,9 +153,9 @@ def create_project(name: str, *, group: str, kind: str | None) -> None:
     own = re.sub(r'[^a-z0-9]+', '-', folder.resolve().name.lower()).strip('-')
     if kind is None:
         kind = ''.join(word.capitalize() for word in own.removesuffix('-operator').split('-')).lstrip('0123456789')
-    if not _KIND.fullmatch(kind):
+    if not KIND.fullmatch(kind):
         raise ExplainedError(f"{kind!r} cannot be the name of a kind. Name one in CamelCase by --kind, e.g. WebApp.")
-    if not _GROUP.fullmatch(group):
+    if not DOMAIN.fullmatch(group):
         raise ExplainedError(f"--group: {group!r} is not a domain with a dot, such as example.com.")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ExplainedError(f"{folder} exists already and is not empty. Name a new folder.")
