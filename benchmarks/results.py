@@ -14,7 +14,7 @@ Metrics: TypeAlias = dict[str, float]
 Result: TypeAlias = dict[str, Any]
 Rows: TypeAlias = collections.defaultdict[tuple[str, str], collections.defaultdict[str, list[float]]]
 
-# The rows of docs/performance.rst: what, the measurement (of --scale full), its metric, the unit.
+# The rows of docs/explanation/performance.rst: what, the measurement (of --scale full), its metric, the unit.
 PAGE = [
     ("``import kopf``: time", "import:", "import ms", "ms"),
     ("the same: memory", "import:", "import rss MB", "MB"),
@@ -147,7 +147,7 @@ def print_table(results: list[Result], runners: list[str]) -> None:
 
 
 def print_page(results: list[Result], runners: list[str]) -> None:
-    """CSV: the rows of docs/performance.rst, of the first two environments."""
+    """CSV: the rows of docs/explanation/performance.rst, of the first two environments."""
     rows, writer = collect(results), csv.writer(sys.stdout, lineterminator="\n")
     for title, label, metric, unit in PAGE:
         measured = [rows[label, metric][runner] for runner in runners[:2]]

@@ -1,4 +1,4 @@
-"""How fast the sandbox is on this machine: `python scripts/sandbox_speed.py`, the figures of docs/sandbox.rst.
+"""How fast the sandbox is on this machine: `python scripts/sandbox_speed.py`, the figures of docs/howto/sandbox.rst.
 
 The server is `kopf sandbox` in a process of its own. The client is as thin as it can be, HTTP written by hand on 8
 connections, so that it does not measure itself; but it competes with the server for the processors.

@@ -38,7 +38,7 @@ def test_in_this_process(filled):
 def test_nothing_is_missed_when_connections_break(filled, kopf_operator):
     with kopf_operator(HERE / 'example.py'):
         filled.wait_for('kex', 'kopf-example-1', lambda obj: obj.get('status') == {'seen': 'value'})
-        filled.faults.refuse_connections(0.3)  # for so many seconds; see docs/sandbox.rst for what else can go wrong
+        filled.faults.refuse_connections(0.3)  # seconds; see docs/howto/sandbox.rst for what else can go wrong
         filled.faults.drop_watches()
         filled.patch('kex', 'kopf-example-1', {'spec': {'field': 'other'}})
         filled.wait_for('kex', 'kopf-example-1', lambda obj: obj['status'] == {'seen': 'other'})

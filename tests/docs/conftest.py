@@ -3,15 +3,13 @@
 import itertools
 
 import pytest
-from snippets import ROOT, read_page
+from snippets import ROOT, find_page, read_page
 from stage import pointing
 
 from kopf.testing import Sandbox
 
 CRDS = [ROOT / "examples" / "crd.yaml", ROOT / "peering.yaml"]
-OWN_KIND = next(
-    block.text for block in read_page(ROOT / "docs" / "walkthrough.rst").files if block.caption == "crd.yaml"
-)
+OWN_KIND = next(block.text for block in read_page(find_page("walkthrough")).files if block.caption == "crd.yaml")
 
 _numbers = itertools.count(1)
 

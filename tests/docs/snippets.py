@@ -10,7 +10,12 @@ import re
 import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PAGES = [*sorted(ROOT.glob("docs/*.rst")), ROOT / "README.md"]
+PARTS = ("tutorial", "howto", "explanation", "reference")
+PAGES = [
+    ROOT / "docs" / "index.rst",
+    *sorted(path for part in PARTS for path in ROOT.glob(f"docs/{part}/*.rst")),
+    ROOT / "README.md",
+]
 SHELLS = ("bash", "console")
 KINDS = ("python", *SHELLS, "yaml", "text", "dockerfile", "go")
 
@@ -24,6 +29,12 @@ _HIDDEN = re.compile(rf"(?P<indent> *)<!-- (?P<kind>{_NOTES}):(?P<text>.*?)(?P<e
 
 class PageError(Exception):
     """A page breaks the convention; the message names the place."""
+
+
+def find_page(name: str) -> pathlib.Path:
+    """Return the page of this name, whichever part of the documentation it is in."""
+    [path] = [path for path in PAGES if path.stem == name]
+    return path
 
 
 @dataclasses.dataclass(frozen=True)

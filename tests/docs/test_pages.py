@@ -4,27 +4,33 @@ import dataclasses
 import re
 
 import pytest
-from snippets import PAGES, ROOT, PageError, read_page
+from snippets import PAGES, PARTS, ROOT, PageError, find_page, read_page
 
 import kopf
 import kopf.testing
 
 DOCS = ROOT / "docs"
-NAMES = {path.stem for path in DOCS.glob("*.rst")}
+NAMES = {str(path.relative_to(DOCS).with_suffix("")) for path in PAGES if path.suffix == ".rst"}
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_links_lead_to_pages(path):
     text = path.read_text()
     linked = re.findall(r":doc:`(?:[^`<]*<)?([^`<>]+)>?`", text)
-    assert set(linked) <= NAMES
+    assert {target.removeprefix("/") for target in linked} <= NAMES
     relative = re.findall(r"\]\((?!https?:)([^)#]+)\)", text) if path.suffix == ".md" else []
     assert all((path.parent / target).exists() for target in relative)
 
 
 def test_all_pages_are_in_the_table_of_contents():
-    listed = re.findall(r"^   ([\w-]+)$", (DOCS / "index.rst").read_text(), re.MULTILINE)
+    listed = re.findall(r"^   ([\w/-]+)$", (DOCS / "index.rst").read_text(), re.MULTILINE)
     assert sorted(listed) == sorted(NAMES - {"index"})
+
+
+def test_pages_are_in_one_of_four_parts():
+    assert {path.parent.name for path in PAGES if path.parent not in (DOCS, ROOT)} == set(PARTS)
+    assert {path.name for path in DOCS.glob("*.rst")} == {"index.rst"}
+    assert len({path.stem for path in PAGES}) == len(PAGES), "a page is found by its name alone"
 
 
 @pytest.mark.parametrize(
@@ -37,20 +43,20 @@ def test_all_pages_are_in_the_table_of_contents():
 """.split(),
 )
 def test_each_topic_has_its_page_with_something_to_run(topic):
-    page = read_page(DOCS / f"{topic}.rst")
+    page = read_page(find_page(topic))
     only_words = {"concepts", "architecture", "vision", "alternatives", "reliability"}
     assert bool(page.lessons or page.shells) is (topic not in only_words)
 
 
 @pytest.mark.parametrize("module", [kopf, kopf.testing], ids=lambda module: module.__name__)
 def test_the_reference_has_all_public_names(module):
-    text = (DOCS / "api.rst").read_text()
+    text = find_page("api").read_text()
     modules = {"on", "lifecycles", "__version__"}
     assert {name for name in set(module.__all__) - modules if not re.search(rf"\b{name}\b", text)} == set()
 
 
 def test_all_groups_of_settings_are_spoken_of():
-    text = "".join(path.read_text() for path in DOCS.glob("*.rst"))
+    text = "".join(path.read_text() for path in PAGES)
     groups = {field.name for field in dataclasses.fields(kopf.OperatorSettings)}
     assert {group for group in groups if f"settings.{group}." not in text} == set()
 

@@ -6,8 +6,8 @@ import re
 import subprocess
 
 import pytest
+from snippets import PAGES, ROOT
 
-ROOT = pathlib.Path(__file__).parents[2]
 TITLES = r'"[A-Z][^"]*"(?:(?:[\s,]|and|or)+"[A-Z][^"]*")*'
 REFERENCE = re.compile(rf"(?:documentation(?:'s)?|[Ss]ee)((?:[\s,]|and|or)*{TITLES})")
 
@@ -15,7 +15,7 @@ REFERENCE = re.compile(rf"(?:documentation(?:'s)?|[Ss]ee)((?:[\s,]|and|or)*{TITL
 def find_titles() -> set[str]:
     """Return the titles of all sections of all pages."""
     titles = set()
-    for page in ROOT.glob('docs/*.rst'):
+    for page in PAGES:
         lines = page.read_text().splitlines()
         titles |= {
             title.strip()
@@ -52,8 +52,8 @@ def test_references_are_found() -> None:
 def test_code_that_pages_include_exists() -> None:
     included = [
         match.groups()
-        for page in ROOT.glob('docs/*.rst')
-        for match in re.finditer(r'literalinclude:: \.\./(\S+\.py)(?:\n +:pyobject: (\S+))?', page.read_text())
+        for page in PAGES
+        for match in re.finditer(r'literalinclude:: \.\./\.\./(\S+\.py)(?:\n +:pyobject: (\S+))?', page.read_text())
     ]
     assert any(name for _, name in included)
     for path, name in included:

@@ -3,9 +3,9 @@
 import re
 
 import yaml
-from snippets import ROOT, read_blocks
+from snippets import ROOT, find_page, read_blocks
 
-PAGE = (ROOT / "docs" / "security.rst").read_text()
+PAGE = find_page("security").read_text()
 TRIED = (ROOT / "tests" / "e2e" / "test_permissions.py").read_text()
 
 
@@ -24,7 +24,7 @@ def test_what_is_tried_is_documented():
 
 
 def test_the_smallest_role_is_what_is_tried():
-    blocks = read_blocks(ROOT / "docs" / "security.rst")
+    blocks = read_blocks(find_page("security"))
     [role] = [yaml.safe_load(block.text) for block in blocks if block.kind == "yaml"]
     assert [rule["verbs"] for rule in role["rules"]] == [["list", "watch", "patch"], ["create", "patch"]]
     assert 'rule("kopf.dev", "guardeds", "list", "watch", "patch")' in TRIED

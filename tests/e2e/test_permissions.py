@@ -1,4 +1,4 @@
-"""The permissions that docs/security.rst names for the features: with just these, it works; without one, the log tells.
+"""The permissions that the page on security names for the features: with these alone, it works; else, the log tells.
 
 On the sandbox and on a real control plane, both with RBAC. The operator has a service account of its own for each test.
 """
@@ -14,6 +14,7 @@ from kinds import define
 from kubeapi import KubeApi, wait
 from operatorprocess import OperatorProcess
 from sandboxplane import SandboxPlane
+from snippets import find_page
 
 from kopf.testing import Sandbox
 
@@ -71,7 +72,7 @@ def configure(settings, **_):
 
 def read_rules(page):
     """Return the rules of the Roles in the page."""
-    text = (ROOT / "docs" / page).read_text().replace("\n    ---\n", "\n\n.. code-block:: yaml\n\n")
+    text = find_page(page).read_text().replace("\n    ---\n", "\n\n.. code-block:: yaml\n\n")
     blocks = re.findall(r"code-block:: yaml\n((?:\n|    .*\n)*)", text)
     bodies = [yaml.safe_load(textwrap.dedent(block)) for block in blocks]
     return [rule for body in bodies if body["kind"] == "Role" for rule in body["rules"]]
@@ -145,7 +146,7 @@ FEATURES = {
     "election": (
         ELECTION,
         ["-n", "NS", "--standalone", "--leader-election"],
-        [HANDLED, STATUS, *read_rules("election.rst")],
+        [HANDLED, STATUS, *read_rules("election")],
         DONE,
         dict.fromkeys((2, 3), "so it cannot be elected"),
     ),

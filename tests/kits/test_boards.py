@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import pathlib
 import re
 import shutil
 import socket
@@ -16,6 +15,7 @@ import yaml
 from click.testing import CliRunner
 from operatorworld import new_world
 from prometheus_client.parser import text_string_to_metric_families
+from snippets import find_page
 
 import kopf
 from kopf._kits.boards import make_alerts, make_board
@@ -169,7 +169,7 @@ def test_the_command_prints_the_alerts():
     result = CliRunner().invoke(main, ['grafana', '--alerts'])
     assert result.exit_code == 0
     assert yaml.safe_load(result.output) == make_alerts()
-    page = pathlib.Path(__file__).parents[2].joinpath('docs/metrics.rst').read_text()
+    page = find_page('metrics').read_text()
     assert all(f"``{rule['alert']}``" in page for rule in make_alerts()['groups'][0]['rules'])
 
 

@@ -14,13 +14,14 @@ import time
 
 import pytest
 from click.testing import CliRunner
+from snippets import find_page
 
 import kopf
 from kopf import cli
 from kopf.testing import Sandbox
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PAGE = " ".join((ROOT / "docs" / "troubleshooting.rst").read_text().replace("``", "").split())
+PAGE = " ".join(find_page("troubleshooting").read_text().replace("``", "").split())
 CREATE = "@kopf.on.create('kopfexamples')\n"
 
 # What is seen when the file is loaded, or when the operator starts: the message is all there is.

@@ -12,6 +12,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 import yaml
+from snippets import find_page
 
 from kopf.testing import Sandbox
 
@@ -392,7 +393,7 @@ def test_operators_that_lack_a_permission(kopf_sandbox, kopf_operator, tmp_path)
 
 def documented(*kinds):
     """Return the objects of these kinds that the page on deployment shows."""
-    page = (ROOT / "docs" / "deployment.rst").read_text()
+    page = find_page("deployment").read_text()
     blocks = re.findall(r"^\.\. code-block:: yaml\n(?: +:.*\n)*\n((?: {4}.*\n|\n)+)", page, re.MULTILINE)
     return [body for block in blocks for body in yaml.safe_load_all(textwrap.dedent(block)) if body["kind"] in kinds]
 

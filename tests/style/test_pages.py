@@ -10,7 +10,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 LIMIT = 120
 PAGES = [
     *ROOT.glob('*.md'),
-    *ROOT.glob('docs/*.rst'),
+    *ROOT.glob('docs/[a-z]*/*.rst'),
     *ROOT.glob('examples/**/*.md'),
     *ROOT.glob('benchmarks/*.md'),
     *ROOT.glob('tests/**/*.md'),

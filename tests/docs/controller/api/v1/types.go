@@ -1,4 +1,4 @@
-// Package v1 has the kind that the Go code of docs/controller-runtime.rst is about.
+// Package v1 has the kind that the Go code of docs/howto/controller-runtime.rst is about.
 package v1
 
 import (

@@ -1,0 +1,67 @@
+"""The addresses that pages had before lead to pages: those of the flat layout, and those of upstream's site."""
+
+import importlib.util
+import types
+
+import pytest
+from snippets import PAGES, ROOT
+
+DOCS = ROOT / "docs"
+NAMES = {str(path.relative_to(DOCS).with_suffix("")) for path in PAGES if path.suffix == ".rst"}
+
+FLAT = """
+    admission alternatives api architecture async authentication checking children cli concepts conditions configuration
+    continuity controller-runtime daemons deployment election embedding errors events filters handlers hierarchies
+    idempotence indexing inspection install kwargs levels loading manifests memos metrics migration models naming
+    patches peering performance probes quickstart reconciliation reliability resources results sandbox scopes security
+    settings shutdown soak startup testing timers tips traces troubleshooting vision walkthrough writes
+""".split()
+UPSTREAM = """
+    install concepts walkthrough/problem walkthrough/prerequisites walkthrough/starting walkthrough/creation
+    walkthrough/updates walkthrough/diffs walkthrough/deletion walkthrough/cleanup handlers daemons timers kwargs async
+    loading resources filters results errors scopes memos indexing admission startup shutdown probes authentication
+    configuration peering cli events hierarchies testing embedding deployment continuity idempotence reconciliation tips
+    troubleshooting minikube contributing architecture packages/kopf vision naming alternatives
+""".split()
+
+
+def load() -> types.ModuleType:
+    spec = importlib.util.spec_from_file_location("redirects", DOCS / "_ext" / "redirects.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", sorted({*FLAT, *UPSTREAM}))
+def test_a_former_address_leads_to_a_page(name):
+    assert load().read_redirects(DOCS / "redirects.txt").get(name) in NAMES
+
+
+def test_no_page_is_hidden_by_a_redirect():
+    redirects = load().read_redirects(DOCS / "redirects.txt")
+    assert not set(redirects) & NAMES
+    assert set(redirects.values()) <= NAMES
+
+
+@pytest.mark.parametrize(
+    "old, new, suffix, href",
+    [
+        ("handlers", "reference/handlers", ".html", "reference/handlers.html"),
+        ("walkthrough/diffs", "tutorial/walkthrough", ".html", "../tutorial/walkthrough.html"),
+        ("walkthrough/diffs", "tutorial/walkthrough", "/", "../../tutorial/walkthrough/"),
+    ],
+)
+def test_a_redirect_is_relative_and_keeps_the_section(old, new, suffix, href):
+    builder = types.SimpleNamespace(get_target_uri=lambda name: f"{name}{suffix}")
+    page = load().render(types.SimpleNamespace(builder=builder), old, new)
+    assert f'url={href}"' in page and f'href="{href}"' in page
+    assert f'location.replace("{href}" + location.search + location.hash)' in page
+
+
+def test_a_line_of_another_form_is_an_error(tmp_path):
+    path = tmp_path / "redirects.txt"
+    for text in ("handlers", "handlers a\nhandlers b", "handlers to here"):
+        path.write_text(text)
+        with pytest.raises(ValueError, match="each old one once"):
+            load().read_redirects(path)
