@@ -1,0 +1,265 @@
+"""
+The assignment of buckets to the members of a sharded operator: who may hold which bucket, and since which revision.
+
+One record says which member may hold which bucket. Each member reports which buckets it holds, and which revision of
+the record it has seen. Everything here is pure: it knows neither clocks nor requests, and takes the records and reports
+as they come, in whatever order and however late.
+
+A bucket can never be held by two members at once:
+
+- A member holds only buckets that the newest known record grants to it.
+- The record takes a bucket away in two steps. First, it is revoked: the member begins nothing more for its objects.
+  Then the member reports that it has seen this revision, and that it does not hold the bucket any more. Only after
+  that, or when the member has ended or expired, the bucket is granted to another member.
+- These facts are permanent: a member that has seen the revocation cannot take the bucket back, and a member that has
+  ended never goes on (if its process does, it is a new member). So a decision that was made from old reports is right
+  nevertheless, and the record is replaced only if it is still the one that the decision was made from.
+
+If the record is lost, the next one begins with what the members report, and grants nothing else until all of them have
+seen it.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+NOTHING: frozenset[int] = frozenset()
+
+
+class Division(NamedTuple):
+    """How all objects are divided into buckets. All members must agree on it."""
+
+    buckets: int
+    """The number of buckets."""
+    key: str
+    """What is hashed: ``uid`` or ``namespace``."""
+
+    def __str__(self) -> str:
+        return f'{self.buckets} buckets by {self.key}'
+
+
+class Seen(NamedTuple):
+    """The newest record that a member has seen."""
+
+    generation: str
+    revision: int
+
+
+class Report(NamedTuple):
+    """What one member says of itself."""
+
+    member: str
+    division: Division
+    seen: Seen | None = None
+    """The newest record that it has seen; ``None`` if it has seen none."""
+    held: frozenset[int] = NOTHING
+    """The buckets that it holds, including those that it is draining."""
+    draining: frozenset[int] = NOTHING
+    """The buckets of these whose objects still have running handlers or daemons, but get no new ones."""
+
+
+class Grant(NamedTuple):
+    """The buckets that one member may hold."""
+
+    buckets: frozenset[int] = NOTHING
+    """All of them, including the revoked ones."""
+    revoked: frozenset[int] = NOTHING
+    """Those that the member must drain and release."""
+    revoked_at: int = 0
+    """The revision of the record by which the last of them was revoked."""
+
+
+class Assignment(NamedTuple):
+    """The record of a group."""
+
+    generation: str
+    """A random text that no other record of the group has, if the former one was lost."""
+    revision: int
+    division: Division
+    grants: Mapping[str, Grant]
+    """The grants by members."""
+    settled: bool = True
+    """Whether all members have seen this generation. Until then, no other buckets are granted."""
+
+    def find_granted(self) -> frozenset[int]:
+        """Return all buckets that any member may hold."""
+        return NOTHING.union(*(grant.buckets for grant in self.grants.values()))
+
+    def find_free(self) -> frozenset[int]:
+        """Return the buckets that no member may hold."""
+        return frozenset(range(self.division.buckets)) - self.find_granted()
+
+
+# The group.
+
+
+def begin(generation: str, division: Division, reports: Collection[Report]) -> Assignment:
+    """
+    Return the first record of a group, or the one after a lost record.
+
+    It grants what members report to hold, so that they go on; it revokes what several of them report.
+
+    Args:
+        generation: a new random text.
+        division: the division, if no member holds any buckets yet.
+        reports: the reports of all members that have not ended. They must be newer than the loss of the former record.
+    """
+    working = [report for report in reports if report.held]
+    if working:
+        division = working[0].division
+    claims = [report for report in working if report.division == division]
+    grants: dict[str, Grant] = {}
+    for report in claims:
+        others = NOTHING.union(*(other.held for other in claims if other is not report))
+        if report.held - others:
+            grants[report.member] = Grant(report.held - others)
+    return Assignment(generation, 1, division, grants, settled=False)
+
+
+def is_lost(assignment: Assignment, reports: Iterable[Report]) -> bool:
+    """Check whether the record was replaced by an older one, as when a cluster is restored from a backup."""
+    seen = [report.seen for report in reports if report.seen is not None]
+    return any(each.generation == assignment.generation and each.revision > assignment.revision for each in seen)
+
+
+def is_orphaned(assignment: Assignment, reports: Iterable[Report]) -> bool:
+    """Check whether all members with the division of the record have ended, so that others can begin with theirs."""
+    return all(report.division != assignment.division and not report.held for report in reports)
+
+
+def advance(assignment: Assignment, reports: Collection[Report]) -> Assignment:
+    """
+    Return the next record; the same one if nothing is to be changed.
+
+    Args:
+        assignment: the current record.
+        reports: the newest known reports of all members that have not ended. If the record is not settled, they must
+            be newer than the record.
+    """
+    by_member = {report.member: report for report in reports}
+    grants = {
+        member: _collect(grant, assignment, by_member[member])
+        for member, grant in assignment.grants.items()
+        if member in by_member
+    }
+    settled = assignment.settled or all(
+        report.seen is not None and report.seen.generation == assignment.generation for report in reports
+    )
+    revision = assignment.revision + 1
+    if settled:
+        eligible = [report for report in reports if report.division == assignment.division]
+        claimed = _find_claimed(grants, assignment.division, reports)
+        grants = _distribute(grants, eligible, assignment.division.buckets, claimed, revision)
+    grants = {member: grant for member, grant in grants.items() if grant.buckets}
+    if grants == assignment.grants and settled == assignment.settled:
+        return assignment
+    return assignment._replace(revision=revision, grants=grants, settled=settled)
+
+
+def _collect(grant: Grant, assignment: Assignment, report: Report) -> Grant:
+    """Take away the revoked buckets that the member has released."""
+    seen = report.seen
+    if seen is None or seen.generation != assignment.generation or seen.revision < grant.revoked_at:
+        return grant
+    return grant._replace(buckets=grant.buckets - (grant.revoked - report.held), revoked=grant.revoked & report.held)
+
+
+def _find_claimed(grants: Mapping[str, Grant], division: Division, reports: Iterable[Report]) -> frozenset[int]:
+    """Return the buckets that members report to hold without a grant: they drain them, after a record was lost."""
+    claimed = NOTHING
+    for report in reports:
+        if report.held and report.division != division:
+            return frozenset(range(division.buckets))  # its buckets contain other objects
+        claimed |= report.held - grants.get(report.member, Grant()).buckets
+    return claimed
+
+
+def _distribute(
+    grants: Mapping[str, Grant],
+    eligible: Collection[Report],
+    buckets: int,
+    claimed: frozenset[int],
+    revision: int,
+) -> dict[str, Grant]:
+    """Grant the free buckets, and revoke as few as possible, so that all members get equally many."""
+    result = dict(grants)
+    granted = NOTHING.union(*(grant.buckets for grant in grants.values()))
+    free = sorted(frozenset(range(buckets)) - granted - claimed)
+    quotas = _find_quotas({report.member: _count_kept(grants.get(report.member)) for report in eligible}, buckets)
+    for member, quota in quotas.items():
+        grant = result.get(member, Grant())
+        kept = sorted(grant.buckets - grant.revoked)
+        if len(kept) > quota:
+            excess = frozenset(kept[quota:])
+            result[member] = grant._replace(revoked=grant.revoked | excess, revoked_at=revision)
+        elif free and len(kept) < quota:
+            missing = quota - len(kept)
+            added, free = free[:missing], free[missing:]
+            result[member] = grant._replace(buckets=grant.buckets.union(added))
+    return result
+
+
+def _count_kept(grant: Grant | None) -> int:
+    return 0 if grant is None else len(grant.buckets - grant.revoked)
+
+
+def _find_quotas(kept: Mapping[str, int], buckets: int) -> dict[str, int]:
+    """Return how many buckets each member is to have. Those with the most buckets get the remaining ones."""
+    if not kept:
+        return {}
+    least, more = divmod(buckets, len(kept))
+    members = sorted(kept, key=lambda member: (-kept[member], member))
+    return {member: least + (number < more) for number, member in enumerate(members)}
+
+
+# One member.
+
+
+class Changes(NamedTuple):
+    """What a new record changes for a member."""
+
+    taken: frozenset[int]
+    """The buckets that it holds from now on."""
+    dropped: frozenset[int]
+    """The buckets to drain: nothing more begins for their objects."""
+
+
+NO_CHANGES = Changes(NOTHING, NOTHING)
+
+
+class Ownership:
+    """The buckets that one member holds."""
+
+    def __init__(self, member: str, division: Division) -> None:
+        self.member = member
+        self.division = division
+        self.seen: Seen | None = None
+        self.active: frozenset[int] = NOTHING
+        """The buckets whose objects are handled."""
+        self.draining: frozenset[int] = NOTHING
+        """The buckets whose objects still have running handlers or daemons, but get no new ones."""
+
+    def follow(self, assignment: Assignment) -> Changes:
+        """
+        Follow a newer record.
+
+        Buckets that are still being drained are not taken again: first, all that runs for them must have ended.
+        """
+        seen = Seen(assignment.generation, assignment.revision)
+        if self.seen is not None and seen.generation == self.seen.generation and seen.revision < self.seen.revision:
+            return NO_CHANGES
+        self.seen = seen
+        permitted = NOTHING
+        if assignment.division == self.division and (grant := assignment.grants.get(self.member)) is not None:
+            permitted = grant.buckets - grant.revoked
+        changes = Changes(permitted - self.active - self.draining, self.active - permitted)
+        self.active = self.active - changes.dropped | changes.taken
+        self.draining |= changes.dropped
+        return changes
+
+    def finish(self, buckets: Collection[int]) -> None:
+        """Called when nothing runs any more for the objects of these buckets."""
+        self.draining -= frozenset(buckets)
+
+    def report(self) -> Report:
+        """Return what the member says of itself."""
+        return Report(self.member, self.division, self.seen, self.active | self.draining, self.draining)
