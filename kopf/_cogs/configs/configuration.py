@@ -537,7 +537,7 @@ class TracingSettings(_Group):
 
 @dataclasses.dataclass
 class InspectingSettings(_Group):
-    """Looking into the running operator with ``kopf top``."""
+    """Looking into the running operator with ``kopf top`` and the inspector."""
 
     enabled: bool = False
     """Whether it is possible. It is read after the startup handlers; ``kopf run --inspect`` sets it."""
@@ -550,6 +550,12 @@ class InspectingSettings(_Group):
 
     folder: str | None = None
     """The folder for the file with the address and the token. `None`: that of the user for running programs."""
+
+    entries: int = 20_000
+    """
+    How many entries the timelines of all objects have together, for the inspector: about 1 KB of memory each. Objects
+    with the oldest news lose their timelines first. Zero: nothing is recorded.
+    """
 
 
 @dataclasses.dataclass

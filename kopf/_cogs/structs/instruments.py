@@ -74,6 +74,9 @@ class Instrument:
     def object_requeued(self, entry: 'QueueEntry') -> None:
         """Called when the object is scheduled to be queued again after the ``delay``, unless an event comes before."""
 
+    def event_posted(self, event: 'ObjectEvent') -> None:
+        """Called when a Kubernetes Event about an object is created in the cluster, or is counted up there."""
+
 
 Listeners = tuple[Instrument, ...]
 
@@ -83,6 +86,7 @@ _POINTS: Mapping[str, tuple[str, ...]] = {
     'requests': ('request_begins', 'request_ends'),
     'watches': ('watch_changes',),
     'queue': ('object_queued', 'object_taken', 'object_done', 'object_requeued'),
+    'events': ('event_posted',),
 }
 
 
@@ -101,6 +105,7 @@ class Instruments:
     requests: Listeners
     watches: Listeners
     queue: Listeners
+    events: Listeners
 
     def __init__(self, members: Iterable[Instrument] = ()) -> None:
         self._members: Listeners = ()
@@ -454,3 +459,15 @@ class QueueEntry(NamedTuple):
     """The delay until it is queued again (in seconds)."""
     reason: str | None = None
     """The reason of queueing it again: ``delayed`` by its handlers, or ``failed`` in the framework itself."""
+
+
+class ObjectEvent(NamedTuple):
+    """A Kubernetes Event that the operator has posted."""
+
+    ref: Mapping[str, Any]
+    """The reference to the object, with its ``uid``."""
+    type: str
+    reason: str
+    message: str
+    times: int
+    """How often it has happened so far: an Event of a series is posted once, and then counted up."""

@@ -250,6 +250,7 @@ class Poster:
             if series.name is not None and await self._writer.update(
                 event.ref, series.name, count=series.count, message=event.message, backoffs=event.backoffs
             ):
+                self._tell(event, series.count)
                 return
             posted = await self._writer.create(
                 event.ref,
@@ -262,9 +263,20 @@ class Poster:
             )
             if posted is not None:
                 series.keep(posted.name, posted.first)
+                self._tell(event, series.count)
         except Exception:
             # Not raised, as the operator can go on without its Events.
             logger.exception("Failed to post an event: %r", event)
+
+    def _tell(self, event: K8sEvent, count: int) -> None:
+        """Report the posted Event to the instruments."""
+        instruments = self._client.instruments
+        if instruments.events:
+            # Imported here: this module is imported with the package, and few operators have such instruments.
+            from kopf._cogs.structs.instruments import ObjectEvent
+
+            posted = ObjectEvent(event.ref, event.type, event.reason, event.message, count)
+            instruments.tell(instruments.events, 'event_posted', posted)
 
 
 class K8sPoster(logging.Handler):

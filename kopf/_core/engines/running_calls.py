@@ -27,16 +27,34 @@ class RunningCalls(Instrument):
         """Forget the attempt."""
         self._tasks.pop(call, None)
 
-    def describe(self, blocker: asyncio.Task[Any] | None, loop_thread: int) -> list[dict[str, Any]]:
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def describe(
+        self,
+        blocker: asyncio.Task[Any] | None,
+        loop_thread: int,
+        *,
+        uid: str | None = None,
+        limit: int | None = None,
+    ) -> list[dict[str, Any]]:
         """
-        Return the facts about all attempts, the longest first; callable from any thread.
+        Return the facts about the attempts, the longest first; callable from any thread.
 
         Args:
             blocker: the task that blocks the event loop now, if any.
             loop_thread: the thread of the event loop.
+            uid: the only object whose attempts are described; by default, those of all objects.
+            limit: how many attempts are described at most: each needs the stack of a task, or of a thread.
         """
+        calls = [
+            (call, task)
+            for call, task in list(self._tasks.items())
+            if uid is None or (call.key is not None and call.key.uid == uid)
+        ]
+        calls.sort(key=lambda item: (item[1] is not blocker or blocker is None, item[0].began))
         found = []
-        for call, task in list(self._tasks.items()):
+        for call, task in calls[:limit]:
             is_blocking = task is not None and task is blocker
             found.append(_describe_call(call, task, loop_thread if is_blocking else None))
         return sorted(found, key=lambda facts: -facts['seconds'])

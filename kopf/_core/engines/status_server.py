@@ -83,11 +83,21 @@ class StatusServer:
         port: the port to listen at; 0 for any free port.
         routes: the responses by their paths.
         purpose: what the server is for, in messages: ``the probes``.
+        ending: called in the loop of the server when it stops; it must end the responses that last for long.
     """
 
-    def __init__(self, host: str | None, port: int, routes: Mapping[str, Respond], *, purpose: str) -> None:
+    def __init__(
+        self,
+        host: str | None,
+        port: int,
+        routes: Mapping[str, Respond],
+        *,
+        purpose: str,
+        ending: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         self._host = host
         self._routes = routes
+        self._ending = ending
         self._purpose = purpose
         self._listening: concurrent.futures.Future[int] = concurrent.futures.Future()
         self._closing: Callable[[], object] = lambda: None
@@ -153,5 +163,7 @@ class StatusServer:
                 ) from None
             self._listening.set_result(runner.addresses[0][1])
             await closing.wait()
+            if self._ending is not None:
+                await self._ending()
         finally:
             await runner.cleanup()

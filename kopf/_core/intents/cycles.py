@@ -4,8 +4,7 @@ Cycles: how a change of an object is handled from its first step to its last one
 A cycle knows which states its finished handlers have seen. Two promises depend on that: no update is lost, and nothing
 runs twice. If another client edits the object in the middle of a cycle, the effect depends on the kind of the cycle:
 
-- An update: the finished handlers that match the edit are run again; the other handlers see the edit anyway. If the
-  edit reverts the whole update, this includes the handlers that have failed temporarily.
+- An update: the finished handlers that match the edit are run again; the other handlers see the edit anyway.
 - A creation: an update follows, from the state that the first finished handler has seen. If all remaining handlers are
   delayed for long, this state is stored with their records. Otherwise, only the digests of the states are stored:
   if the operator is killed then, the next one knows that there were edits, but not what they have changed.
@@ -166,11 +165,7 @@ class Cycles:
                 cycle.known, cycle.base = unconfirmed, base
                 cycle.unconfirmed = None
         if not is_same(essence, cycle.known):
-            seen = cycle.known
             self._note_edit(cycle, essence)
-            if cause.reason in UNCHANGED:
-                for key in _find_tried(cycle.state):
-                    cycle.revived.setdefault(key, seen)
         return cycle
 
     def _load(
@@ -207,8 +202,6 @@ class Cycles:
         if purpose is Reason.UPDATE:
             for key in outdated:
                 (cycle.missed if state[key].finished else cycle.revived)[key] = None
-            if cause.reason in UNCHANGED:
-                cycle.revived.update(dict.fromkeys(_find_tried(state)))
         elif purpose is Reason.CREATE:
             if last is None and self._is_edited_without_digests(state, cause.body):
                 outdated = [key for key, record in state.items() if record.finished]
@@ -348,16 +341,6 @@ def find_fields(table: HandlerTable) -> Mapping[HandlerId, FieldPath]:
     for handler in table.changing:
         fields.setdefault(handler.id, set()).add(handler.field)
     return {key: field for key, found in fields.items() if len(found) == 1 for field in found if field}
-
-
-def _find_tried(state: State) -> list[HandlerId]:
-    """
-    Return the handlers that have failed temporarily.
-
-    If the edit that they were called for is reverted, they are tried again with the former state: a part of the edit
-    may be applied already.
-    """
-    return [key for key, record in state.items() if not record.finished and record.retries]
 
 
 def _is_put_off(cycle: Cycle, body: Body) -> bool:

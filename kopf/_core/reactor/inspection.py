@@ -12,7 +12,7 @@ import heapq
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from kopf._cogs.aiokits.loop_monitors import LoopMonitor
@@ -20,6 +20,7 @@ from kopf._cogs.helpers.versions import version
 from kopf._cogs.structs.meters import name_resource
 from kopf._core.actions.execution import utcnow
 from kopf._core.engines.running_calls import RunningCalls
+from kopf._core.engines.timelines import Story, Timelines
 from kopf._core.reactor.census import Census, find_state
 from kopf._core.reactor.object_records import ObjectRecord
 from kopf._core.reactor.orchestration import Orchestrator
@@ -29,9 +30,21 @@ from kopf._core.reactor.workers import WorkerPool
 LAG_LIMIT = 0.3
 """How long a request waits for the event loop of the operator (in seconds); then, the loop is reported as blocked."""
 
+MAX_STACKS = 50
+"""How many running handlers are described in live updates, with their stacks: the longest ones."""
+
 
 class OperatorInspection:
-    """Looks up what an operator is doing."""
+    """
+    Looks up what an operator is doing.
+
+    Args:
+        orchestrator: knows the watches with the records of the objects.
+        workers: knows which objects have workers.
+        monitor: knows what blocks the event loop.
+        calls: knows which handlers run.
+        timelines: what has happened to the objects, if it is recorded.
+    """
 
     def __init__(
         self,
@@ -39,53 +52,129 @@ class OperatorInspection:
         workers: WorkerPool,
         monitor: LoopMonitor[Any],
         calls: RunningCalls,
+        timelines: Timelines | None = None,
     ) -> None:
         self._orchestrator = orchestrator
         self._workers = workers
         self._monitor = monitor
         self._calls = calls
+        self._timelines = timelines
         self._census = Census(orchestrator, workers)
         self._loop = asyncio.get_running_loop()
         self._began = time.monotonic()
 
     async def describe(self, limit: int) -> Mapping[str, Any]:
         """Return what the operator does now; at most so many objects that wait."""
-        lag, responds = await self._monitor.measure_lag(LAG_LIMIT)
-        blocker = None if responds else self._monitor.find_current_task()
-        culprit = None if responds else self._monitor.culprit or self._monitor.look()
         waiting = list(self._iter_waiting())
         counts: dict[str, dict[str, int]] = {}
         for (resource, state), count in self._census.count_objects().items():
             counts.setdefault(resource, {})[state] = count
         return {
+            **await self.describe_operator(None),
+            'waiting': heapq.nsmallest(limit, waiting, key=_get_time),
+            'waiting_total': len(waiting),
+            'objects': counts,
+        }
+
+    async def describe_operator(self, limit: int | None = MAX_STACKS) -> Mapping[str, Any]:
+        """Return what does not need a look at each object; at most so many running handlers."""
+        lag, responds = await self._monitor.measure_lag(LAG_LIMIT)
+        blocker = None if responds else self._monitor.find_current_task()
+        culprit = None if responds else self._monitor.culprit or self._monitor.look()
+        return {
             'version': version,
             'pid': os.getpid(),
+            'time': round(time.time(), 3),
             'seconds': round(time.monotonic() - self._began, 3),
             'paused': self._workers.paused,
             'loop': {'lag': round(lag, 6), 'blocked': not responds, 'by': None if culprit is None else str(culprit)},
-            'running': self._calls.describe(blocker, self._monitor.thread_id),
-            'waiting': heapq.nsmallest(limit, waiting, key=_get_time),
-            'waiting_total': len(waiting),
+            'running': self._calls.describe(blocker, self._monitor.thread_id, limit=limit),
+            'running_total': len(self._calls),
             'watches': [_describe_watch(watch) for watch in self._orchestrator.get_watches()],
-            'objects': counts,
         }
 
     def list_objects(self, filters: Mapping[str, str], limit: int) -> Mapping[str, Any]:
         """Return the objects with these values of ``resource``, ``namespace``, ``name`` and ``state``."""
-        working = self._workers.find_working()
+        working, now = self._workers.find_working(), self._loop.time()
         objects: list[dict[str, Any]] = []
         total = 0
         for watch, record in self._iter_records():
-            facts = {
-                **_identify(watch, record),
-                'state': find_state(record, is_working=record in working),
-                'daemons': len(get_daemons(record)),
-            }
+            facts = self._describe_object(watch, record, working, now)
             if all(facts.get(name) == value for name, value in filters.items()):
                 total += 1
                 if len(objects) < limit:
                     objects.append(facts)
         return {'objects': objects, 'total': total}
+
+    async def describe_timeline(self, uid: str, after: int) -> Mapping[str, Any]:
+        """Return the object, its running handlers, and what has happened to it since the entry with this number."""
+        story = Story(0, [], None) if self._timelines is None else self._timelines.read(uid, after)
+        responds = (await self._monitor.measure_lag(LAG_LIMIT))[1]
+        blocker = None if responds else self._monitor.find_current_task()
+        return {
+            'uid': uid,
+            'time': round(time.time(), 3),
+            'number': story.number,
+            'entries': story.entries,
+            'diff': story.diff,
+            'objects': self.describe_objects([uid]),
+            'running': self._calls.describe(blocker, self._monitor.thread_id, uid=uid, limit=MAX_STACKS),
+        }
+
+    # Live updates.
+
+    def follow(self) -> None:
+        """Remember from now on which objects change."""
+        if self._timelines is not None:
+            self._timelines.follow()
+
+    def unfollow(self) -> None:
+        """Do not remember which objects change any more."""
+        if self._timelines is not None:
+            self._timelines.unfollow()
+
+    def take_changed(self, limit: int) -> Collection[str]:
+        """Return the uids of some objects that have changed since the last call."""
+        return () if self._timelines is None else self._timelines.take_changed(limit)
+
+    def get_known(self) -> Mapping[str, frozenset[str]]:
+        """Return the uids of all objects by the names of their resources."""
+        known: dict[str, frozenset[str]] = {}
+        for watch in self._orchestrator.get_watches():
+            name = name_resource(watch.resource)
+            known[name] = known.get(name, frozenset()).union(list(watch.records))
+        return known
+
+    def describe_objects(self, uids: Collection[str]) -> list[dict[str, Any]]:
+        """Return the objects with these uids, except for unknown ones."""
+        working, now = self._workers.find_working(), self._loop.time()
+        return [
+            self._describe_object(watch, record, working, now)
+            for watch in self._orchestrator.get_watches()
+            for uid in uids
+            if (record := watch.records.get(uid)) is not None
+        ]
+
+    def _describe_object(
+        self, watch: ResourceWatch, record: ObjectRecord, working: Collection[ObjectRecord], now: float
+    ) -> dict[str, Any]:
+        daemons, timelines = get_daemons(record), self._timelines
+        facts = _identify(watch, record) | {
+            'state': find_state(record, is_working=record in working),
+            'daemons': len(daemons),
+            'number': 0 if timelines is None else timelines.get_number(record.uid),
+        }
+        error = None if timelines is None else timelines.find_failure(record.uid)
+        if record.wakeup is not None or daemons or record.level is not None:
+            plan = min(_find_delays(record, now), key=_get_time, default=None)
+            if plan is not None and plan['seconds'] is not None:
+                facts['until'] = round(time.time() + plan['seconds'], 1)
+                facts['why'] = plan['why']
+                facts['handlers'] = [each['handler'] for each in plan['handlers']]
+                error = plan['error'] or next((each['message'] for each in plan['handlers'] if each['message']), error)
+        if error is not None:
+            facts['error'] = error
+        return facts
 
     def _iter_records(self) -> Iterator[tuple[ResourceWatch, ObjectRecord]]:
         for watch in self._orchestrator.get_watches():
@@ -96,11 +185,17 @@ class OperatorInspection:
         """Return what waits for a time: objects with delayed handlers, daemons and timers, and planned runs."""
         now = self._loop.time()
         for watch, record in self._iter_records():
-            for facts in (*_find_retries(record, now), *_find_daemons(record, now), *_find_plans(record, now)):
+            for facts in _find_delays(record, now):
                 yield _identify(watch, record) | facts
 
 
 # The attributes of records are read only once: the event loop can reset them meanwhile.
+
+
+def _find_delays(record: ObjectRecord, now: float) -> Iterator[dict[str, Any]]:
+    yield from _find_retries(record, now)
+    yield from _find_daemons(record, now)
+    yield from _find_plans(record, now)
 
 
 def _find_retries(record: ObjectRecord, now: float) -> Iterator[dict[str, Any]]:

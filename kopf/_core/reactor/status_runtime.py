@@ -9,7 +9,7 @@ import dataclasses
 import logging
 import os
 import secrets
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kopf._cogs.aiokits.loop_monitors import LoopMonitor
 from kopf._core.engines.status_server import Endpoint, Respond, StatusServer, StatusServerError
@@ -17,6 +17,9 @@ from kopf._core.intents.causes import Activity
 from kopf._core.intents.contexts import OperatorContext
 from kopf._core.reactor.orchestration import Orchestrator
 from kopf._core.reactor.workers import WorkerPool
+
+if TYPE_CHECKING:
+    from kopf._core.engines.timelines import Timelines
 
 logger = logging.getLogger(__name__)
 
@@ -102,21 +105,45 @@ async def serve_status(
 
 
 async def _serve_inspection(status: Status, stack: contextlib.AsyncExitStack) -> None:
-    """Start the server for ``kopf top``: one of its own, as it listens only on the loopback interface."""
+    """Start the server for ``kopf top`` and the inspector: one of its own, as it listens on the loopback interface."""
     from kopf._cogs.helpers.runfiles import RunFile, written
     from kopf._core.engines.inspecting import InspectionResponder
     from kopf._core.engines.running_calls import RunningCalls
     from kopf._core.reactor.inspection import OperatorInspection
 
     settings, calls = status.context.settings.inspecting, RunningCalls()
-    inspection = OperatorInspection(status.orchestrator, status.workers, status.monitor, calls)
+    timelines = _record(status, stack) if settings.entries else None
+    inspection = OperatorInspection(status.orchestrator, status.workers, status.monitor, calls, timelines)
     token = settings.token or secrets.token_urlsafe(24)
-    routes = InspectionResponder(inspection, token).get_routes()
-    server = await stack.enter_async_context(StatusServer('127.0.0.1', settings.port, routes, purpose="kopf top"))
+    responder = InspectionResponder(inspection, token)
+    server = StatusServer(
+        '127.0.0.1',
+        settings.port,
+        responder.get_routes(),
+        purpose="the inspector",
+        ending=responder.close,
+    )
+    await stack.enter_async_context(server)
     file = RunFile(os.getpid(), f'http://127.0.0.1:{server.port}', token)
     path = stack.enter_context(written(file, settings.folder))
     status.context.instruments.add(calls)
     logger.info("The operator can be looked into: kopf top --pid %d; the token is in %s.", file.pid, path)
+    # A random token is of no use for other machines or processes. A chosen one can be in use elsewhere.
+    link = f'{file.url}/' if settings.token else f'{file.url}/#token={token}'
+    logger.info("The inspector is at %s%s", link, " and asks for the token." if settings.token else "")
+
+
+def _record(status: Status, stack: contextlib.AsyncExitStack) -> 'Timelines':
+    """Record what happens to the objects from now on, until the stack is closed."""
+    from kopf._core.engines.recorders import LogRecorder, Recorder
+    from kopf._core.engines.timelines import Timelines
+
+    timelines = Timelines(status.context.settings.inspecting.entries)
+    stack.enter_context(LogRecorder(timelines, status.context.settings))
+    recorder = Recorder(timelines)
+    status.context.instruments.add(recorder)
+    stack.callback(status.context.instruments.remove, recorder)
+    return timelines
 
 
 def _add_probes(plan: _Plan, status: Status, url: str, stack: contextlib.AsyncExitStack) -> None:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from kopf._kits.checking.courses import MAX_WRITES, Outcome
+from kopf._kits.checking.courses import Outcome
 from kopf._kits.checking.end_states import ANNOTATION, Likeness, find_differences
 from kopf._kits.checking.plans import Target
 
@@ -66,16 +66,8 @@ def judge_annotation(outcome: Outcome, target: Target) -> list[Violation]:
     return [Violation('annotation', text, (f'- {target} metadata.annotations',))] if lost and outcome.has_begun else []
 
 
-def judge_undisturbed(outcome: Outcome, likeness: Likeness, *, is_refused: bool = False) -> list[Violation]:
-    """
-    Return what is wrong with a course without disturbances, which is not compared with another one.
-
-    Args:
-        outcome: what has come of the course.
-        likeness: what differs between courses by itself.
-        is_refused: whether handlers cannot apply what the user has written. So they may try it again and again, and
-            note that, as long as they wait between the attempts.
-    """
+def judge_undisturbed(outcome: Outcome, likeness: Likeness) -> list[Violation]:
+    """Return what is wrong with a course without disturbances, which is not compared with another one."""
     found = []
     if outcome.overlaps:
         found.append(_overlap(outcome))
@@ -84,8 +76,6 @@ def judge_undisturbed(outcome: Outcome, likeness: Likeness, *, is_refused: bool 
     found += _judge_restart(outcome, Expectation(outcome, likeness))
     if left := likeness.flatten(outcome.final).keys() - _outside(outcome):
         found.append(Violation('leftovers', 'Objects are left when all of the user are deleted.', _add(sorted(left))))
-    if is_refused:
-        return [*found, _unrest(outcome)] if len(outcome.quiet_writes) > MAX_WRITES else found
     limit = 2 if outcome.facts.is_periodic else 0.1
     if len(outcome.quiet_writes) > limit * 300:
         found.append(_unrest(outcome))

@@ -213,3 +213,91 @@ async def test_contents_of_objects_are_not_shown(world, window):
         gate.set()
         await world.handled()
     assert not any('hunter2' in text for text in texts) and 'create' in texts[0]
+
+
+def get_uid(facts):
+    return facts['objects'][0]['uid']
+
+
+async def test_the_timeline_of_an_object_is_shown_with_its_diff(world, window):
+    world.declare(kopf.on.create, 'create', does=[kopf.TemporaryError("not yet", delay=0.01), None])
+    world.declare(kopf.on.update, 'update')
+    async with world.operator(inspect=True):
+        await world.create(spec={'a': 1})
+        await world.handled()
+        await world.edit(a=2)
+        await world.until_called('update')
+        await world.handled()
+        uid = get_uid(await window.ask('/v1/objects?name=obj'))
+        story = await window.until(lambda story: story['objects'][0]['state'] == 'resting', f'/v1/timeline?uid={uid}')
+        news = await window.ask(f'/v1/timeline?uid={uid}&after={story["number"]}')
+    handlers = [each for each in story['entries'] if each['type'] == 'handler']
+    assert [(each['handler'], each['retry'], each['outcome']) for each in handlers] == [
+        ('create', 0, 'retried'),
+        ('create', 1, 'succeeded'),
+        ('update', 0, 'succeeded'),
+    ]
+    assert {each['type'] for each in story['entries']} >= {'cause', 'handler', 'patch', 'log'}
+    assert story['diff']['fields'] == [{'op': 'change', 'field': 'spec.a', 'old': '1', 'new': '2'}]
+    assert story['running'] == [] and abs(story['time'] - time.time()) < 60
+    assert news['entries'] == [] and news['number'] == story['number']
+
+
+async def test_running_handlers_are_in_the_timeline_with_their_stacks(world, window):
+    gate = asyncio.Event()
+
+    async def wait(**_):
+        await gate.wait()
+
+    world.declare(kopf.on.create, 'create', does=wait)
+    async with world.operator(inspect=True):
+        await world.create()
+        await world.create('other')
+        await world.until_called('create', 2)
+        uid = get_uid(await window.ask('/v1/objects?name=obj'))
+        story = await window.ask(f'/v1/timeline?uid={uid}')
+        gate.set()
+        await world.handled()
+    (call,) = story['running']
+    assert call['object']['name'] == 'obj' and call['place']['line'] == get_line(wait, 'gate.wait')
+    (entry,) = [each for each in story['entries'] if each['type'] == 'handler']
+    assert entry['handler'] == 'create' and 'outcome' not in entry
+
+
+async def test_objects_that_wait_for_retries_are_failing(world, window):
+    world.declare(kopf.on.create, 'create', does=kopf.TemporaryError("no database", delay=100))
+    async with world.operator(inspect=True):
+        await world.create()
+        (waiting,) = (await window.until(lambda facts: facts['objects'], '/v1/objects?state=waiting'))['objects']
+    assert (waiting['error'], waiting['why'], waiting['handlers']) == ("no database", 'retry', ['create'])
+    assert 0 < waiting['until'] - time.time() <= 100
+
+
+async def test_objects_whose_handlers_have_failed_for_good_are_failing(world, window):
+    world.declare(kopf.on.create, 'create', does=kopf.PermanentError("never"))
+    async with world.operator(inspect=True):
+        await world.create()
+        await world.handled()
+        facts = await window.until(lambda facts: facts['objects'], '/v1/objects?state=resting')
+    assert facts['objects'][0]['error'] == "never" and 'until' not in facts['objects'][0]
+
+
+async def test_nothing_is_recorded_if_there_are_to_be_no_entries(world, window):
+    world.settings.inspecting.entries = 0
+    world.declare(kopf.on.create, 'create')
+    async with world.operator(inspect=True):
+        await world.create()
+        await world.handled()
+        uid = get_uid(await window.ask('/v1/objects?name=obj'))
+        story = await window.ask(f'/v1/timeline?uid={uid}')
+    assert (story['entries'], story['diff'], story['number']) == ([], None, 0) and story['objects']
+
+
+@pytest.mark.parametrize('token, asks', [(None, False), ('chosen', True)])
+async def test_the_link_has_only_random_tokens(world, window, caplog, token, asks):
+    world.settings.inspecting.token = token
+    async with world.operator(inspect=True):
+        (file,) = find_files(window.folder)
+    assert (f"The inspector is at {file.url}/ and asks for the token." in caplog.text) is asks
+    assert (f"The inspector is at {file.url}/#token={file.token}" in caplog.text) is not asks
+    assert 'chosen' not in caplog.text

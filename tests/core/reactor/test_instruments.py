@@ -392,3 +392,17 @@ async def test_failing_instruments_do_not_harm_the_operator(world):
         await world.handled()
     errors = [text for text in world.log.texts if 'has failed in handler_begins(), and is removed' in text]
     assert len(errors) == 1
+
+
+async def test_posted_events_are_told_with_their_objects(world, recorder):
+    async def post(body, **_):
+        kopf.event(body, type='Normal', reason='Reason', message="text")
+
+    world.settings.posting.enabled = True
+    world.declare(kopf.on.create, 'create', does=post)
+    async with world.operator(instruments=[recorder]):
+        body = await world.create()
+        await world.until(lambda: any(event.reason == 'Reason' for event in recorder.find('event_posted')))
+    (event,) = [event for event in recorder.find('event_posted') if event.reason == 'Reason']
+    assert (event.type, event.message, event.times) == ('Normal', "text", 1)
+    assert event.ref['uid'] == body['metadata']['uid']

@@ -2,7 +2,6 @@
 
 import pytest
 
-from kopf._kits.checking.plans import Edit, Plan, Target
 from kopf.testing import CannotCheck, ChecksFailed
 
 RIGHT = """
@@ -79,25 +78,6 @@ UNREPAIRED = """
             patch.status['done'] = True
 """
 
-REFUSING = """
-    @kopf.on.create('webs')
-    @kopf.on.update('webs')
-    def serve(spec, patch, **_):
-        if not spec['size']:
-            raise kopf.TemporaryError('Some servers are needed.', delay=10)
-        patch.status['size'] = spec['size']
-"""
-
-STUCK = """
-    @kopf.on.create('webs')
-    @kopf.on.update('webs')
-    def serve(spec, status, patch, **_):
-        if not spec['size'] or status.get('refused'):
-            patch.status['refused'] = True
-            raise kopf.TemporaryError('Some servers are needed.', delay=10)
-        patch.status['size'] = spec['size']
-"""
-
 
 @pytest.fixture
 def check(write, kopf_chaos, tmp_path, monkeypatch):
@@ -129,32 +109,6 @@ def test_right_operators_pass(check):
 def test_level_triggered_operators_pass(check):
     report = check(LEVEL)
     assert {plan.do for plan, _ in report.tried} > {"", "kill", "lose", "error"}
-
-
-WEB = Target(resource="webs", namespace="default", name="w1")
-
-
-@pytest.fixture
-def check_edits(check, tmp_path):
-    """Run one plan, in which the user edits the size of the object at rest; return the report."""
-
-    def check_edits(text, *sizes):
-        plan = Plan(edits=tuple(Edit(WEB, {"spec": {"size": size}}) for size in sizes))
-        plan.write(tmp_path / "plan.yaml")
-        return check(text, plan=tmp_path / "plan.yaml")
-
-    return check_edits
-
-
-def test_values_that_no_handler_can_apply_are_no_alarm(check_edits):
-    check_edits(REFUSING, 0)
-    check_edits(REFUSING, 0, 2)
-
-
-def test_objects_that_do_not_recover_from_values_that_cannot_be_applied_are_found(check_edits):
-    check_edits(STUCK, 0)
-    with pytest.raises(ChecksFailed, match="serve of webs w1: Some servers are needed."):
-        check_edits(STUCK, 0, 2)
 
 
 def test_calls_that_are_made_twice_are_found(check, kopf_chaos, tmp_path):

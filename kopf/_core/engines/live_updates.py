@@ -1,0 +1,164 @@
+"""
+Live updates of the inspector: server-sent events about what has changed since the last ones.
+
+There are at most four messages a second, whatever happens; all pages get the same ones. Nothing is looked up while no
+page is open. A page that reads too slowly does not make the memory grow: its queue is dropped, and the page is told to
+request its state anew. The messages:
+
+- ``state``: the page must request the list of objects, now and after it was too slow;
+- ``objects``: the objects that have changed, and the uids of those that are gone, by resources;
+- ``operator``: once a second, the facts that need no look at each object.
+"""
+
+import asyncio
+import logging
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import orjson
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+logger = logging.getLogger(__name__)
+
+INTERVAL = 0.25
+"""The time between two looks at what has changed (in seconds)."""
+
+LOOKS = 4
+"""After how many looks the operator as a whole is described."""
+
+MAX_OBJECTS = 1000
+"""How many objects are in a message; the others are in the next ones."""
+
+MAX_QUEUED = 16
+"""How many messages wait for a slow page."""
+
+MAX_PAGES = 8
+"""How many pages can be open at once."""
+
+
+class Changes(Protocol):
+    """What the updates are about: see `inspection.OperatorInspection`."""
+
+    def follow(self) -> None:
+        """Remember from now on which objects change."""
+
+    def unfollow(self) -> None:
+        """Do not remember which objects change any more."""
+
+    def take_changed(self, limit: int) -> Collection[str]:
+        """Return the uids of some objects that have changed since the last call."""
+
+    def get_known(self) -> Mapping[str, frozenset[str]]:
+        """Return the uids of all objects by the names of their resources."""
+
+    def describe_objects(self, uids: Collection[str]) -> list[dict[str, Any]]:
+        """Return the objects with these uids, except for unknown ones."""
+
+    async def describe_operator(self) -> Mapping[str, Any]:
+        """Return what does not need a look at each object."""
+
+
+class LiveUpdates:
+    """Sends the updates to all open pages, in the loop of the server."""
+
+    def __init__(self, changes: Changes) -> None:
+        self._changes = changes
+        self._pages: set[asyncio.Queue[bytes | None]] = set()
+        self._task: asyncio.Task[None] | None = None
+        self._known: Mapping[str, frozenset[str]] = {}
+        self._pending: set[str] = set()
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether there can be no other page."""
+        return len(self._pages) >= MAX_PAGES
+
+    async def send(self, response: 'web.StreamResponse') -> None:
+        """Send the updates to a page until it is closed, or the server is."""
+        queue: asyncio.Queue[bytes | None] = asyncio.Queue(MAX_QUEUED)
+        queue.put_nowait(format_message('state', {}))
+        self._pages.add(queue)
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name='inspector')
+        try:
+            while (message := await queue.get()) is not None:
+                await response.write(message)
+        except ConnectionError:
+            pass  # the page is closed
+        finally:
+            self._pages.discard(queue)
+            if not self._pages:
+                await self._stop()
+
+    async def close(self) -> None:
+        """End all streams, as the server stops."""
+        for queue in self._pages:
+            _replace(queue, None)
+        await self._stop()
+
+    async def _stop(self) -> None:
+        if (task := self._task) is not None:
+            self._task = None
+            task.cancel()
+            self._changes.unfollow()  # before the pause: another page can be opened meanwhile
+            await asyncio.wait({task})
+
+    async def _run(self) -> None:
+        try:
+            await self._look()
+        except Exception:
+            logger.exception("The inspector has failed; its pages are disconnected.")
+            for queue in self._pages:
+                _replace(queue, None)
+
+    async def _look(self) -> None:
+        self._changes.follow()
+        self._known, self._pending = self._changes.get_known(), set()
+        number = 0
+        while True:
+            if number % LOOKS == 0:
+                self._publish('operator', await self._changes.describe_operator())
+            self._publish_objects(compares=number % LOOKS == 0)
+            number += 1
+            await asyncio.sleep(INTERVAL)
+
+    def _publish_objects(self, *, compares: bool) -> None:
+        """Send the objects that have changed; compare the uids, too, as those at rest come and go unnoticed."""
+        gone: dict[str, list[str]] = {}
+        if compares:
+            known = self._changes.get_known()
+            for name in {*known, *self._known}:
+                before, now = self._known.get(name, frozenset()), known.get(name, frozenset())
+                self._pending |= now - before
+                if before - now:
+                    gone[name] = list(before - now)
+            self._known = known
+        room = MAX_OBJECTS - len(self._pending)
+        changed = {*self._changes.take_changed(room)} if room > 0 else set()
+        uids = [*changed, *self._pending][:MAX_OBJECTS]
+        self._pending.difference_update(uids)
+        objects = self._changes.describe_objects(uids) if uids else []
+        if objects or gone:
+            self._publish('objects', {'objects': objects, 'gone': gone})
+
+    def _publish(self, name: str, content: Mapping[str, Any]) -> None:
+        message = format_message(name, content)
+        for queue in self._pages:
+            if queue.full():
+                _replace(queue, format_message('state', {}))
+            else:
+                queue.put_nowait(message)
+
+
+def _replace(queue: asyncio.Queue[bytes | None], message: bytes | None) -> None:
+    """Replace all messages by this one."""
+    while not queue.empty():
+        queue.get_nowait()
+    queue.put_nowait(message)
+
+
+def format_message(name: str, content: Mapping[str, Any]) -> bytes:
+    """Return a server-sent event."""
+    return b'event: %s\ndata: %s\n\n' % (name.encode(), orjson.dumps(content, default=str))

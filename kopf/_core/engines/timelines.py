@@ -1,0 +1,232 @@
+"""
+Timelines: what has happened to each object lately, kept in bounded memory for the inspector.
+
+A timeline has a few entries of each type, so that frequent ones, such as the runs of a timer, do not displace the rare
+ones that explain them. All timelines together are bounded, too: that of the object with the oldest news is dropped
+first. Entries are written by the event loop and by the threads of handlers, and are read by the thread of the server.
+"""
+
+import collections
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+LIMITS: Mapping[str, int] = {'cause': 30, 'handler': 60, 'routine': 30, 'patch': 40, 'event': 30, 'log': 60, 'wait': 20}
+"""
+How many entries of each type are kept for one object.
+
+The types: a decision what to do and why; an attempt of a handler; the same of a handler that is called very often; a
+request that changes an object; a posted Kubernetes Event; a line of the log; a delay after an unexpected error.
+"""
+
+CHARACTERS = 500
+"""The texts of an entry that are longer count as further entries: one for so many characters."""
+
+MAX_CHANGED = 100_000
+"""How many changed objects are remembered until the next `Timelines.take_changed`."""
+
+
+class Entry:
+    """One entry of a timeline. Only `Timelines` changes it."""
+
+    __slots__ = ('at', 'facts', 'id', 'number', 'type', 'weight')
+
+    def __init__(self, type_: str, number: int, facts: Mapping[str, Any]) -> None:
+        self.type = type_
+        self.id = number
+        """The number that stays the same."""
+        self.number = number
+        """The number of the last change: readers ask for entries with greater numbers than they know."""
+        self.at = time.time()
+        """The Unix time of the beginning (in seconds)."""
+        self.facts = facts
+        self.weight = weigh(facts)
+        """How many entries it counts for in the limit of all timelines."""
+
+    def update(self, number: int, facts: Mapping[str, Any]) -> None:
+        """Add what is known by now."""
+        self.number, self.facts = number, {**self.facts, **facts}
+
+    def describe(self) -> dict[str, Any]:
+        """Return the entry for readers."""
+        return {'id': self.id, 'type': self.type, 'at': round(self.at, 3), **self.facts}
+
+
+def weigh(facts: Mapping[str, Any]) -> int:
+    """Return how many entries the texts count for."""
+    return 1 + sum(len(value) for value in facts.values() if isinstance(value, str)) // CHARACTERS
+
+
+class Story(NamedTuple):
+    """A part of a timeline, for readers."""
+
+    number: int
+    """The number of the last change; zero without a timeline."""
+    entries: Sequence[Mapping[str, Any]]
+    """The entries, the oldest first."""
+    diff: Mapping[str, Any] | None
+    """The last diff that handlers have got."""
+
+
+class _Timeline:
+    """The entries of one object."""
+
+    __slots__ = ('_diff_weight', 'diff', 'entries', 'failures', 'number', 'weight')
+
+    def __init__(self) -> None:
+        self.entries: dict[str, collections.deque[Entry]] = {}
+        self.failures: dict[str, str] = {}
+        """The errors of handlers that have not succeeded since, by their ids."""
+        self.diff: Mapping[str, Any] | None = None
+        self._diff_weight = 0
+        self.number = 0
+        """The number of the last change."""
+        self.weight = 0
+        """How many entries it counts for."""
+
+    def append(self, entry: Entry, limit: int) -> None:
+        """Add the entry; drop the oldest one of its type if there are too many."""
+        entries = self.entries.setdefault(entry.type, collections.deque())
+        if len(entries) >= limit:
+            self.weight -= entries.popleft().weight
+        entries.append(entry)
+        self.weight += entry.weight
+        self.number = entry.number
+
+    def set_diff(self, diff: Mapping[str, Any], weight: int, number: int) -> None:
+        """Replace the last diff."""
+        self.weight += weight - self._diff_weight
+        self.diff, self._diff_weight, self.number = diff, weight, number
+
+    def set_failure(self, handler: str, message: str | None) -> None:
+        """Remember the error of a handler until its next success."""
+        if message is None:
+            self.failures.pop(handler, None)
+        else:
+            self.failures[handler] = message
+
+    def touch(self, number: int) -> None:
+        """Called when an entry has changed."""
+        self.number = number
+
+
+class Timelines:
+    """
+    The timelines of all objects of an operator, by their uids; callable from any thread.
+
+    Args:
+        limit: the number of entries of all timelines together.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._weight = 0
+        self._timelines: collections.OrderedDict[str, _Timeline] = collections.OrderedDict()
+        self._numbers = itertools.count(1)
+        self._changed: set[str] | None = None
+        # It is held for microseconds only, so even the threads of a stuck operator do not wait for it. Reentrant, as a
+        # signal handler can log something while its thread writes an entry.
+        self._lock = threading.RLock()
+
+    @property
+    def weight(self) -> int:
+        """How many entries there are, with long ones counted as several."""
+        return self._weight
+
+    # Writers.
+
+    def add(self, uid: str, type_: str, **facts: Any) -> Entry:
+        """Add an entry to the timeline of the object."""
+        with self._lock, self._growing(uid) as timeline:
+            entry = Entry(type_, next(self._numbers), facts)
+            timeline.append(entry, LIMITS[type_])
+        return entry
+
+    def change(self, uid: str, entry: Entry, **facts: Any) -> None:
+        """Add facts to the entry, even if it is dropped already."""
+        with self._lock:
+            entry.update(next(self._numbers), facts)
+            self._note(uid)
+            if (timeline := self._timelines.get(uid)) is not None:
+                timeline.touch(entry.number)
+
+    def set_diff(self, uid: str, diff: Mapping[str, Any], size: int) -> None:
+        """Remember the last diff of the object, which has so many characters."""
+        with self._lock, self._growing(uid) as timeline:
+            timeline.set_diff(diff, 1 + size // CHARACTERS, next(self._numbers))
+
+    def set_failure(self, uid: str, handler: str, message: str | None) -> None:
+        """Remember the error of the handler; ``None`` after a success."""
+        with self._lock:
+            if (timeline := self._timelines.get(uid)) is not None:
+                timeline.set_failure(handler, message)
+                self._note(uid)
+
+    def mark(self, uid: str) -> None:
+        """Called when the state of the object changes, without an entry."""
+        if self._changed is not None:
+            with self._lock:
+                self._note(uid)
+
+    @contextlib.contextmanager
+    def _growing(self, uid: str) -> Iterator[_Timeline]:
+        """Enter with the timeline of the object, which can grow; then drop the oldest ones if there is too much."""
+        timeline = self._timelines.setdefault(uid, _Timeline())
+        self._timelines.move_to_end(uid)
+        before = timeline.weight
+        yield timeline
+        self._weight += timeline.weight - before
+        while self._weight > self._limit and self._timelines:
+            _, oldest = self._timelines.popitem(last=False)
+            self._weight -= oldest.weight
+        self._note(uid)
+
+    def _note(self, uid: str) -> None:
+        if self._changed is not None and len(self._changed) < MAX_CHANGED:
+            self._changed.add(uid)
+
+    # Readers.
+
+    def read(self, uid: str, after: int = 0) -> Story:
+        """Return the entries of the object that have changed after this number; the diff, if it is known."""
+        with self._lock:
+            timeline = self._timelines.get(uid)
+            if timeline is None:
+                return Story(0, [], None)
+            found = [entry for entries in timeline.entries.values() for entry in entries if entry.number > after]
+            found.sort(key=lambda entry: entry.id)
+            return Story(timeline.number, [entry.describe() for entry in found], timeline.diff)
+
+    def get_number(self, uid: str) -> int:
+        """Return the number of the last change of the object; zero without a timeline."""
+        timeline = self._timelines.get(uid)
+        return 0 if timeline is None else timeline.number
+
+    def find_failure(self, uid: str) -> str | None:
+        """Return the error of the handler that has failed first, unless it has succeeded since."""
+        timeline = self._timelines.get(uid)
+        return None if timeline is None else next(iter(list(timeline.failures.values())), None)
+
+    def follow(self) -> None:
+        """Remember from now on which objects change."""
+        with self._lock:
+            self._changed = set()
+
+    def unfollow(self) -> None:
+        """Do not remember which objects change any more, as no reader asks for them."""
+        with self._lock:
+            self._changed = None
+
+    def take_changed(self, limit: int) -> Collection[str]:
+        """Return some of the objects that have changed since the last call; the others are left for the next one."""
+        with self._lock:
+            changed = self._changed
+            if not changed:
+                return ()
+            if len(changed) <= limit:
+                self._changed = set()
+                return changed
+            return [changed.pop() for _ in range(limit)]
