@@ -57,6 +57,8 @@ EXTRAS = {  # of those operators only that have something for them to do
     'kopf._core.reactor.leveling',
     'kopf._core.reactor.condition_schemas',
     'kopf._core.reactor.condition_writer',
+    'kopf._core.reactor.permission_reviews',
+    'kopf._core.intents.role_rules',
     'kopf._cogs.structs.conditions',
     'kopf._core.reactor.seen_states',
     'kopf._core.engines.probing',

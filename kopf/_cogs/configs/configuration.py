@@ -279,6 +279,13 @@ class ScanningSettings(_Group):
     disabled: bool = False
     """Whether only the resources and namespaces that exist at the startup are served; namespaces by names only."""
 
+    permissions: str | None = None
+    """
+    What happens at the start if the operator's account lacks permissions for its handlers: with ``'warn'``, a warning
+    names each missing rule; with ``'require'``, the operator ends; with ``'off'``, the permissions are not reviewed.
+    `None`: ``'warn'`` if there are level-triggered handlers or declared kinds; otherwise, ``'off'``.
+    """
+
 
 @dataclasses.dataclass
 class AdmissionSettings(_Group):

@@ -11,7 +11,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import orjson
@@ -49,6 +49,9 @@ class Condition(Protocol):
 
     def find_delays(self) -> Iterable[str]:
         """Return the reasons why the operator is not ready yet."""
+
+    def find_warnings(self) -> Collection[str]:
+        """Return what the operator lacks, though it works."""
 
 
 class ProbeResult(NamedTuple):
@@ -172,7 +175,9 @@ class ProbeResponder:
         return make_response(results, reasons)
 
     async def _answer_readiness(self, request: 'web.Request') -> 'web.Response':
-        return make_response({}, list(self._find_reasons(self._condition.find_delays)))
+        # A response with warnings succeeds: an operator that can do a part of its work must get its webhooks' requests.
+        warnings = self._condition.find_warnings()
+        return make_response({}, list(self._find_reasons(self._condition.find_delays)), warnings)
 
     async def _collect(self) -> Mapping[HandlerId, ProbeResult]:
         future = asyncio.run_coroutine_threadsafe(self._probes.collect(), self._loop)
@@ -195,11 +200,15 @@ class ProbeResponder:
         return limit is not None and self._monitor.silence > limit
 
 
-def make_response(results: Mapping[HandlerId, Any], reasons: Sequence[str]) -> 'web.Response':
-    """Return the response: the results of the handlers, and the reasons of the failure if there are any."""
+def make_response(
+    results: Mapping[HandlerId, Any], reasons: Sequence[str], warnings: Collection[str] = ()
+) -> 'web.Response':
+    """Return the response: the results of the handlers, the reasons of the failure if there are any, and warnings."""
     from aiohttp import web
 
     content: Mapping[Any, Any] = {'reasons': reasons, 'probes': results} if reasons else results
+    if warnings:
+        content = {**content, 'warnings': warnings}
     return web.Response(status=503 if reasons else 200, text=_encode(content), content_type='application/json')
 
 

@@ -51,6 +51,7 @@ from kopf._core.reactor.workers import WorkerPool
 if TYPE_CHECKING:
     from kopf._core.engines.levels import Levels
     from kopf._core.reactor.condition_schemas import ConditionSchemas
+    from kopf._core.reactor.permission_reviews import PermissionReviews
     from kopf._core.reactor.webhook_runtime import WebhookRuntime
 
 logger = logging.getLogger(__name__)
@@ -174,6 +175,7 @@ class Orchestrator:
         self._served: dict[Scope, HandlerTable] = {}
         self._leaving: dict[Scope, Leaving] = {}
         self._schemas = self._make_schemas()
+        self._permissions = self._make_permissions()
         self._definitions = Definitions(self._schemas)
         self._absences = Absences(self._definitions)
         self._changed = asyncio.Event()
@@ -210,6 +212,19 @@ class Orchestrator:
         from kopf._core.reactor.condition_schemas import ConditionSchemas
 
         return ConditionSchemas()
+
+    def _make_permissions(self) -> 'PermissionReviews | None':
+        """Return the reviews of permissions if they are requested; ``None`` otherwise."""
+        settings, registry = self._tools.context.settings, self._tools.context.registry
+        mode = settings.scanning.permissions
+        # By default, operators with nothing but classic handlers make the same requests as ever.
+        if mode == 'off' or (mode is None and not registry.reconciling and not registry.kinds):
+            return None
+        from kopf._core.reactor.permission_reviews import PermissionReviews
+
+        return PermissionReviews(
+            self._tools.client, settings, registry, clusterwide=not self._patterns, tasks=self._tasks
+        )
 
     async def start(self) -> None:
         """Discover the resources, and start the watches and the observers."""
@@ -280,6 +295,8 @@ class Orchestrator:
         unresolved = problems.unresolved
         if self.webhooks is not None:
             unresolved |= self.webhooks.rediscover(self._resources)
+        if self._permissions is not None:
+            await self._permissions.serve(self._resources, self._namespaces)
         self._adjust()
         if self._absences or (discovery.failed_groups and (hidden or unresolved)):
             return False
@@ -356,6 +373,11 @@ class Orchestrator:
         if not is_cold and not self._tools.indexing_gate.is_complete:
             yield "The indices are not complete yet."
 
+    def find_warnings(self) -> Collection[str]:
+        """Return messages about what the operator lacks, though it works, for the probes."""
+        texts = () if self._permissions is None else self._permissions.texts
+        return [f"A permission of the operator is missing. Add this rule to {text}" for text in texts]
+
     async def _rediscover(self) -> None:
         """Repeat the discovery when something has changed, and until the result is complete."""
         delays: Iterator[float] | None = None
@@ -394,6 +416,8 @@ class Orchestrator:
         self.coordinator.note_ending(name, ending)
         if name not in self._namespaces:
             self._namespaces.add(name)
+            if self._permissions is not None:
+                self._permissions.recheck()
             self._adjust([name])
 
     def remove_namespaces(self, names: Collection[Namespace]) -> None:
@@ -401,6 +425,8 @@ class Orchestrator:
         gone = [name for name in names if name in self._namespaces]
         self._namespaces.difference_update(gone)
         if gone:
+            if self._permissions is not None:
+                self._permissions.recheck()
             self._adjust(gone)
         for name in gone:  # only after `_adjust`, where the operator leaves their peerings: it must not pause for them
             self.coordinator.note_ending(name, False)

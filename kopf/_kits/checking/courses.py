@@ -76,7 +76,7 @@ UNREACHABLE = 60.0
 WAIT = 3600.0
 """How long the waits of scenarios last at least (in seconds): disturbances delay what they wait for."""
 
-HIDDEN = UNIMPORTANT | WEBHOOKS | {'selfsubjectrulesreviews', 'selfsubjectreviews'}
+HIDDEN = UNIMPORTANT | WEBHOOKS | {'selfsubjectrulesreviews', 'selfsubjectaccessreviews', 'selfsubjectreviews'}
 """
 The resources that are no part of what an operator comes to.
 

@@ -9,7 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kopf._core.intents.registries import OperatorRegistry
-from kopf._kits.packaging.operator_rules import Rule, list_rules
+from kopf._core.intents.role_rules import Rule
+from kopf._kits.packaging.operator_rules import list_rules
 
 RBAC = 'rbac.authorization.k8s.io'
 PROBES_PORT = 8080

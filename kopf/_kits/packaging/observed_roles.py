@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from kopf._kits.packaging.operator_rules import VERBS
+from kopf._core.intents.role_rules import VERBS
 
 _OPEN = frozenset({'selfsubjectaccessreviews', 'selfsubjectrulesreviews', 'selfsubjectreviews'})
 """The resources that every user may create."""

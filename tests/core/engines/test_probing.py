@@ -24,13 +24,16 @@ class Condition:
     """An operator with problems."""
 
     def __init__(self):
-        self.failures, self.delays = [], []
+        self.failures, self.delays, self.warnings = [], [], []
 
     def find_failures(self):
         return self.failures
 
     def find_delays(self):
         return self.delays
+
+    def find_warnings(self):
+        return self.warnings
 
 
 class Answer:
@@ -244,6 +247,16 @@ async def test_an_operator_that_is_not_ready_fails_the_readiness_but_not_the_liv
         assert (await ask(server)).status == 200
         condition.delays = []
         assert (await ask(server, '/readyz')).status == 200
+
+
+async def test_what_an_operator_lacks_is_in_the_response_and_does_not_fail_it(condition, serve):
+    condition.warnings = ["It lacks something."]
+    async with serve() as server:
+        answer = await ask(server, '/readyz')
+        assert (answer.status, answer.json) == (200, {'warnings': ["It lacks something."]})
+        condition.delays = ["It is not there yet."]
+        answer = await ask(server, '/readyz')
+        assert (answer.status, answer.json['warnings']) == (503, ["It lacks something."])
 
 
 @pytest.mark.parametrize('limit, status', [(0.1, 503), (None, 200)])

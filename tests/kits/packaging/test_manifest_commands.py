@@ -100,7 +100,7 @@ def test_one_replica_is_recreated_and_several_elect_a_leader(make):
 def test_an_operator_of_namespaces_has_roles_there_and_for_the_cluster_only_what_concerns_it(make):
     objects = read(make('-n', 'a', '-n', 'b'))
     resources = [rule['resources'] for rule in objects['ClusterRole', None]['rules']]
-    assert resources == [['customresourcedefinitions']]
+    assert resources == [['customresourcedefinitions'], ['namespaces']]
     for namespace in ('a', 'b'):
         assert [rule['resources'] for rule in objects['Role', namespace]['rules']] == [['events'], ['apps']]
         assert objects['RoleBinding', namespace]['subjects'][0]['namespace'] == 'default'

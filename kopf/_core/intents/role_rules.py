@@ -1,0 +1,121 @@
+"""
+The permissions that the framework needs for the handlers: the source of generated roles, and of the reviews at start.
+
+The rules of the handlers depend on their resources. A running operator has discovered these; for a command, there is no
+cluster to ask. So each caller passes a function that selects the resources. What handlers request themselves, with
+other clients, is unknown here.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from kopf._cogs.structs.references import Resource, Selector
+from kopf._core.actions.invocation import read_arguments
+from kopf._core.intents.handlers import ReconcilingHandler, ResourceHandler, WatchingHandler
+
+READ = ('get', 'list', 'watch')
+CHILD = ('get', 'list', 'watch', 'create', 'patch', 'delete')
+
+VERBS = ('get', 'list', 'watch', 'create', 'update', 'patch', 'delete', 'deletecollection')
+"""The verbs of the API, in the order in which roles list them."""
+
+Select = Callable[[Selector, str], Collection[Resource]]
+"""A function that returns the resources of a selector; the text says where the selector is, for messages."""
+
+
+class Rule(NamedTuple):
+    """A permission: what may be done with a resource."""
+
+    group: str
+    resource: str
+    """The plural name, with the subresource after a slash."""
+    verbs: tuple[str, ...]
+    clusterwide: bool = False
+    """Whether it can only be granted for the whole cluster."""
+    names: tuple[str, ...] = ()
+    """The names of the only objects that it is for; empty for all."""
+
+    def as_role_rule(self) -> dict[str, Any]:
+        """Return the rule as roles have it."""
+        names = {'resourceNames': list(self.names)} if self.names else {}
+        return {'apiGroups': [self.group], 'resources': [self.resource], **names, 'verbs': list(self.verbs)}
+
+
+def list_general_rules(
+    *, clusterwide: bool, elected: bool = False, posting: bool = True, scanning: bool = True
+) -> Iterator[Rule]:
+    """
+    Yield the permissions that do not depend on the handlers.
+
+    Args:
+        clusterwide: whether the operator serves the whole cluster. If it serves some namespaces, it watches whether
+            they come and go.
+        elected: whether replicas elect a leader.
+        posting: whether the operator posts Kubernetes Events.
+        scanning: whether the operator notices new resources and namespaces.
+    """
+    if posting:
+        yield Rule('', 'events', ('create', 'patch'))
+    if scanning:
+        yield Rule('apiextensions.k8s.io', 'customresourcedefinitions', ('list', 'watch'), clusterwide=True)
+    if scanning and not clusterwide:
+        yield Rule('', 'namespaces', ('list', 'watch'), clusterwide=True)
+    if elected:
+        yield Rule('coordination.k8s.io', 'leases', ('get', 'list', 'watch', 'create', 'update'))
+
+
+def list_handler_rules(handler: ResourceHandler, select: Select) -> Iterator[Rule]:
+    """Yield the permissions that the framework needs for the handler; some resources can occur repeatedly."""
+    if handler.selector is None:
+        return
+    resources = select(handler.selector, f"{handler}")
+    if handler.slot == 'webhooks':
+        yield from _list_webhook_rules()
+        return
+    for resource in resources:
+        if handler.slot == 'conversions':
+            name = f'{resource.plural}.{resource.group}'
+            group, plural = 'apiextensions.k8s.io', 'customresourcedefinitions'
+            yield Rule(group, plural, ('get', 'patch'), clusterwide=True, names=(name,))
+            continue
+        yield _make_rule(resource, (*READ, 'patch') if _is_writing(handler) else READ)
+        if _is_writing(handler) and 'status' in resource.subresources:
+            yield _make_rule(resource, ('patch',), subresource='status')
+    for source in handler.sources:
+        needed = CHILD if source.fn is None else READ
+        for resource in select(source.selector, f"{handler}, in owns= or watches="):
+            yield _make_rule(resource, needed)
+
+
+def _is_writing(handler: ResourceHandler) -> bool:
+    """Check whether the framework patches the objects: to keep its state there, or as the function says."""
+    if handler.modifies or isinstance(handler, ReconcilingHandler):
+        return True
+    # Other functions only read, unless they name an argument by which they write.
+    is_named = handler.uses_conditions or 'patch' in read_arguments(handler.fn).explicit
+    return isinstance(handler, WatchingHandler) and is_named
+
+
+def _list_webhook_rules() -> Iterator[Rule]:
+    for kind in ('validating', 'mutating'):
+        plural = f'{kind}webhookconfigurations'
+        yield Rule('admissionregistration.k8s.io', plural, ('create', 'patch'), clusterwide=True)
+
+
+def _make_rule(resource: Resource, verbs: tuple[str, ...], *, subresource: str = '') -> Rule:
+    name = f'{resource.plural}/{subresource}' if subresource else resource.plural
+    return Rule(resource.group, name, verbs, clusterwide=resource.namespaced is False)
+
+
+def merge_rules(rules: Iterable[Rule]) -> list[Rule]:
+    """Return one rule for each resource, in the order of their first rules."""
+    merged: dict[tuple[str, str, tuple[str, ...]], Rule] = {}
+    for rule in rules:
+        key = rule.group, rule.resource, rule.names
+        known = merged.get(key)
+        verbs = {*rule.verbs, *(known.verbs if known else ())}
+        merged[key] = rule._replace(
+            verbs=tuple(verb for verb in VERBS if verb in verbs),
+            clusterwide=rule.clusterwide or (known is not None and known.clusterwide),
+        )
+    return list(merged.values())
