@@ -1,10 +1,10 @@
 """
-Checks of operators: what an operator comes to when it is disturbed must be what it comes to without disturbances.
+Checks of operators: with a disturbance, an operator must reach the same end state as without it.
 
-- ``plans``: one disturbance at one point of the course, as it is written to a file;
+- ``plans``: one disturbance at one point of a course, and its file format;
 - ``courses``: one run of an operator in virtual time; ``disturbances`` happen in it;
-- ``end_states``: states of different runs, made comparable; ``schema_edits``: what the schema lets users write;
-- ``oracles``: whether a course is right; ``agendas``: which plans are tried, and in which order;
-- ``forks``: processes in which plans are run; ``checks``: all of it, within a budget; ``reports``: what users see;
+- ``end_states``: states of different courses, made comparable; ``schema_edits``: edits that the schema permits;
+- ``oracles``: decide whether a course is correct; ``agendas``: the plans to try, and their order;
+- ``forks``: processes that run plans; ``checks``: a whole check, within a budget; ``reports``: output for users;
 - ``chaos``: the fixture for pytest.
 """

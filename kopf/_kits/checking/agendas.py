@@ -1,7 +1,7 @@
 """
-The agenda: which plans are tried, and in which order.
+The agenda: the plans that a check tries, and their order.
 
-The budget can end at any time, so the most telling plans come first, and all kinds of disturbances take turns.
+The budget can end at any time. So the plans that find mistakes most often come first, and all kinds take turns.
 """
 
 from collections import Counter, deque
@@ -14,30 +14,30 @@ from kopf._kits.checking.end_states import ANNOTATION
 from kopf._kits.checking.plans import Edit, Moment, Plan, Target
 
 MAX_EDITS = 40
-"""How many edits of the spec are tried."""
+"""The maximal number of edits of the spec that a check tries."""
 
 FROZEN_FOR = 30.0
 """How long a watch is silent (in seconds)."""
 
 AWAY_FOR = 5.0
-"""How long an operator is away while the user does something (in seconds)."""
+"""How long no operator runs while the user edits objects (in seconds)."""
 
 DELAYED_FOR = 90.0
-"""How late a request is done (in seconds): longer than clients wait."""
+"""The delay of a late request (in seconds): longer than the timeouts of clients."""
 
 ANNOTATED = {'metadata': {'annotations': {ANNOTATION: 'another-client'}}}
-"""What other clients add to children."""
+"""The patch with which other clients edit children."""
 
 OUTAGE = 12
-"""How many requests fail in an outage: more than the framework tries again by itself."""
+"""The number of requests that fail in an outage: more than the framework retries by itself."""
 
 
 WEIGHTS = {'fresh': 3, 'edits': 3, 'kill': 2, 'away': 2}
-"""How many turns a kind of plans has, while others have one: by experience, these find the most."""
+"""The number of turns of a kind, where other kinds have one turn: in practice, these kinds find the most mistakes."""
 
 
 class Agenda:
-    """The plans that are to be tried, by their kind: the kinds take turns."""
+    """The plans to try, by their kind: the kinds take turns."""
 
     def __init__(self) -> None:
         self._queues: dict[str, deque[Plan]] = {}
@@ -51,7 +51,7 @@ class Agenda:
         """Add plans of a kind of disturbances, except for those that were added before."""
         queue = self._queues.setdefault(kind, deque())
         if not queue:
-            # A new kind does not catch up with the turns that it has missed.
+            # A new kind begins with the present number of turns; otherwise, it would be the only one for a while.
             waiting = [self._turns[other] / WEIGHTS.get(other, 1) for other, queue in self._queues.items() if queue]
             self._turns[kind] = max(self._turns[kind], int(min(waiting, default=0) * WEIGHTS.get(kind, 1)))
         for plan in plans:
@@ -61,7 +61,7 @@ class Agenda:
                 queue.append(plan)
 
     def take(self) -> Plan | None:
-        """Return the next plan: of the kind whose turn it is."""
+        """Remove the next plan and return it: a plan of the kind whose turn it is."""
         waiting = [kind for kind, queue in self._queues.items() if queue]
         if not waiting:
             return None
@@ -84,7 +84,7 @@ def list_moments(requests: Sequence[Request], phases: Collection[str]) -> list[t
 
 
 def spread(items: Sequence[Any]) -> list[Any]:
-    """Return the items in another order: the first and the last one first, then those in the middle of the gaps."""
+    """Return the items in another order: the first and the last one, then the middle of each remaining gap."""
     order: list[Any] = []
     gaps = deque([(0, len(items) - 1)])
     seen: set[int] = set()
@@ -104,11 +104,11 @@ def spread(items: Sequence[Any]) -> list[Any]:
 
 class Planner:
     """
-    Makes plans from what is known of the operator.
+    Makes plans from the facts about the operator.
 
     Args:
         seed: the seed of all plans.
-        facts: what is known from the undisturbed course.
+        facts: the facts that the undisturbed course has shown.
     """
 
     def __init__(self, seed: int, facts: Facts) -> None:
@@ -116,9 +116,9 @@ class Planner:
         self._facts = facts
 
     def plan_course(self, agenda: Agenda, outcome: Outcome, edits: tuple[Edit, ...], phases: Collection[str]) -> None:
-        """Add the plans that disturb an undisturbed course with these edits at its requests."""
+        """Add the plans that disturb the requests of this undisturbed course, which has these edits."""
         moments = list_moments(outcome.requests, phases)
-        # Later phases first: what is changed or deleted has more of a past.
+        # Later phases come first: objects that were edited have more state that a disturbance can break.
         writes = spread([moment for moment, request in moments if request.is_write])
         base: dict[str, Any] = {'seed': self._seed, 'edits': edits}
         agenda.add('kill', (Plan(do='kill', when='unanswered', request=moment, **base) for moment in writes))
@@ -140,8 +140,8 @@ class Planner:
         for moment, _ in chosen:
             yield Plan(do='error', status=500, request=moment, **base)
         for moment, request in chosen:
-            # For creations, 409 means that the object exists, which would be wrong; for applied objects, that another
-            # client owns a field.
+            # No 409 here: for a creation, it would claim falsely that the object exists; for a server-side apply, that
+            # another client owns a field.
             if request.method == 'PUT' or (request.method == 'PATCH' and not request.is_apply):
                 yield Plan(do='error', status=409, request=moment, **base)
         for moment, _ in chosen:
@@ -178,7 +178,7 @@ class Planner:
                     yield Plan(do='delete', when=when, request=moment, target=parent, **base)
 
     def plan_children(self, agenda: Agenda, outcome: Outcome) -> None:
-        """Add the plans in which another client deletes or edits children, or the user creates objects again."""
+        """Add the plans in which another client deletes or edits children, or the user recreates objects."""
         numbers: dict[tuple[str, str], int] = {}
         for child, item in self._iter_children(outcome):
             key = (child.resource, child.namespace)
@@ -206,11 +206,11 @@ class Planner:
             yield child, bodies[child.resource, child.namespace, child.name]
 
     def plan_absent(self, plan: Plan) -> list[Plan]:
-        """Return the plan in which the same happens while no operator is there."""
+        """Return the same plan, but while no operator runs."""
         return [Plan(**{**vars(plan), 'when': 'away', 'seconds': AWAY_FOR})]
 
     def list_edits(self, outcome: Outcome) -> list[Edit]:
-        """Return the edits of the user's objects: those of all objects and fields take turns."""
+        """Return the edits of the user's objects: all objects and fields take turns."""
         bodies = {(item.resource, item.namespace, item.name): item.body for item in outcome.end.objects}
         rows: list[deque[Edit]] = []
         for parent in self._facts.parents:
@@ -228,7 +228,7 @@ class Planner:
         return found[:MAX_EDITS]
 
     def is_handled(self, edit: Edit) -> bool:
-        """Check whether handlers handle the change."""
+        """Check whether the operator has a handler for the change."""
         path = get_field(edit)
         fields = self._facts.updated.get(edit.target.resource, [])
         return any(path[: len(field)] == field or field[: len(path)] == path for field in fields)
@@ -264,7 +264,7 @@ def get_field(edit: Edit) -> tuple[str, ...]:
 
 
 def find_tampering(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a patch that changes a field of the child that the operator has applied; empty if there is none."""
+    """Return a patch that changes a field that the operator has applied to the child; empty if there is none."""
     for entry in body.get('metadata', {}).get('managedFields') or ():
         if entry.get('operation') == 'Apply':
             patch = _change(entry.get('fieldsV1') or {}, body)

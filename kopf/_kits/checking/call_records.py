@@ -1,4 +1,4 @@
-"""What the handlers of an operator do in a course: which of them run at the same time, and how they end."""
+"""The calls of handlers in a course: which of them run at the same time, and how they end."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ Key = tuple[str, str]
 
 
 class Call(NamedTuple):
-    """How the last call of a handler for an object has ended."""
+    """The end of a handler's last call for an object."""
 
     resource: str
     name: str
@@ -22,33 +22,33 @@ class Call(NamedTuple):
 
 
 class CallRecord:
-    """All calls of handlers in one course, of all its operators."""
+    """All calls of handlers in one course, for all operators that were started in it."""
 
     def __init__(self) -> None:
         self.last: dict[Key, Call] = {}
         self.overlaps: list[str] = []
 
     def begin(self, key: Key) -> None:
-        """Note that the handler is called again: a daemon may go on for ever, and has not failed then."""
+        """Record the start of a call. The failure of the previous call is forgotten: the handler is retried."""
         self.last.pop(key, None)
 
     def end(self, key: Key, call: Call) -> None:
-        """Note how a call has ended."""
+        """Record how a call has ended."""
         self.last[key] = call
         if call.outcome == 'succeeded':
-            # Sub-handlers that their parent does not declare any more, e.g. after an edit, are not retried.
+            # The framework does not retry sub-handlers that their parent has ceased to declare, e.g. after an edit.
             uid, id = key
             for other in [each for each in self.last if each[0] == uid and each[1].startswith(f'{id}/')]:
                 if self.last[other].outcome == 'retried':
                     del self.last[other]
 
     def overlap(self, call: HandlerCall) -> None:
-        """Note that a handler is called while it still runs for the same object."""
+        """Record that a handler was called while it still ran for the same object."""
         if call.key is not None:
             self.overlaps.append(f'{call.id} of {call.key.resource.plural} {call.key.name}')
 
     def list_unsuccessful(self, uids: frozenset[str], outcome: str) -> list[Call]:
-        """Return the calls with this outcome that were the last ones for objects that exist."""
+        """Return the last calls of handlers for existing objects, if they have ended with this outcome."""
         return [call for (uid, _), call in self.last.items() if uid in uids and call.outcome == outcome]
 
 
@@ -60,7 +60,7 @@ class CallRecorder(Instrument):
         self._running: set[Key] = set()
 
     def handler_begins(self, call: HandlerCall) -> None:
-        """Note a second call for the same object at the same time."""
+        """Record the start, and whether the handler runs for the same object already."""
         if (key := _get_key(call)) is not None:
             if key in self._running:
                 self._record.overlap(call)
@@ -68,7 +68,7 @@ class CallRecorder(Instrument):
             self._record.begin(key)
 
     def handler_ends(self, call: HandlerCall) -> None:
-        """Note the end."""
+        """Record the end."""
         if (key := _get_key(call)) is not None and call.key is not None:
             self._running.discard(key)
             resource, name = call.key.resource.plural, call.key.name or ''

@@ -1,4 +1,4 @@
-"""The fixture for pytest: checks of an operator in a test, with a scenario of the test."""
+"""The fixture for pytest: it checks an operator in a test, with a scenario that the test defines."""
 
 import os
 import tempfile
@@ -16,7 +16,7 @@ __tracebackhide__ = True  # pytest shows the test instead
 
 
 class ChecksFailed(AssertionError):
-    """Raised when an operator does not survive a disturbance; the message is the report."""
+    """Raised when a disturbance has shown a mistake of the operator; the message is the report."""
 
     __module__ = 'kopf.testing'
 
@@ -27,7 +27,7 @@ class KopfChaos:
 
     Args:
         options: the options of the sandboxes.
-        folder: where the plans are written that have found something.
+        folder: the folder for the plans that have found mistakes.
     """
 
     def __init__(self, options: Mapping[str, Any], folder: Path) -> None:
@@ -37,10 +37,10 @@ class KopfChaos:
 
     def watch(self, name: str, observe: Callable[[], Any]) -> None:
         """
-        Compare what the function returns, too: the state of what is outside of the cluster, such as a fake cloud.
+        Compare also the result of the function: the state of a system outside of the cluster, such as a fake cloud.
 
-        The state must be in a module that the test has imported: an operator that is killed leaves it as it is. It
-        consists of dicts, lists, and plain values.
+        The state must be in a module that the test has imported, so that it survives when an operator is killed. It
+        must consist of dicts, lists, and plain values.
         """
         self._observers[name] = observe
 
@@ -61,17 +61,17 @@ class KopfChaos:
 
         Args:
             paths: the file or the files with the handlers.
-            scenario: a function of the sandbox. It makes some writes as a user would make them, and can wait for what
-                comes of them. It is called many times, in copies of the process of the test.
+            scenario: a function of the sandbox. It writes as a user would, and can wait for the effects. It is called
+                many times, in copies of the test's process.
             options: more arguments of ``kopf run``.
             seed: the seed of random numbers, and of the order of concurrent events.
             budget: how long the check may take (in seconds).
             jobs: how many copies of the operator run at the same time; by default, one on each processor.
             only_first: whether to end with the first finding.
-            plan: a file with a plan, to try nothing else.
+            plan: a file with the only plan to try.
 
         Raises:
-            ChecksFailed: the operator does not come to the same end with a disturbance as without it.
+            ChecksFailed: with a disturbance, the operator does not reach the same end state as without it.
             CannotCheck: the operator cannot be checked.
         """
         files = [paths] if isinstance(paths, (str, os.PathLike)) else paths
@@ -90,7 +90,7 @@ class KopfChaos:
         return report
 
     def _write(self, report: Report) -> list[str]:
-        """Write the plans of the findings; return how each of them is run again."""
+        """Write the plans of the findings; return the calls that repeat them."""
         reports.write_plans(report, self._folder, [])
         files = [self._folder / reports.name_plan(number) for number in range(1, len(report.findings) + 1)]
         return [f"kopf_chaos.check(..., plan='{file}')" for file in files]

@@ -1,8 +1,8 @@
 """
-A check: undisturbed courses, then as many plans as the budget permits, and what they find, made as small as possible.
+A check: undisturbed courses, then as many plans as the budget permits; at last, plans with findings are made smaller.
 
-Each course is run in a copy of this process. The results of undisturbed courses are kept here, so that the copies that
-are made later can compare theirs.
+Each course runs in a copy of this process. This process keeps the results of undisturbed courses, so that later copies
+can compare their results with them.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from typing import Any
 from kopf._kits.checking.agendas import Agenda, Planner
 from kopf._kits.checking.courses import Course, Loading, Outcome, Recreation, Subject
 from kopf._kits.checking.disturbances import EDITING
-from kopf._kits.checking.end_states import Likeness
+from kopf._kits.checking.end_states import Normalizer
 from kopf._kits.checking.forks import ForkFailed, ForkPool
 from kopf._kits.checking.oracles import Expectation, Violation, judge, judge_annotation, judge_undisturbed
 from kopf._kits.checking.plans import Edit, Plan
@@ -28,27 +28,27 @@ COURSE_TIMEOUT = 30.0
 """How long one course may take (in seconds of real time)."""
 
 IDLE = 130.0
-"""How much longer than the one before each undisturbed course idles (in seconds)."""
+"""By how much each undisturbed course idles longer than the previous one (in seconds)."""
 
 REFERENCES = 3
-"""How many undisturbed courses show what differs by itself."""
+"""The number of undisturbed courses that are compared to find the fields that differ without any disturbance."""
 
 SHRINKING = 0.2
-"""The part of the budget that is kept for making the found plans small."""
+"""The part of the budget that is kept for making plans with findings smaller."""
 
 DISTURBED_EDITS = 2
-"""How many edits are made with disturbances."""
+"""The number of edits that are combined with disturbances."""
 
 MAX_FINDINGS = 10
-"""How many different findings are made small, and reported."""
+"""The maximal number of findings that are made smaller, and reported."""
 
 
-OUT_OF_REACH = "The operator did not come to their points, or the objects were not there then."
-"""Why plans have shown nothing."""
+OUT_OF_REACH = "Their points were not reached, or the objects did not exist then."
+"""Why the disturbances of some plans did not happen."""
 
 
 class CannotCheck(Exception):
-    """Raised when an operator cannot be checked; the message says why, and what to do."""
+    """Raised when an operator cannot be checked; the message has the reason and the remedy."""
 
     __module__ = 'kopf.testing'
 
@@ -60,11 +60,11 @@ class Finding:
     plan: Plan
     violations: Sequence[Violation]
     moment: str = ''
-    """The request with which the disturbance begins, as it was in the undisturbed course."""
+    """The request at which the disturbance begins, as it was in the undisturbed course."""
     count: int = 1
-    """How many plans have shown it."""
+    """The number of plans that have shown it."""
     log: str = ''
-    """The requests of the course, if they are asked for."""
+    """The requests of the course, if the log was requested."""
 
 
 @dataclasses.dataclass
@@ -74,16 +74,16 @@ class Report:
     tried: list[tuple[Plan, Sequence[Violation]]] = dataclasses.field(default_factory=list)
     findings: list[Finding] = dataclasses.field(default_factory=list)
     untried: list[str] = dataclasses.field(default_factory=list)
-    """What could not be tried, and why: a sentence each."""
+    """The parts of the check that were impossible, with the reasons: one sentence each."""
     seconds: float = 0.0
-    """How long it has taken (in seconds)."""
+    """The duration (in seconds)."""
     log: str = ''
-    """The requests of the only plan."""
+    """The log of the requests, if only one plan was run."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """How far a check has come."""
+    """The progress of a check."""
 
     done: int
     planned: int
@@ -96,12 +96,12 @@ class Check:
     A check of one operator.
 
     Args:
-        subject: the operator, and what its user does.
+        subject: the operator, and the actions of its user.
         seed: the seed of all courses.
         budget: how long it may take (in seconds).
         jobs: how many courses are run at the same time.
         only_first: whether to end with the first finding.
-        tell: called with the progress after each course.
+        tell: the function to call with the progress after each course.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class Check:
             raise CannotCheck(outcome.problem)
         if plan.is_disturbing and not outcome.has_begun:
             raise CannotCheck(
-                f'The operator does not come to {plan.request or "this point"} any more: the plan is for another one.'
+                f'The course does not reach {plan.request or "this point"}: the plan does not fit this operator.'
             )
         self._report.tried.append((plan, violations))
         self._note(plan, violations)
@@ -182,7 +182,7 @@ class Check:
         first = self._run_alone(Plan(seed=self._seed, restart=True))
         self._check(first)
         for name in first.facts.imports:
-            # In this process, so that the copies need not import them again. What they print is of no interest.
+            # Import the modules in this process, so that its copies need not import them again. Hide their output.
             with contextlib.suppress(Exception), contextlib.redirect_stdout(io.StringIO()):
                 importlib.import_module(name)
         others = [
@@ -193,14 +193,14 @@ class Check:
             self._check(outcome)
         outcomes = [first, *others]
         groups = [[outcome.end for outcome in outcomes], [outcome.final for outcome in outcomes]]
-        self._likeness = Likeness(groups, frozenset(first.facts.results))
+        self._normalizer = Normalizer(groups, frozenset(first.facts.results))
         self._base = first
-        for resource in sorted(self._likeness.unstable):
+        for resource in sorted(self._normalizer.unstable):
             self._report.untried.append(
                 f'The {resource} were not compared: there are different numbers of them without any disturbance.'
             )
         plan = Plan(seed=self._seed)
-        violations = judge_undisturbed(first, self._likeness)
+        violations = judge_undisturbed(first, self._normalizer)
         self._report.tried.append((plan, violations))
         self._note(plan, violations)
 
@@ -222,7 +222,7 @@ class Check:
         return Course(self._subject, plan, periodic=self._is_periodic, scenario=scenario, idle=idle, log=log)
 
     def _list_written(self) -> Iterator[tuple[Any, dict[str, Any]]]:
-        """Yield the user's objects with the specs that they have in the end."""
+        """Yield the user's objects with the specs that they have at the end."""
         ends = {(item.resource, item.namespace, item.name): item.body for item in self._base.end.objects}
         for target, body in self._base.facts.created:
             end = ends.get((target.resource, target.namespace, target.name))
@@ -230,7 +230,7 @@ class Check:
                 yield target, {**body, **({'spec': end['spec']} if 'spec' in end else {})}
 
     def _check(self, outcome: Outcome) -> None:
-        """Raise an error if an undisturbed course is not good for comparisons."""
+        """Raise an error if other courses cannot be compared with this undisturbed one."""
         if outcome.problem:
             hint = ' Such operators cannot be checked yet.' if NO_SOCKETS in outcome.problem else ''
             raise CannotCheck(f'{outcome.problem}{hint}')
@@ -259,13 +259,13 @@ class Check:
                 'the sandbox emulate them (--pods), or let the scenario do what they do.'
             )
         if not outcome.facts.is_periodic:
-            return  # it is in a loop, which is reported
+            return  # the operator is in a loop, and `judge_undisturbed` reports that
         self._is_periodic = True
 
     # The plans.
 
     def _prepare(self) -> None:
-        """Make the plans that follow from the undisturbed course."""
+        """Make the plans for the undisturbed course."""
         self._planner = planner = Planner(self._seed, self._base.facts)
         facts = self._base.facts
         self._outcomes[repr(())] = self._base
@@ -294,7 +294,7 @@ class Check:
             )
 
     def _explore(self) -> None:
-        """Try the plans of the agenda, which grows meanwhile."""
+        """Try the plans of the agenda; their results add further plans."""
         for plan, result in self._pool.run(self._iter_tasks(), self._shrinks_at):
             if isinstance(result, ForkFailed):
                 self._problems[str(result)] += 1
@@ -317,7 +317,7 @@ class Check:
         return Tasks(self)
 
     def next_task(self) -> tuple[Plan, Callable[[], Any]] | None:
-        """Return the next plan, with what to do in the copy of the process."""
+        """Return the next plan, with the function to call in the copy of the process."""
         plan = self._agenda.take()
         return None if plan is None else (plan, lambda: self._try_in_copy(plan))
 
@@ -325,7 +325,7 @@ class Check:
         outcome = self._make_course(plan).run()
         violations = self._judge(plan, outcome)
         if plan.do or outcome.problem:
-            # Most of it is of no interest to the original process.
+            # The original process needs only the judgement of most courses, so the rest is not sent to it.
             kept = ('problem', 'has_begun')
             outcome = Outcome(**{name: getattr(outcome, name) for name in kept})
         return outcome, violations
@@ -333,19 +333,19 @@ class Check:
     def _judge(self, plan: Plan, outcome: Outcome) -> Sequence[Violation]:
         expected = self._expect(plan)
         if expected is None:
-            return judge_undisturbed(outcome, self._likeness) if not outcome.problem and not plan.fresh else []
+            return judge_undisturbed(outcome, self._normalizer) if not outcome.problem and not plan.fresh else []
         found = judge(outcome, expected)
         if plan.do == 'annotate':
             found += judge_annotation(outcome, plan.edits[0].target)
         is_deletion = plan.do == 'delete' and plan.target in self._base.facts.parents
         is_probe = plan.do == 'delete' and not is_deletion and plan.target is not None
         if is_deletion or (is_probe and plan.target is not None and plan.target.resource not in self._base.facts.owned):
-            # The objects are gone, or they are children that the handlers do not promise to keep.
+            # Do not compare the objects: they are deleted, or they are children that no handler promises to restore.
             found = [violation for violation in found if violation.oracle not in ('end', 'scenario')]
         return found
 
     def _expect(self, plan: Plan) -> Expectation | None:
-        """Return the undisturbed course that this one is to be like; None if there is none."""
+        """Return the undisturbed course that this plan's course is compared with; None if there is none."""
         edits = () if plan.do in ('tamper', 'annotate') else plan.edits
         if plan.do:
             outcome = self._outcomes.get(repr(edits))
@@ -356,10 +356,10 @@ class Check:
             outcome, history = self._base, False
         else:
             outcome, history = self._outcomes.get(f'fresh {edits!r}'), False
-        return None if outcome is None else Expectation(outcome, self._likeness, history)
+        return None if outcome is None else Expectation(outcome, self._normalizer, history)
 
     def _take(self, plan: Plan, outcome: Outcome, violations: Sequence[Violation]) -> None:
-        """Take the result of a plan, and add those that follow from it."""
+        """Process the result of a plan, and add the plans that follow from it."""
         if outcome.problem:
             if not plan.fresh:  # the API refuses some edits
                 self._problems[outcome.problem] += 1
@@ -373,8 +373,6 @@ class Check:
             self._follow_fresh(plan, outcome)
         elif not plan.do and len(plan.edits) == 1:
             self._follow_edit(plan, outcome)
-        elif plan.do == 'delete' and plan.step == 0 and plan.when != 'away' and not violations:
-            pass
 
     def _follow_fresh(self, plan: Plan, outcome: Outcome) -> None:
         if outcome.failure or outcome.scenario_error:
@@ -391,7 +389,7 @@ class Check:
             self._agenda.add('edits', [Plan(seed=self._seed, edits=plan.edits)])
 
     def _follow_edit(self, plan: Plan, outcome: Outcome) -> None:
-        """Disturb the edits that make the operator write the most."""
+        """Add the plans that disturb this edit, if the operator has reacted to it with writes."""
         [edit] = plan.edits
         self._outcomes[repr(plan.edits)] = outcome
         writes = sum(request.is_write and request.phase == 'edits' for request in outcome.requests)
@@ -421,7 +419,7 @@ class Check:
         if plan.without:
             base = self._run_alone(Plan(seed=plan.seed, without=plan.without))
             if base.problem or base.failure or base.scenario_error:
-                return Outcome(problem='the objects that are left out are needed'), []
+                return Outcome(problem='the operator or its scenario needs the omitted objects'), []
             self._base = base
             self._outcomes.clear()
         self._outcomes[repr(())] = self._base
@@ -434,11 +432,11 @@ class Check:
                 self._outcomes[repr(needed)] = self._run_alone(edited)
         outcome = self._run_alone(plan, log=log)
         if not plan.do and not plan.edits and not plan.fresh:
-            return outcome, judge_undisturbed(outcome, self._likeness)
+            return outcome, judge_undisturbed(outcome, self._normalizer)
         return outcome, self._judge(plan, outcome)
 
     def _shrink(self) -> None:
-        """Make the plans of the findings smaller, as long as they show the same."""
+        """Make the plans of the findings smaller, as long as they show the same violation."""
         found = sorted(self._found.items(), key=lambda item: _get_weight(item[1].plan))[:MAX_FINDINGS]
         dropped = len(self._found) - len(found)
         self._found = dict(found)
@@ -455,7 +453,7 @@ class Check:
                     finding.plan, finding.violations = smaller, violations
 
     def _iter_smaller(self, plan: Plan) -> Iterator[Plan]:
-        """Yield smaller plans; each one that shows the same is the base of the next ones."""
+        """Yield smaller plans; if one shows the same violation, the next ones are derived from it."""
         count = len(self._subject.scenario.bodies) if isinstance(self._subject.scenario, Loading) else 0
         if count > 1:
             for number in range(1, count + 1):
@@ -469,7 +467,7 @@ class Check:
 
 
 class Tasks(Iterator[tuple[Plan, Callable[[], Any]]]):
-    """The plans of an agenda; it can go on after its end, when plans were added."""
+    """An iterator of the plans of an agenda; it continues after its end if plans were added."""
 
     def __init__(self, check: Check) -> None:
         self._check = check
@@ -482,7 +480,7 @@ class Tasks(Iterator[tuple[Plan, Callable[[], Any]]]):
 
 
 def apply_edits(target: Any, body: dict[str, Any], edits: Sequence[Edit]) -> dict[str, Any]:
-    """Return the object with the edits that are for it."""
+    """Return the object with those edits that have it as their target."""
     for edit in edits:
         if edit.target == target:
             body = merge(body, edit.patch)
@@ -501,5 +499,5 @@ def merge(body: Any, patch: Any) -> Any:
 
 
 def _get_weight(plan: Plan) -> tuple[int, int, int]:
-    """Return how large a plan is: the smallest one is the easiest to understand."""
+    """Return the size of a plan for comparisons: a smaller plan is easier to understand."""
     return len(plan.edits), plan.times, 0 if plan.request is None else plan.request.number

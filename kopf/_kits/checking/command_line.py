@@ -1,4 +1,4 @@
-"""``kopf check``: the options as they are given on the command line, and the exit codes."""
+"""``kopf check``: the options of the command line, and the exit codes."""
 
 import importlib
 import os
@@ -22,7 +22,7 @@ NOTHING_FOUND, FOUND, NOT_RUN = 0, 1, 2
 
 
 class OptionError(ValueError):
-    """Raised when the value of an option is wrong; the message says why."""
+    """Raised when the value of an option is invalid; the message has the reason."""
 
 
 def parse_seconds(text: str) -> float:
@@ -30,7 +30,7 @@ def parse_seconds(text: str) -> float:
     Return the seconds of a duration such as ``60``, ``60s``, ``2m``.
 
     Raises:
-        OptionError: it is no duration.
+        OptionError: the text is not a duration.
     """
     match = re.fullmatch(r'(\d+(?:\.\d+)?)(s|m|h|)', text)
     if match is None:
@@ -40,12 +40,12 @@ def parse_seconds(text: str) -> float:
 
 def import_observers(names: Sequence[str], folders: Sequence[Path]) -> dict[str, Callable[[], Any]]:
     """
-    Import what stands for the world outside of the cluster: ``MODULE:NAME``, a function or a variable.
+    Import the functions or variables ``MODULE:NAME`` that simulate systems outside of the cluster.
 
-    It is imported before the operator, and so stays when the operator is killed.
+    Their modules are imported before the operator, so that their state survives when the operator is killed.
 
     Raises:
-        OptionError: there is no such thing.
+        OptionError: a name is malformed, or cannot be imported.
     """
     observers: dict[str, Callable[[], Any]] = {}
     for folder in folders:
@@ -73,12 +73,12 @@ def _make_observer(module: Any, path: str) -> Callable[[], Any]:
         value = find()
         return value() if callable(value) else value
 
-    find()  # so that a wrong name is told at once
+    find()  # raises AttributeError now, not in the middle of a course
     return observe
 
 
 class ProgressLine:
-    """Shows the progress: on a terminal in one line, elsewhere in a line from time to time."""
+    """Shows the progress: on a terminal in one changing line, elsewhere in a new line from time to time."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -86,7 +86,7 @@ class ProgressLine:
         self._last = 0.0
 
     def show(self, progress: Progress) -> None:
-        """Show the progress, if the last time was long ago."""
+        """Show the progress, but not too often."""
         if time.monotonic() - self._last >= (0.2 if self._is_terminal else 10.0):
             self._last = time.monotonic()
             text = reports.format_progress(progress)
@@ -117,7 +117,7 @@ def check(
     junit: str | None,
     log: str | None,
 ) -> int:
-    """Check an operator as the command line says; print the report, and return the exit code."""
+    """Check an operator with the options of the command line; print the report, and return the exit code."""
     try:
         if not hasattr(os, 'fork'):
             raise CannotCheck('Operators can be checked on systems with fork() only, such as Linux and macOS.')
@@ -160,7 +160,7 @@ def check(
 
 
 def count_jobs() -> int:
-    """Return how many courses can run at the same time: one on each processor."""
+    """Return the number of courses that run at the same time: one per processor."""
     affinity: Callable[[int], set[int]] | None = getattr(os, 'sched_getaffinity', None)
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
@@ -173,7 +173,7 @@ def make_command(
     pods: bool,
     observed: Sequence[str],
 ) -> list[str]:
-    """Return the command line without the plan."""
+    """Return the command line that repeats the check, without the plan."""
     options: Mapping[str, Sequence[str]] = {'-m': modules, '--crd': crds, '--load': loads, '--observe': observed}
     parts = ['kopf', 'check', *paths]
     for option, values in options.items():

@@ -1,8 +1,8 @@
 """
-Courses: an operator is started, its user works with it, it comes to rest, and at last its objects are deleted.
+Courses: one run of an operator, from its start, through the writes of a user, to the deletion of all objects.
 
-All of it is in virtual time, so ten minutes of rest cost as much as what happens in them. A course follows from its
-plan alone: the same plan gives the same requests at the same times.
+A course runs in virtual time, so ten minutes without events take no real time. It depends only on its plan: the same
+plan gives the same requests at the same times.
 """
 
 import contextlib
@@ -41,10 +41,10 @@ from kopf._kits.testing.wire.manifests import ManifestError, Source
 from kopf._kits.testing.wire.statuses import Refusal
 
 START = 60.0
-"""How long an operator may take to watch its resources (in seconds)."""
+"""How long an operator may take until it watches its resources (in seconds)."""
 
 SILENCE = 100.0
-"""How long nothing is written at rest (in seconds): longer than the usual delays between attempts."""
+"""After how long without writes an operator is at rest (in seconds): longer than the usual delays of retries."""
 
 PATIENCE = 1800.0
 """How long an operator may take to come to rest (in seconds)."""
@@ -53,34 +53,34 @@ PERIODIC_PATIENCE = 300.0
 """The same for operators that write periodically, and so never rest (in seconds)."""
 
 STRIDE = 25.0
-"""How long the time is let pass at once (in seconds)."""
+"""By how much virtual time is advanced at once (in seconds)."""
 
 SHORT_STRIDE = 0.25
-"""The same while the operator writes much (in seconds)."""
+"""The same while the operator writes often (in seconds)."""
 
 FEW_WRITES = 20
-"""How many writes in one stride are not many."""
+"""With this number of writes in one stride, the operator writes often."""
 
 MAX_WRITES = 600
-"""How many writes an operator may make before it comes to rest: with more, it is in a loop."""
+"""The number of writes after which an operator that has not come to rest is considered to be in a loop."""
 
 REPEATED = 3
-"""How many equal writes at rest are too many."""
+"""The number of equal writes at rest that is reported."""
 
 QUIET = 600.0
-"""How long the rest is watched (in seconds)."""
+"""How long an operator at rest is observed (in seconds)."""
 
 UNREACHABLE = 60.0
-"""When the user tries again what was refused as a webhook was not there (in seconds)."""
+"""After how long the user retries a write that was refused because a webhook was unavailable (in seconds)."""
 
 WAIT = 3600.0
-"""How long the waits of scenarios last at least (in seconds): disturbances delay what they wait for."""
+"""The minimal timeout of the waits in scenarios (in seconds): disturbances delay the expected states."""
 
 HIDDEN = UNIMPORTANT | WEBHOOKS | {'selfsubjectrulesreviews', 'selfsubjectaccessreviews', 'selfsubjectreviews'}
 """
-The resources that are no part of what an operator comes to.
+The resources that are not compared as a part of the end state.
 
-The configurations of webhooks belong to the operator, not to its objects: they change when it starts, and stay.
+Configurations of webhooks, for example, belong to the operator and not to its objects.
 """
 
 T = TypeVar('T')
@@ -90,7 +90,7 @@ Scenario = Callable[[Sandbox], object]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What is checked: an operator, what its user does, and what else is to be looked at."""
+    """The input of a check: an operator, the actions of its user, and systems outside of the cluster."""
 
     arguments: Sequence[str]
     """The arguments of ``kopf run``."""
@@ -98,20 +98,20 @@ class Subject:
     """The options of the sandbox."""
     scenario: Scenario
     observers: Mapping[str, Callable[[], Any]]
-    """Functions that return the state of what is outside of the cluster."""
+    """Functions that return the states of systems outside of the cluster."""
     folder: Path
-    """Where temporary files can be put."""
+    """The folder for temporary files."""
 
     def choose_scenario(self, plan: Plan) -> Scenario:
-        """Return the scenario, without the objects that the plan leaves out."""
+        """Return the scenario, without the objects that the plan omits."""
         return self.scenario.reduce(plan.without) if isinstance(self.scenario, Loading) else self.scenario
 
 
 class Loading:
     """
-    The scenario that creates given objects, one after another.
+    A scenario that creates the given objects, one after another.
 
-    When the same object comes again, this is an edit: it is made when the operator is at rest.
+    If an object is given twice, the second one is an edit: it is made when the operator is at rest.
     """
 
     def __init__(self, bodies: Sequence[Mapping[str, Any]]) -> None:
@@ -134,7 +134,7 @@ class Loading:
 
 
 class Recreation:
-    """The scenario that creates objects at once as they are to be in the end."""
+    """A scenario that creates objects with their final specs, instead of editing them."""
 
     def __init__(self, bodies: Sequence[Mapping[str, Any]]) -> None:
         self._bodies = bodies
@@ -171,78 +171,78 @@ class Request:
 
 @dataclasses.dataclass
 class Facts:
-    """What is known of the operator and its objects."""
+    """The facts about an operator and its objects that an undisturbed course has shown."""
 
     created: list[tuple[Target, Mapping[str, Any]]] = dataclasses.field(default_factory=list)
-    """The objects of the user, as they were created, in this order."""
+    """The objects of the user, as they were created, in the order of their creation."""
     parents: list[Target] = dataclasses.field(default_factory=list)
-    """Those of them that the operator handles."""
+    """The objects of the user that the operator handles."""
     children: list[Target] = dataclasses.field(default_factory=list)
     """The objects that the operator has created."""
     watched: list[str] = dataclasses.field(default_factory=list)
     """The resources that the operator watches."""
     owned: list[str] = dataclasses.field(default_factory=list)
-    """The resources whose objects level-triggered handlers keep as they are to be."""
+    """The resources whose objects level-triggered handlers restore after edits by others."""
     updated: dict[str, list[tuple[str, ...]]] = dataclasses.field(default_factory=dict)
-    """The fields whose changes are handled, by the resource."""
+    """The fields whose changes the handlers handle, by the resource."""
     results: list[str] = dataclasses.field(default_factory=list)
-    """The ids of handlers whose results are in the status."""
+    """The ids of the handlers whose results are stored in the status."""
     schemas: dict[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     """The schemas of custom resources."""
     is_limited: bool = False
-    """Whether handlers give up after some attempts or some time."""
+    """Whether some handlers have a limit for their retries or their time."""
     is_periodic: bool = False
-    """Whether there are handlers that are called periodically."""
+    """Whether some handlers are called periodically."""
     imports: list[str] = dataclasses.field(default_factory=list)
-    """The modules that are imported by the operator, and are not of its author."""
+    """The modules that the operator imports from the standard library and from installed packages."""
 
 
 @dataclasses.dataclass
 class Outcome:
-    """What has come of a course."""
+    """The result of a course."""
 
     problem: str = ''
-    """Why the course could not be completed: it is no fault of the operator, or may be none."""
+    """Why the course was not completed, if the operator is not necessarily the cause."""
     failure: str = ''
-    """What the operator has failed with, at once: it does not start, it exits, the scenario waits for it in vain."""
+    """The failure of the operator that has ended the course: it has not started, or has exited, or a wait timed out."""
     scenario_error: str = ''
     """The error of the scenario."""
     has_begun: bool = False
     """Whether the disturbance has happened."""
     rests: bool = True
-    """Whether it has come to rest after the scenario."""
+    """Whether the operator has come to rest after the scenario."""
     requests: list[Request] = dataclasses.field(default_factory=list)
     steps: list[str] = dataclasses.field(default_factory=list)
     """The writes of the user."""
     end: State = State((), {})
     final: State = State((), {})
-    """What is there when the objects of the user are deleted."""
+    """The state after the deletion of the user's objects."""
     restarted: State | None = None
-    """What is there after a restart at rest."""
+    """The state after a restart at rest."""
     restart_writes: list[str] = dataclasses.field(default_factory=list)
     quiet_writes: list[str] = dataclasses.field(default_factory=list)
     needless_writes: list[str] = dataclasses.field(default_factory=list)
-    """The writes at rest that are the same again and again."""
+    """The writes at rest that were repeated without need."""
     overlaps: list[str] = dataclasses.field(default_factory=list)
     early: list[str] = dataclasses.field(default_factory=list)
-    """The children that were created when their owners were Ready already."""
+    """The children that were created although their owners were Ready already."""
     failed: list[Call] = dataclasses.field(default_factory=list)
     """The handlers that have failed for good."""
     retried: list[Call] = dataclasses.field(default_factory=list)
-    """The handlers that are still tried again and again in the end."""
+    """The handlers that are still being retried at the end."""
     facts: Facts = dataclasses.field(default_factory=Facts)
     log: str = ''
-    """The log of all requests, if it is asked for."""
+    """The log of all requests, if it was requested."""
     output: str = ''
     """The end of the output of the operators."""
 
 
 class CourseFailed(Exception):
-    """Raised when the course cannot go on because of the operator."""
+    """Raised when the course cannot continue because the operator has failed."""
 
 
 class CourseSandbox(Sandbox):
-    """The sandbox of a course: it tells of each write of the user."""
+    """The sandbox of a course: it notifies the course of each write of the user."""
 
     def __init__(self, course: 'Course', **options: Any) -> None:
         super().__init__(virtual_time=True, **options)
@@ -254,7 +254,7 @@ class CourseSandbox(Sandbox):
         self._course.settle()
 
     def _write(self, text: str, write: Callable[[], T]) -> T:
-        """Do a write of the user; if the operator's webhooks are not there, do it again when they are."""
+        """Do a write of the user; retry it while the operator's webhooks are unavailable."""
         if self._is_writing:
             return write()
         self._is_writing = True
@@ -270,7 +270,7 @@ class CourseSandbox(Sandbox):
             self._is_writing = False
 
     def create(self, what: Any, name: str | None = None, *, namespace: str | None = None, **fields: Any) -> Body:
-        """Create an object, and note it as one of the user's."""
+        """Create an object, and record it as one of the user's objects."""
         kind = what if isinstance(what, str) else what.get('kind')
         create = super().create
         body = self._write(
@@ -280,7 +280,7 @@ class CourseSandbox(Sandbox):
         return body
 
     def apply(self, source: Source) -> Bodies:
-        """Apply objects, and note them as the user's."""
+        """Apply objects, and record them as the user's objects."""
         apply = super().apply
         bodies = self._write(f'apply {_name(source)}', lambda: apply(source))
         for body in bodies:
@@ -303,15 +303,15 @@ class CourseSandbox(Sandbox):
         self._write(f'delete {resource} {name}', lambda: delete(resource, name, **options))
 
     def wait_for(self, *args: Any, timeout: float = 0, **options: Any) -> Body:
-        """Wait for a state, longer than in ordinary tests."""
+        """Wait for a state, with a longer timeout than in ordinary tests."""
         return super().wait_for(*args, timeout=max(timeout, WAIT), **options)
 
     def wait_gone(self, *args: Any, timeout: float = 0, **options: Any) -> None:
-        """Wait for the absence of an object, longer than in ordinary tests."""
+        """Wait for the absence of an object, with a longer timeout than in ordinary tests."""
         super().wait_gone(*args, timeout=max(timeout, WAIT), **options)
 
     def rest(self, *, quiet: float = 0, timeout: float = 0) -> None:
-        """Wait until the operator is at rest; periodic writes do not matter."""
+        """Wait until the operator is at rest, except for periodic writes."""
         self._course.settle()
 
 
@@ -326,11 +326,11 @@ class Course:
     One course, which can be run once.
 
     Args:
-        subject: what is checked.
+        subject: the operator and its user.
         plan: the disturbance.
         periodic: whether the operator is known to write periodically.
-        scenario: what the user does, instead of the subject's scenario.
-        idle: how long nothing happens before the end (in seconds): what differs then, depends on the time.
+        scenario: the actions of the user, instead of the subject's scenario.
+        idle: the pause at rest before the end state is taken (in seconds), to find the fields that depend on time.
         log: whether to return the log of all requests.
     """
 
@@ -366,7 +366,7 @@ class Course:
         self._created: dict[Target, Mapping[str, Any]] = {}
         self._registry: OperatorRegistry | None = None
 
-    # What disturbances do.
+    # Called by the disturbance.
 
     def kill_operator(self) -> None:
         """Kill the operator at once."""
@@ -402,11 +402,11 @@ class Course:
     def _is_users(self, item: StoredObject) -> bool:
         return Target(resource=item.resource, namespace=item.namespace, name=item.name) in self._created
 
-    # What the user does.
+    # The actions of the user.
 
     @contextlib.contextmanager
     def step(self, text: str) -> Iterator[None]:
-        """Note a write of the user, with what disturbs it."""
+        """Record a write of the user, and let the disturbance happen around it if it is due."""
         if self._phase in ('scenario', 'edits', 'deletion'):
             self._outcome.steps.append(text)
             number = len(self._outcome.steps)
@@ -419,7 +419,7 @@ class Course:
             yield
 
     def note_created(self, body: Mapping[str, Any]) -> None:
-        """Note an object of the user."""
+        """Record an object of the user."""
         kind = self._catalog.of_object(body['apiVersion'], body['kind'])
         meta = body['metadata']
         target = Target(resource=self._name_resource(kind), namespace=meta.get('namespace', ''), name=meta['name'])
@@ -427,7 +427,7 @@ class Course:
             self._created.setdefault(target, clean(body))
 
     def settle(self) -> bool:
-        """Wait until the operator writes nothing, and nothing is tried again; return whether it comes to that."""
+        """Wait until the operator writes nothing and retries no handler; return whether it comes to rest."""
         started = self._now
         is_at_rest = False
         written = before = self._count_writes()
@@ -435,7 +435,7 @@ class Course:
         while not is_at_rest and self._now - started < self._patience:
             if (count := self._count_writes()) > written + MAX_WRITES:
                 return False
-            # In small steps, as a loop without delays can make thousands of requests in a second.
+            # Advance in small steps: an operator in a loop without delays can make thousands of requests in a second.
             stride, before = min(stride * 2, STRIDE) if count < before + FEW_WRITES else SHORT_STRIDE, count
             last = max([started, self._disturbance.ends_at, self._last_write_at])
             self.sandbox.advance(min(max(last + SILENCE - self._now, SHORT_STRIDE), stride))
@@ -472,7 +472,8 @@ class Course:
     def _go(self) -> None:
         self._enter_phase('start')
         self._disturbance.arm()
-        if not self._plan.do:  # restored children are not early ones
+        # Disturbances delete children, and the operator may restore them while their owner is Ready.
+        if not self._plan.do:
             self.sandbox.faults.call(
                 lambda: self._readiness.note(self._list_objects()), times=None, late=True, condition=_matters
             )
@@ -489,7 +490,7 @@ class Course:
         if self._disturbance.happens_at_rest:
             self._disturbance.happen_at_rest()
             self._outcome.rests = self.settle()
-        # An operator that writes all the time would make thousands of requests meanwhile, and fill all of the budget.
+        # Do not idle with an operator that writes all the time: its thousands of requests would use up the budget.
         if self._outcome.rests:
             self.sandbox.advance(self._idle)
         self._outcome.end = self._get_state()
@@ -503,7 +504,7 @@ class Course:
         self._delete()
 
     def _watch_rest(self) -> list[str]:
-        """Let ten minutes pass; return what the operator writes meanwhile."""
+        """Let ten minutes pass; return the operator's writes during this time."""
         before, ends_at = len(self._seen), self._now + QUIET
         written = self._count_writes()
         stride = SHORT_STRIDE
@@ -518,15 +519,15 @@ class Course:
         return sum(map(_matters, self._seen))
 
     def _play(self) -> None:
-        """Let the user do what the scenario says."""
+        """Run the scenario."""
         try:
             self._scenario(self.sandbox)
         except WaitTimeout as error:
-            # The rest of the scenario is impossible if what it waits for was deleted by another client.
+            # The timeout is no failure if another client has deleted the object that the scenario waits for.
             if not (self._plan.do == 'delete' and self._disturbance.has_begun):
                 raise CourseFailed(f'The scenario waits in vain: {str(error).partition(";")[0]}.') from None
         except Refusal as error:
-            # Other clients have deleted objects, so the rest of the scenario is impossible.
+            # The refusal is no failure if another client has deleted the object that the scenario writes to.
             if not (self._plan.do in ('delete', 'recreate') and self._disturbance.has_begun):
                 raise ScenarioFailed(f'Refusal: {error}') from error
         except (CourseFailed, VirtualTimeError, ManifestError):
@@ -550,13 +551,13 @@ class Course:
         self.settle()
         after = self._list_versions()
         names = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
-        # On the objects that it handles, the framework notes the progress of handlers that are resumed.
+        # Ignore writes to handled objects: the framework stores the progress of resuming handlers in them.
         handled = {target.resource for target in self._outcome.facts.parents}
         self._outcome.restart_writes = sorted(f'{resource} {key}' for resource, key in names if resource not in handled)
         self._outcome.restarted = self._get_state()
 
     def _delete(self) -> None:
-        """Delete what the user has created: the objects that the operator handles first."""
+        """Delete the objects of the user, beginning with those that the operator handles."""
         self._enter_phase('deletion')
         parents = [target for target in self._created if target in self._outcome.facts.parents]
         others = [target for target in self._created if target not in self._outcome.facts.parents]
@@ -568,7 +569,7 @@ class Course:
                 self.settle()
         self._outcome.final = self._get_state()
 
-    # What is to be seen.
+    # Observation.
 
     @property
     def _now(self) -> float:
@@ -627,7 +628,7 @@ class Course:
         )
 
     def _iter_kinds(self) -> Iterator[Kind]:
-        """Yield one kind of each table."""
+        """Yield one kind for each table of stored objects."""
         tables = set()
         for kind in self._catalog:
             if kind.table is not None and kind.table.name not in tables and kind.plural not in HIDDEN:
@@ -647,7 +648,7 @@ class Course:
         }
 
     def _list_objects(self) -> list[StoredObject]:
-        """Return all objects that are not as they were at the start."""
+        """Return all objects that were created or changed since the start."""
         found = []
         for kind in self._iter_kinds():
             if len(kind.store):
@@ -680,10 +681,10 @@ class Course:
 
 def find_repeated(writes: Sequence[SeenRequest]) -> list[str]:
     """
-    Return the writes that are made again and again, and cannot change anything after the first time.
+    Return the writes that are repeated, and cannot change anything after the first time.
 
-    A server-side apply is not among them: it is made for that. Nor are the patches of the framework: they have the
-    results of handlers, which may be the same.
+    Server-side applies are excluded, because they are meant to be repeated. The patches of the framework are excluded,
+    because they contain the results of handlers, which can be equal.
     """
     counts = Counter(
         (request.method, request.path, request.body)
@@ -701,7 +702,7 @@ class ScenarioFailed(CourseFailed):
 
 
 def describe(facts: Facts, registry: OperatorRegistry, kinds: Mapping[str, Kind]) -> None:
-    """Note what the handlers say of the operator."""
+    """Add the facts that follow from the handlers in the registry."""
     resources = {name: kind.as_resource() for name, kind in kinds.items()}
     handlers = list(registry.iter_resource_handlers())
     facts.results = sorted({str(handler.id) for handler in handlers})
@@ -730,7 +731,7 @@ def _is_periodic(handler: Any) -> bool:
 
 
 def _is_spawning_only(handlers: Sequence[ResourceHandler]) -> bool:
-    """Check whether all that depends on the spec is the work of daemons and timers: no other handlers begin it."""
+    """Check whether only daemons and timers react to the spec, without any other handlers."""
     changing = [item for item in handlers if isinstance(item, ChangingHandler)]
     spawning = [item for item in handlers if isinstance(item, SpawningHandler)]
     return bool(spawning) and all(item.reason is Reason.DELETE for item in changing)
@@ -743,7 +744,7 @@ def _handles_updates(handler: ResourceHandler) -> bool:
 
 
 def as_data(value: Any) -> Any:
-    """Return a copy of what a user's function has returned, with plain values only."""
+    """Return a copy of the result of a user's function, with plain values only."""
     if isinstance(value, Mapping):
         return {str(key): as_data(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

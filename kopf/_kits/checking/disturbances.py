@@ -1,8 +1,8 @@
 """
-Disturbances: what happens to an operator in a course, at the point that the plan says.
+Disturbances: crashes, network faults, and writes of other clients, at the point of the course that the plan names.
 
-They happen in the event loop of the course, in the middle of a request or between two of them, as they would come from
-outside. A disturbance ends before the states are compared.
+They happen in the event loop of the course, during a request or between two requests. A disturbance ends before the
+states are compared.
 """
 
 import asyncio
@@ -17,10 +17,10 @@ from kopf._kits.testing.serving.faults import SeenRequest
 from kopf._kits.testing.wire.statuses import Refusal
 
 KILLED_FOR = 1.0
-"""How long a killed operator is away (in seconds), unless the plan says it."""
+"""How long a killed operator does not run (in seconds), if the plan has no duration."""
 
 ANSWERED = 0.005
-"""When an answer has reached the operator (in seconds): connections in memory are faster."""
+"""How long to wait until a response has reached the operator (in seconds): connections in memory are faster."""
 
 STALE_FOR = 5.0
 """How long a watch is silent before the user edits the object (in seconds)."""
@@ -29,20 +29,20 @@ COLLECTED_IN = 5.0
 """How long the user waits between the deletion and the creation (in seconds)."""
 
 EDITING = frozenset({'edit', 'stale', 'tamper', 'annotate'})
-"""The disturbances that make the first edit of the plan, which is not made at rest then."""
+"""The disturbances that make the first edit of the plan themselves, so that it is not made at rest."""
 
 ACTIONS: Mapping[str, str] = {
     'kill': 'the operator is killed, and started again',
     'stop': 'the operator is stopped gracefully, and started again',
     'error': 'the API answers with an error',
-    'drop': 'the connection is broken off, and the request is not done',
-    'lose': 'the request is done, but the connection is broken off instead of an answer',
+    'drop': 'the connection breaks off, and the request is not done',
+    'lose': 'the request is done, but the connection breaks off before the response',
     'delay': 'the request is done much later',
     'freeze': 'the watch of one resource is silent for a while',
     'stale': 'the watch of one resource is silent, and the user edits the object meanwhile',
     'edit': 'the user edits the object',
     'tamper': 'another client edits a child',
-    'annotate': 'another client adds an annotation to a child, which must stay',
+    'annotate': 'another client adds an annotation to a child; the operator must keep it',
     'delete': 'another client deletes an object',
     'recreate': 'the user deletes the object and creates it again',
 }
@@ -50,7 +50,7 @@ ACTIONS: Mapping[str, str] = {
 
 
 class Stage(Protocol):
-    """The course, as disturbances need it."""
+    """The operations on a course that disturbances need."""
 
     sandbox: Sandbox
 
@@ -58,13 +58,13 @@ class Stage(Protocol):
         """Kill the operator at once."""
 
     def stop_operator(self) -> None:
-        """Stop the operator gracefully; not from within the loop."""
+        """Stop the operator gracefully. It must not be called within the event loop."""
 
     def start_operator(self) -> None:
         """Start the operator if it does not run."""
 
     def find(self, target: Target) -> Mapping[str, Any] | None:
-        """Return the object that the plan speaks of."""
+        """Return the object that the target identifies; None if it does not exist."""
 
 
 class Disturbance:
@@ -77,9 +77,9 @@ class Disturbance:
         self._failed = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self.has_begun = False
-        """Whether the point of the plan was reached, and the writes of other clients there were possible."""
+        """Whether the course has reached the point of the plan, and the writes of other clients were possible there."""
         self.ends_at = 0.0
-        """When it ends (in seconds of virtual time)."""
+        """The time when the disturbance ends (in seconds of virtual time)."""
 
     @property
     def _world(self) -> Any:
@@ -87,11 +87,11 @@ class Disturbance:
 
     @property
     def happens_at_rest(self) -> bool:
-        """Return whether it happens after the scenario."""
+        """True if the disturbance happens after the scenario."""
         return self._plan.step == 0
 
     def arm(self) -> None:
-        """Wait for the request that it begins with."""
+        """Set the faults that begin when the operator makes the request of the plan."""
         plan, faults = self._plan, self._stage.sandbox.faults
         if plan.request is None:
             return
@@ -160,7 +160,7 @@ class Disturbance:
             self._later(self._plan.seconds, faults.clear)
 
     async def _write(self) -> None:
-        """Change or delete the object as another client does; if it is gone meanwhile, there is nothing to do."""
+        """Change or delete the object as another client; do nothing if the object does not exist any more."""
         aio = self._stage.sandbox.aio
         self.has_begun = False
         with contextlib.suppress(Refusal):
@@ -236,13 +236,13 @@ class Disturbance:
         meta = body['metadata']
         Sandbox.delete(sandbox, target.resource, meta['name'], namespace=meta.get('namespace'))
         Sandbox.wait_gone(sandbox, target.resource, meta['name'], namespace=meta.get('namespace'), timeout=3600)
-        # The garbage collector needs some time: until then, the children of the same name are in the way.
+        # Wait for the garbage collector: until then, the old children occupy the names of the new ones.
         sandbox.advance(COLLECTED_IN)
         Sandbox.create(sandbox, clean(body))
 
 
 def clean(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the object as its user would create it again."""
+    """Return the object as its user would recreate it: without its status and its bookkeeping annotations."""
     kept = ('name', 'namespace', 'labels', 'annotations', 'ownerReferences', 'generateName')
     metadata = {key: body['metadata'][key] for key in kept if key in body['metadata']}
     annotations = metadata.get('annotations') or {}

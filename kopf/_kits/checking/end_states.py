@@ -1,9 +1,9 @@
 """
 States of different courses, made comparable.
 
-What an operator comes to is never the same twice: uids, versions, times, generated names. Undisturbed courses show
-which fields differ by themselves. These are left out, and objects with generated names are known by their number among
-the objects of their resource. What remains must be equal.
+End states differ even without disturbances: in uids, versions, times, generated names. Several undisturbed courses
+show which fields vary. The normalizer removes these fields, and replaces generated names with numbers. Normalized
+states must be equal.
 """
 
 import re
@@ -14,7 +14,7 @@ import orjson
 
 Path = tuple[str, ...]
 Flat = dict[str, Any]
-"""The objects of a state by what they are called in it, without what differs by itself."""
+"""A normalized state: the objects by their resource and name, without the fields that vary."""
 
 _TIME = re.compile(r'\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:?\d\d)?')
 _UID = re.compile(r'[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}')
@@ -36,18 +36,18 @@ class StoredObject(NamedTuple):
 
 
 class State(NamedTuple):
-    """All that can be compared at one moment: the objects, and what is observed outside of the cluster."""
+    """The objects of the cluster at one moment, and the observed values from outside of the cluster."""
 
     objects: Sequence[StoredObject]
     outside: Mapping[str, Any]
 
 
-class Likeness:
+class Normalizer:
     """
-    What differs between courses by itself.
+    Removes from states everything that varies between undisturbed courses.
 
     Args:
-        groups: the states of undisturbed courses, for each moment that is compared.
+        groups: for each compared moment, the states of all undisturbed courses.
         result_fields: the fields of the status with the results of handlers.
     """
 
@@ -55,25 +55,25 @@ class Likeness:
         self._results = result_fields
         self._names: set[tuple[str, str, str]] = set()
         self._varying: set[Path] = set()
-        """The fields whose values differ."""
+        """The fields whose values vary."""
         self._bags: set[Path] = set()
-        """The mappings whose keys differ: only their values are compared."""
+        """The mappings whose keys vary: only their values are compared."""
         self.unstable: set[str] = set()
-        """The resources of which there are different numbers of objects."""
+        """The resources for which the number of objects varies."""
         for states in groups:
             self._names |= set.intersection(*({_key(item) for item in state.objects} for state in states))
             for _ in range(_ROUNDS):
-                flats = [self.flatten(state) for state in states]
+                flats = [self.normalize(state) for state in states]
                 if not sum(self._learn((), flats[0], other) for other in flats[1:]):
                     break
 
-    def flatten(self, state: State, *, history: bool = True) -> Flat:
+    def normalize(self, state: State, *, history: bool = True) -> Flat:
         """
-        Return the state without what differs by itself.
+        Return the state without the parts that vary.
 
         Args:
-            state: the objects, and what is outside.
-            history: whether to keep what depends on the past of the objects: the results of their handlers.
+            state: the state to normalize.
+            history: whether to keep the results of handlers, which depend on the past of the objects.
         """
         names = _Names(state, self._names)
         found: list[tuple[str, StoredObject, Any]] = []
@@ -83,7 +83,7 @@ class Likeness:
                 found.append((item.resource, item, self._canonise((item.resource,), body)))
         flat: Flat = {}
         counts: dict[str, int] = {}
-        # Objects with generated names are numbered in the order of what they contain.
+        # Objects with generated names are numbered in the order of their contents.
         for resource, item, body in sorted(found, key=lambda entry: (entry[0], _dump(entry[2]))):
             place = f'{item.namespace}/' if item.namespace else ''
             if _key(item) in self._names:
@@ -109,7 +109,7 @@ class Likeness:
         return value
 
     def _learn(self, path: Path, one: Any, other: Any) -> int:
-        """Note the differences; return how many there are."""
+        """Record which fields differ between two states; return the number of differences."""
         if one == other:
             return 0
         if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
@@ -134,13 +134,13 @@ class Likeness:
 
 
 def _as_stored(path: Path) -> Path:
-    """Return the path as `Likeness` keeps it: the first part is the resource, without the name of the object."""
+    """Return the path for all objects of the resource: its first part is the resource, without the object's name."""
     head = path[0] if path[0].startswith('outside ') else path[0].partition(' ')[0]
     return (head, *path[1:])
 
 
 def find_differences(expected: Flat, actual: Flat) -> list[str]:
-    """Return the differences, a line each: what is missing (``-``), what is too much (``+``), what differs (``~``)."""
+    """Return the differences, one line each: missing (``-``), superfluous (``+``), and different (``~``) values."""
     lines = [f'- {key}' for key in expected.keys() - actual.keys()]
     lines += [f'+ {key}' for key in actual.keys() - expected.keys()]
     lines.sort()
@@ -181,7 +181,7 @@ def _key(item: StoredObject) -> tuple[str, str, str]:
 
 
 def _index(values: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the items with their keys: their types or names where they have such, and their positions elsewhere."""
+    """Yield the items with their keys: the type or name of the item if it has one, otherwise its position."""
     items = list(values) if isinstance(values, (list, tuple)) else sorted(values, key=_dump)
     for field in ('type', 'name', 'uid'):
         if items and all(isinstance(item, Mapping) and isinstance(item.get(field), str) for item in items):
@@ -197,7 +197,7 @@ def _get_first(pair: tuple[str, Any]) -> str:
 
 
 def _strip(body: Mapping[str, Any], results: frozenset[str]) -> dict[str, Any]:
-    """Return the object without the fields that the API server or the framework keep for themselves."""
+    """Return the object without the bookkeeping of the API server and of the framework."""
     given = dict(body)
     metadata = {key: value for key, value in given.pop('metadata', {}).items() if key not in _DROPPED}
     annotations = metadata.pop('annotations', None) or {}
@@ -205,7 +205,7 @@ def _strip(body: Mapping[str, Any], results: frozenset[str]) -> dict[str, Any]:
         metadata['annotations'] = annotations
     status = given.pop('status', None)
     if isinstance(status, Mapping):
-        # The results of sub-handlers are named by all of the handlers above them.
+        # The ids of sub-handlers contain the ids of their parents, so the first part of the id is compared.
         status = {key: value for key, value in status.items() if key != 'kopf' and key.partition('/')[0] not in results}
         status = _relate_generations(status, body.get('metadata', {}).get('generation'))
     return {'metadata': metadata, **given, **({'status': status} if status else {})}
@@ -221,7 +221,7 @@ def is_bookkeeping(annotation: str) -> bool:
 
 
 def _relate_generations(value: Any, generation: Any) -> Any:
-    """Replace observed generations: how many there were, depends on the past; whether it is the last one, does not."""
+    """Replace observed generations with whether they are the last one: the numbers depend on the object's past."""
     if isinstance(value, Mapping):
         return {
             key: ('(the last one)' if item == generation else '(an old one)')

@@ -1,8 +1,8 @@
 """
-Copies of the process: each runs one plan, and sends its result back.
+Forks of the process: each runs one plan, and sends its result back.
 
-A copy begins with everything imported, and whatever it changes is gone with it: the state of the user's modules too. So
-plans do not influence each other, and a plan costs no start of a process.
+A copy has all modules imported already, and its changes end with it, including the state of the user's modules. So
+plans do not influence each other, and no plan has to start a Python interpreter.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ T = TypeVar('T')
 
 
 class ForkFailed(Exception):
-    """The result of a copy that has none; the message says why."""
+    """Stands for the result of a copy that has failed; the message has the reason."""
 
 
 class _Copy(NamedTuple):
@@ -35,8 +35,8 @@ class ForkPool(Generic[T]):
     Copies that run at the same time.
 
     Args:
-        jobs: how many run at the same time.
-        timeout: how long one may run (in seconds).
+        jobs: the maximal number of copies that run at the same time.
+        timeout: the maximal duration of one copy (in seconds).
     """
 
     def __init__(self, jobs: int, timeout: float) -> None:
@@ -49,10 +49,10 @@ class ForkPool(Generic[T]):
         deadline: float,
     ) -> Iterator[tuple[T, Any]]:
         """
-        Call the functions in copies; yield their tags and results, as they come.
+        Call the functions in copies; yield their tags and results in the order in which they finish.
 
-        A result is a `ForkFailed` if there is none. Tasks are taken one by one, when there is place for them. At the
-        deadline (on the monotonic clock), those that still run are killed, and not reported.
+        The result is a `ForkFailed` if the copy has failed. The next task is taken when a copy has ended. At the
+        deadline (on the monotonic clock), the running copies are killed, and not reported.
         """
         copies: dict[int, _Copy] = {}
         gc.freeze()
@@ -101,7 +101,7 @@ class ForkPool(Generic[T]):
     ) -> None:
         reader, writer = os.pipe()
         with warnings.catch_warnings():
-            # Python warns of forks in processes with threads. The copy uses none of them.
+            # Python warns about forks in processes with threads. The copy does not use the threads of its parent.
             warnings.simplefilter('ignore', DeprecationWarning)
             pid = os.fork()
         if pid == 0:
@@ -112,7 +112,7 @@ class ForkPool(Generic[T]):
 
 
 def _serve(function: Callable[[], Any], writer: int) -> None:
-    """Run in the copy: send the result, and end without the cleanups of the original process."""
+    """Called in the copy: send the result, and exit without the cleanups of the original process."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         null = os.open(os.devnull, os.O_RDWR)

@@ -1,8 +1,8 @@
 """
-Oracles: whether a course is right, and what is wrong with it.
+Oracles: decide whether a course is correct, and describe its violations.
 
-Most of them compare it with an undisturbed course: what the operator comes to must be the same. So nothing has to be
-known of what it is to come to.
+Most oracles compare the end state with that of an undisturbed course. So a check needs no description of the state that
+the operator should reach.
 """
 
 from collections import Counter
@@ -10,40 +10,40 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from kopf._kits.checking.courses import Outcome
-from kopf._kits.checking.end_states import ANNOTATION, Likeness, find_differences
+from kopf._kits.checking.end_states import ANNOTATION, Normalizer, find_differences
 from kopf._kits.checking.plans import Target
 
 LIMIT = 12
-"""How many differences are shown."""
+"""The maximal number of differences in a message."""
 
 
 class Violation(NamedTuple):
-    """What is wrong with a course."""
+    """A requirement that a course violates."""
 
     oracle: str
-    """The oracle in one word."""
+    """The name of the oracle: one word."""
     text: str
-    """What is wrong: a sentence."""
+    """The description for users: one sentence."""
     details: tuple[str, ...] = ()
-    """The differences, a line each."""
+    """The differences, one line each."""
 
     @property
     def essence(self) -> tuple[str, ...]:
-        """What violations by the same mistake have in common: the oracle, and the fields that differ."""
+        """The key of violations with the same cause: the oracle, and the fields that differ."""
         return (self.oracle, *sorted({line.partition(':')[0] for line in self.details})[:3])
 
 
 class Expectation(NamedTuple):
-    """The undisturbed course that another one is compared with."""
+    """The undisturbed course that a disturbed course is compared with."""
 
     outcome: Outcome
-    likeness: Likeness
+    normalizer: Normalizer
     has_history: bool = True
     """Whether both courses have the same edits, so that the results of handlers must be the same."""
 
 
 def judge(outcome: Outcome, expected: Expectation) -> list[Violation]:
-    """Return what is wrong with the course."""
+    """Return the violations of the course."""
     if outcome.problem:
         return []
     if outcome.failure:
@@ -55,34 +55,35 @@ def judge(outcome: Outcome, expected: Expectation) -> list[Violation]:
 
 
 def judge_annotation(outcome: Outcome, target: Target) -> list[Violation]:
-    """Return whether the annotation of another client is lost, although its object is there."""
+    """Return a violation if the annotation of another client is lost, although its object exists."""
     lost = [
         item
         for item in outcome.end.objects
         if (item.resource, item.namespace, item.name) == (target.resource, target.namespace, target.name)
         and ANNOTATION not in item.body['metadata'].get('annotations', {})
     ]
-    text = 'What another client has added to a child is lost: change only the fields that are yours.'
+    text = 'The annotation of another client is lost: change only the fields of children that your operator owns.'
     return [Violation('annotation', text, (f'- {target} metadata.annotations',))] if lost and outcome.has_begun else []
 
 
-def judge_undisturbed(outcome: Outcome, likeness: Likeness) -> list[Violation]:
-    """Return what is wrong with a course without disturbances, which is not compared with another one."""
+def judge_undisturbed(outcome: Outcome, normalizer: Normalizer) -> list[Violation]:
+    """Return the violations of an undisturbed course, which is not compared with another one."""
     found = []
     if outcome.overlaps:
         found.append(_overlap(outcome))
     if outcome.early:
         found.append(_early(outcome))
-    found += _judge_restart(outcome, Expectation(outcome, likeness))
-    if left := likeness.flatten(outcome.final).keys() - _outside(outcome):
-        found.append(Violation('leftovers', 'Objects are left when all of the user are deleted.', _add(sorted(left))))
+    found += _judge_restart(outcome, Expectation(outcome, normalizer))
+    if left := normalizer.normalize(outcome.final).keys() - _outside(outcome):
+        text = 'Objects are left after the deletion of all user objects.'
+        found.append(Violation('leftovers', text, _add(sorted(left))))
     limit = 2 if outcome.facts.is_periodic else 0.1
     if len(outcome.quiet_writes) > limit * 300:
         found.append(_unrest(outcome))
     elif outcome.quiet_writes and not outcome.facts.is_periodic:
         found.append(_unrest(outcome))
     elif outcome.needless_writes:
-        text = 'The same is written again and again in ten minutes in which nothing happens.'
+        text = 'The operator repeats the same writes in ten minutes without any changes by others.'
         found.append(Violation('needless', text, _count(outcome.needless_writes)))
     return found
 
@@ -93,7 +94,7 @@ def _outside(outcome: Outcome) -> set[str]:
 
 def _unrest(outcome: Outcome) -> Violation:
     count = len(outcome.quiet_writes)
-    text = f'The operator does not come to rest: {count} writes in ten minutes in which nothing happens.'
+    text = f'The operator does not come to rest: {count} writes in ten minutes without any changes by others.'
     return Violation('unrest', text, _count(outcome.quiet_writes))
 
 
@@ -108,19 +109,19 @@ def _judge_rest(outcome: Outcome, expected: Expectation) -> Iterator[Violation]:
 
 
 def _overlap(outcome: Outcome) -> Violation:
-    return Violation('overlap', 'An object is handled by two at once.', _count(outcome.overlaps))
+    return Violation('overlap', 'Two calls of a handler for the same object overlap.', _count(outcome.overlaps))
 
 
 def _early(outcome: Outcome) -> Violation:
-    text = 'Children are made when their owner says that it is Ready already.'
+    text = 'Children are created after their owner has become Ready.'
     return Violation('ready', text, _limit([f'! {line}' for line in outcome.early]))
 
 
 def _judge_end(outcome: Outcome, expected: Expectation) -> Iterator[Violation]:
-    history, likeness = expected.has_history, expected.likeness
-    wanted = likeness.flatten(expected.outcome.end, history=history)
-    if lines := find_differences(wanted, likeness.flatten(outcome.end, history=history)):
-        yield Violation('end', 'The operator comes to another end than without that.', _limit(lines))
+    history, normalizer = expected.has_history, expected.normalizer
+    wanted = normalizer.normalize(expected.outcome.end, history=history)
+    if lines := find_differences(wanted, normalizer.normalize(outcome.end, history=history)):
+        yield Violation('end', 'The operator reaches another end state than without the disturbance.', _limit(lines))
 
 
 def _judge_handlers(outcome: Outcome, expected: Expectation) -> Iterator[Violation]:
@@ -135,18 +136,19 @@ def _judge_handlers(outcome: Outcome, expected: Expectation) -> Iterator[Violati
 def _judge_restart(outcome: Outcome, expected: Expectation) -> Iterator[Violation]:
     if outcome.restarted is None or expected.outcome.facts.is_periodic:
         return
-    likeness = expected.likeness
-    lines = find_differences(likeness.flatten(outcome.end), likeness.flatten(outcome.restarted))
+    normalizer = expected.normalizer
+    lines = find_differences(normalizer.normalize(outcome.end), normalizer.normalize(outcome.restarted))
     if lines or outcome.restart_writes:
         lines = lines or [f'~ {name}' for name in outcome.restart_writes]
-        yield Violation('restart', 'A restart at rest changes something.', _limit(lines))
+        yield Violation('restart', 'A restart at rest changes objects.', _limit(lines))
 
 
 def _judge_deletion(outcome: Outcome, expected: Expectation) -> Iterator[Violation]:
-    likeness = expected.likeness
-    wanted, actual = likeness.flatten(expected.outcome.final), likeness.flatten(outcome.final)
+    normalizer = expected.normalizer
+    wanted, actual = normalizer.normalize(expected.outcome.final), normalizer.normalize(outcome.final)
     if lines := find_differences(wanted, actual):
-        yield Violation('leftovers', 'Not the same is left when all objects of the user are deleted.', _limit(lines))
+        text = 'After the deletion of all user objects, other objects are left than without the disturbance.'
+        yield Violation('leftovers', text, _limit(lines))
 
 
 def _add(names: Sequence[str]) -> tuple[str, ...]:

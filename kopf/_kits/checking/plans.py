@@ -1,8 +1,8 @@
 """
-Plans: what is done to an operator in one course, and when. A plan is small, readable, and the whole input of a course.
+Plans: the disturbance of one course, and its moment. A plan is a small readable file, and the whole input of a course.
 
-A request is identified by its verb, its resource, and its number among such requests. So a plan stays meaningful when
-the operator is changed: a number among all requests would not.
+A request is identified by its verb, its resource, and its number among the requests with this verb and resource. So a
+plan stays valid when its author changes other parts of the operator; a number among all requests would not.
 """
 
 import dataclasses
@@ -14,12 +14,12 @@ ORDINALS = {1: 'first', 2: 'second', 3: 'third'}
 
 
 class PlanError(ValueError):
-    """Raised when a file is not a plan; the message says why."""
+    """Raised when a file is not a plan; the message has the reason."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Moment:
-    """A request of the operator, with which the disturbance begins."""
+    """A request of the operator at which a disturbance begins."""
 
     verb: str
     resource: str
@@ -28,7 +28,7 @@ class Moment:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What requests of the same kind have in common."""
+        """The verb and the resource: moments with the same key are distinguished by their numbers."""
         return self.verb, self.resource, self.subresource
 
     def __str__(self) -> str:
@@ -39,7 +39,7 @@ class Moment:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Target:
-    """An object; instead of names that differ in each course, it has the number of the object among those."""
+    """An object, by its name; if the name is generated in each course, by its number among such objects."""
 
     resource: str
     namespace: str = ''
@@ -67,42 +67,42 @@ class Plan:
     """
     One disturbance at one point of the course.
 
-    Without ``do``, nothing is disturbed: the edits alone are tried.
+    Without ``do``, there is no disturbance: the course has only the edits.
     """
 
     seed: int = 1
     do: str = ''
     """The disturbance: a name in `disturbances.ACTIONS`."""
     request: Moment | None = None
-    """The request with which it begins."""
+    """The request at which the disturbance begins."""
     when: str = 'before'
     """
-    Whether it begins ``before`` the request, when it is done but not answered (``unanswered``), or ``after``.
+    When the disturbance begins: ``before`` the request, before its response (``unanswered``), or ``after`` both.
 
-    For disturbances at rest, ``away`` means that the operator is killed before, and started again after it.
+    For disturbances at rest, ``away`` means that the operator is killed before it, and restarted after it.
     """
     step: int | None = None
-    """The write of the scenario before which it begins; 0 is the rest after all of them, and after the edits."""
+    """The number of the user's write before which it begins; 0 is the moment at rest after all writes and edits."""
     target: Target | None = None
-    """The object or the resource that is disturbed."""
+    """The object or the resource that the disturbance concerns."""
     status: int = 0
-    """The status of the error."""
+    """The HTTP status of the injected error."""
     times: int = 1
-    """How many such requests fail."""
+    """The number of such requests that fail."""
     seconds: float = 0
     """The duration of the disturbance."""
     edits: tuple[Edit, ...] = ()
-    """What the user does at rest, after the scenario."""
+    """The edits that the user makes at rest, after the scenario."""
     fresh: bool = False
-    """Whether the objects are created with the edits, instead of being edited later."""
+    """Whether the user creates the objects with the edits included, instead of editing them later."""
     restart: bool = False
-    """Whether the operator is restarted at rest, which must change nothing."""
+    """Whether the operator is restarted at rest; a restart must change nothing."""
     without: tuple[int, ...] = ()
-    """The numbers of the loaded objects that are left out."""
+    """The numbers of the loaded objects that this course omits."""
 
     @property
     def is_disturbing(self) -> bool:
-        """True if something happens at some point, besides the edits at rest."""
+        """True if the plan has a disturbance at a certain moment, in addition to the edits at rest."""
         return self.request is not None or self.step is not None
 
     @classmethod
@@ -140,7 +140,7 @@ class Plan:
         return cls(**fields)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the plan as it is written to a file: without what is as by default."""
+        """Return the fields of the plan for its file, without those that have their default values."""
         fields = {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)

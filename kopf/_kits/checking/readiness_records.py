@@ -1,4 +1,4 @@
-"""Whether objects say that they are Ready before the operator has made all of their children."""
+"""A record of children that are created after their owner has become Ready, which is too late."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -13,10 +13,10 @@ class ReadinessRecord:
         self._known: set[str] = set()
         self._ready: set[str] = set()
         self.early: list[str] = []
-        """The children that were created when their owners were Ready already."""
+        """The children that were created although their owners were Ready already."""
 
     def note(self, objects: Iterable[StoredObject]) -> None:
-        """Called after each write with all objects that are there."""
+        """Called after each write with all existing objects."""
         items = {item.body['metadata']['uid']: item for item in objects}
         for uid, item in items.items():
             owners = item.body['metadata'].get('ownerReferences') or ()
@@ -27,7 +27,11 @@ class ReadinessRecord:
 
 
 def is_ready(body: Mapping[str, Any]) -> bool:
-    """Check whether the object says that its present generation is ready; without numbers, it is about the first."""
+    """
+    Check whether the Ready condition is true for the present generation of the object.
+
+    A status without ``observedGeneration`` is taken to be about the first generation.
+    """
     status = body.get('status')
     if not isinstance(status, Mapping) or not isinstance(status.get('conditions'), list):
         return False

@@ -1,4 +1,4 @@
-"""What users see of a check: its progress, what was found, and what could not be tried; also for machines (JUnit)."""
+"""The output of a check: its progress, its findings, and the parts that were impossible; as text or JUnit's XML."""
 
 import shlex
 from collections.abc import Iterable, Sequence
@@ -14,14 +14,14 @@ WIDTH = 100
 
 
 def describe(plan: Plan) -> str:
-    """Return what is done by a plan: one or two sentences."""
+    """Describe a plan in one or two sentences."""
     sentences = []
     if plan.edits and plan.do not in EDITING:
         verb = 'was created with' if plan.fresh else 'was edited at rest:'
         edits = ', and then '.join(map(str, plan.edits))
         sentences.append(f'{plan.edits[0].target} {verb} {edits}.')
     elif plan.fresh:
-        sentences.append('The objects were created at once as they are to be in the end.')
+        sentences.append('The objects were created with their final specs.')
     if plan.without:
         sentences.append(f'Of the loaded objects, {", ".join(f"#{number}" for number in plan.without)} were left out.')
     if plan.do:
@@ -42,7 +42,7 @@ def _describe_action(plan: Plan) -> str:
         case 'drop':
             return 'The connection broke off before the request was done'
         case 'lose':
-            return 'The connection broke off when the request was done, but not answered'
+            return 'The connection broke off after the request was done, but before its response'
         case 'delay':
             return f'The request was done only {plan.seconds:g} s later'
         case 'freeze':
@@ -63,7 +63,11 @@ def _describe_action(plan: Plan) -> str:
             return f'The user deleted {plan.target} and created it again'
 
 
-_WHEN = {'before': 'before {} was done', 'unanswered': 'when {} was done, but not answered', 'after': 'after {}'}
+_WHEN = {
+    'before': 'before {} was done',
+    'unanswered': 'after {} was done, but before its response',
+    'after': 'after {}',
+}
 
 
 def _describe_time(plan: Plan) -> str:
@@ -72,7 +76,7 @@ def _describe_time(plan: Plan) -> str:
         return f'at {plan.request}' if at_once else _WHEN[plan.when].format(plan.request)
     if plan.step:
         return f'before write {plan.step} of the user, and during it'
-    return 'while no operator was there, at rest' if plan.when == 'away' else 'at rest'
+    return 'while no operator was running, at rest' if plan.when == 'away' else 'at rest'
 
 
 def format_finding(number: int, finding: Finding, command: str) -> str:

@@ -1,8 +1,8 @@
 """
-What a user may write into the spec of an object, by its schema and its present values.
+Edits that a user can make in the spec of an object, derived from its schema and its present values.
 
-Values at the limits and beyond the usual are tried: zero, nothing, the other alternatives. What is not in the schema is
-known from the present values alone. Values that the API refuses are found by trying.
+The edits use extreme values: the limits, zero, empty values, the other alternatives. For fields that the schema does
+not describe, they vary the present values. If the API refuses a value, its plan is skipped.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from kopf._kits.definitions.schema_extensions import INT_OR_STRING
 
 MAX_DEPTH = 4
 MAX_STEP = 3
-"""How far numbers without limits are changed: large ones would mean thousands of children."""
+"""The largest change of a number without limits: larger numbers could mean thousands of children."""
 
 _EMPTY: Mapping[str, Any] = {}
 
@@ -32,7 +32,7 @@ def iter_edits(target: Target, body: Mapping[str, Any], schema: Mapping[str, Any
 
 
 def revert(edit: Edit, body: Mapping[str, Any]) -> Edit:
-    """Return the edit that brings the fields back to what they are in the object."""
+    """Return the edit that restores the fields to their values in the object."""
     return Edit(edit.target, _revert(edit.patch, body))
 
 
@@ -67,7 +67,7 @@ def _iter_changes(
 
 
 def _iter_values(present: Any, schema: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield other values for a field: those that are most often forgotten first."""
+    """Yield other values for a field, beginning with those that operators handle wrongly most often."""
     if schema.get('enum'):
         yield from schema['enum']
         return
@@ -116,11 +116,11 @@ def _iter_texts(present: Any, schema: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _iter_similar(present: str, pattern: str) -> Iterator[str]:
-    """Yield texts that are likely to be accepted, too; what is not, is refused by the API, and not tried further."""
+    """Yield similar texts, which the API probably accepts; it refuses the others, and their plans are skipped."""
     last = present[-1]
     candidates = [present[:-1] + ('2' if last != '2' else '3')] if last.isdigit() else []
     for text in [*candidates, *([f'{present}{last}', present[:-1]] if pattern else [])]:
-        with contextlib.suppress(re.error):  # not all patterns are those of Python
+        with contextlib.suppress(re.error):  # some patterns of ECMA 262 are invalid in Python
             if re.search(pattern, text):
                 yield text
 
@@ -143,7 +143,7 @@ def _iter_lists(present: Any, schema: Mapping[str, Any]) -> Iterator[list[Any]]:
 
 
 def _iter_objects(present: Any, schema: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield an object with all the required properties, if there is none yet."""
+    """Yield an object with all required properties, if the field is unset."""
     if not isinstance(present, Mapping):
         properties: Mapping[str, Any] = schema.get('properties') or _EMPTY
         filled = {name: _get_sample(properties.get(name) or _EMPTY) for name in schema.get('required') or properties}

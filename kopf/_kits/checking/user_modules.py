@@ -1,10 +1,10 @@
 """
-The modules of the operator's author, as a process that is started again would import them: anew.
+The modules of the operator's author, which are imported again for each operator, as in a restarted process.
 
-Those with handlers are imported again for each operator of a course; otherwise, the second one would have none. So are
-the modules that have imported these. The other modules stay: they can stand for what is outside of the operator, such
-as a simulated cloud, which a killed operator leaves as it is. Modules that were imported before the first operator was
-started stay in any case.
+Modules with handlers are imported again for each operator of a course, since a second operator would have no handlers
+otherwise. The same holds for the modules that have imported these. Other modules stay: they can simulate systems
+outside of the operator, such as a cloud, whose state survives the operator. Modules that were imported before the
+first operator was started always stay.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ class UserModules:
 
     @contextlib.contextmanager
     def loading(self, registry: OperatorRegistry) -> Iterator[None]:
-        """Forget the modules with handlers for the time when an operator is loaded into the registry."""
+        """Remove the modules with handlers from ``sys.modules``, so that the block imports them again."""
         for name in self._stale:
             sys.modules.pop(name, None)
         yield
@@ -63,7 +63,7 @@ def _is_users(module: ModuleType) -> bool:
 
 
 def _refers(module: ModuleType, names: set[str]) -> bool:
-    """Check whether the module has imported one of the others, or something of it."""
+    """Check whether the module has imported one of the others, or an object from it."""
     return any(_get_origin(value) in names for value in list(vars(module).values()))
 
 

@@ -1,1 +1,1 @@
-"""CRDs made from classes, and compared with their former versions."""
+"""Tools that make CRDs from classes, and compare CRDs with their former versions."""

@@ -1,8 +1,8 @@
 """
 Changes of CRDs that break stored objects or clients: `find_breaking_changes`.
 
-An object that was valid must stay valid and keep its fields, and a client that worked must still work. So a schema must
-not become stricter, lose a field, or change a type; versions and names must stay.
+Stored objects must stay valid and keep their fields, and existing clients must still work. So a schema must not become
+stricter, lose a field, or change a type; versions and names must stay.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,9 +20,9 @@ class BreakingChange(NamedTuple):
     """A change that breaks stored objects or clients."""
 
     place: str
-    """The name of the CRD, the version, and the path of the field, as far as they apply."""
+    """The name of the CRD, the version, and the path of the field; the last two only if the change concerns them."""
     text: str
-    """What has changed, and what it breaks."""
+    """The change and its consequence: one sentence."""
 
     def __str__(self) -> str:
         return f"{self.place}: {self.text}"
@@ -36,14 +36,14 @@ def find_breaking_changes(
     Yield the changes between two sets of CRDs that break stored objects or clients.
 
     Args:
-        old: the CRDs of which objects exist.
-        new: the CRDs that are to replace them.
+        old: the CRDs of the stored objects.
+        new: the CRDs that will replace them.
     """
     known = {crd['metadata']['name']: crd for crd in new}
     for crd in old:
         name = crd['metadata']['name']
         if name not in known:
-            yield BreakingChange(name, "the CRD is gone; its objects would be deleted with it.")
+            yield BreakingChange(name, "the CRD is removed; the API server would delete its objects.")
         else:
             yield from _compare_crds(name, crd['spec'], known[name]['spec'])
 
@@ -190,7 +190,7 @@ def _name_type(schema: Mapping[str, Any]) -> str:
 
 
 def _accepts(wider: str, narrower: str) -> bool:
-    """Check whether all values of one type are valid for the other."""
+    """Check whether all values of the narrower type are also valid for the wider one."""
     return (
         wider == 'any'
         or (wider == 'number' and narrower == 'integer')

@@ -1,4 +1,4 @@
-"""What the command line does with declared kinds: ``kopf crd``, and ``kopf run --apply-crds``."""
+"""The commands for declared kinds: ``kopf crd``, and ``kopf run --apply-crds``."""
 
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
@@ -47,7 +47,7 @@ def print_crds(kinds: Collection[Kind], *, former: str | None) -> int:
 
 
 def dump_yaml(documents: Iterable[Mapping[str, Any]]) -> str:
-    """Return the objects as a stream of YAML documents; equal objects give equal texts."""
+    """Return the objects as a stream of YAML documents; the result is equal for equal objects."""
     import yaml
 
     class Dumper(yaml.SafeDumper):

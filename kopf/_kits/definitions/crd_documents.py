@@ -106,7 +106,7 @@ def _add_conditions(schema: Schema) -> None:
 
 
 def _order(schema: Schema) -> Schema:
-    """Return the schema with the keys of all nodes in the order in which they are read best."""
+    """Return the schema with the keys of all nodes in a readable order: the description and the type first."""
     nested: Schema = {}
     if 'properties' in schema:
         nested['properties'] = {name: _order(each) for name, each in schema['properties'].items()}
@@ -150,7 +150,10 @@ def _find_type(schema: Schema | None) -> str:
 
 def _find_field(schema: Schema, path: str, what: str, kind: Kind) -> Schema | None:
     """
-    Return the schema of the field with this path; ``None`` if the path is not only of names, or leads into any value.
+    Return the schema of the field with this path.
+
+    The result is ``None`` if the schema cannot tell whether the field exists: the path has indices or filters, or it
+    leads into a value without known properties.
 
     Raises:
         ModelError: if the schema has no such field.

@@ -1,9 +1,9 @@
 """
 Conversion of JSON schemas, as pydantic and msgspec make them, to the structural schemas of CRDs.
 
-Structural schemas have no references, one type a field, and no types inside of ``anyOf``. See "Models" in the
-documentation for what each Python type becomes. What cannot be expressed is an error that names the attribute; what is
-only checked less strictly by the API server than by the model is a warning.
+Structural schemas have no references, one type per field, and no types inside of ``anyOf``. "Models" in the
+documentation lists the schema of each Python type. If a structural schema cannot express a type, the conversion raises
+an error that names the attribute. If the API server only checks a value less strictly than the model, it warns.
 """
 
 import json
@@ -60,7 +60,7 @@ class _Converter:
     The conversion of one schema.
 
     Args:
-        definitions: the schemas that references lead to, by their names.
+        definitions: the schemas that references can refer to, by their names.
         model: the name of the class, for messages.
         warn: called with messages.
     """
@@ -73,7 +73,7 @@ class _Converter:
 
     def convert(self, node: Any, path: tuple[str, ...]) -> Schema:
         """Return the structural schema of the field with this path."""
-        if not isinstance(node, Mapping):  # true is any value; false is none, which no model has
+        if not isinstance(node, Mapping):  # true permits any value; models never contain false, which permits none
             return self._any()
         if (reference := node.get('$ref')) is not None:
             return self._follow(str(reference), node, path)
@@ -183,7 +183,7 @@ class _Converter:
             if schema['items'].get('type') in ('string', 'integer', 'number', 'boolean'):
                 schema[LIST_TYPE] = 'set'
             else:
-                self._warn(f"{self._name(path)}: the API server cannot check that items that are no scalars differ.")
+                self._warn(f"{self._name(path)}: the API server cannot check that non-scalar items are unique.")
         return schema
 
     def _limits(self, node: Mapping[str, Any], path: tuple[str, ...]) -> Schema:
@@ -219,7 +219,7 @@ class _Converter:
         return self._allow_null(united, path) if nullable else united
 
     def _allow_null(self, schema: Schema, path: tuple[str, ...]) -> Schema:
-        """Let the field be null. Enums must be replaced: the API server refuses nulls even if the enum has one."""
+        """Permit null for the field; replace its enum, because the API server refuses null even if the enum has it."""
         schema['nullable'] = True
         if (values := schema.pop('enum', None)) is None:
             return schema
@@ -227,7 +227,7 @@ class _Converter:
             rule = {'rule': f'self in {json.dumps(values)}', 'message': f"must be null or one of {json.dumps(values)}"}
             schema[RULES] = [*schema.get(RULES, ()), rule]
         elif 'pattern' not in schema:
-            # Why not a rule for texts, too? Patterns are also checked inside of unions, and cost no estimation.
+            # Why not a rule for strings, too? Patterns also work inside of unions, and have no estimated cost in CEL.
             schema['pattern'] = f"^({'|'.join(map(_escape, values))})$"
         return schema
 
@@ -247,7 +247,7 @@ class _Converter:
     def _unite_scalars(
         self, united: Schema, schemas: list[Schema], limits: list[Schema], path: tuple[str, ...]
     ) -> None:
-        # Limits of numbers do not concern texts, nor the other way round: so they can be beside each other.
+        # One schema can have limits for numbers and for strings: each kind of limit ignores values of other types.
         for schema, each in zip(schemas, limits, strict=True):
             if 'enum' in each or 'anyOf' in each or united.keys() & each.keys():
                 raise self._error(path, f"a union of {_name_types(schemas)} with values or limits", "one of the types")
@@ -295,7 +295,7 @@ class _Converter:
 
     def _join_fields(self, schemas: Sequence[Schema], path: tuple[str, ...], *, everywhere: bool = True) -> Schema:
         field = {**schemas[0]} if len(schemas) == 1 else self._join(schemas, path)
-        # A default of one alternative would be set by the server in objects of the others, too.
+        # Drop defaults that not all alternatives have: the API server would set them in objects of all alternatives.
         defaults = [each.get('default') for each in schemas]
         if not everywhere or any(each != defaults[0] for each in defaults):
             field.pop('default', None)
@@ -318,7 +318,7 @@ _TYPES: Mapping[type[Any], str] = {str: 'string', bool: 'boolean', int: 'integer
 
 
 def _escape(text: str) -> str:
-    """Return the text as a part of a pattern, with no other escapes than RE2 has."""
+    """Return a pattern for the literal text, with only such escapes as RE2 knows."""
     return re.sub(r'([][\\.+*?()|{}^$])', r'\\\1', text)
 
 
@@ -342,7 +342,7 @@ def _find_validations(schema: Schema) -> Schema:
 
 
 def _without_validations(schema: Schema) -> Schema:
-    """Return a structural schema without the parts that go into ``anyOf``."""
+    """Return a structural schema without the parts that are permitted inside of ``anyOf``."""
     kept = {key: value for key, value in schema.items() if key not in _VALIDATIONS}
     if 'properties' in kept:
         kept['properties'] = {key: _without_validations(each) for key, each in kept['properties'].items()}

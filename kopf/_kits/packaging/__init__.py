@@ -1,1 +1,1 @@
-"""What an operator needs to be developed and deployed: its permissions, its manifests, the files of a new project."""
+"""Tools for developing and deploying operators: permissions, manifests, the files of new projects."""

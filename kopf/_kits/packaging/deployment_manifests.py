@@ -1,7 +1,7 @@
 """
-The manifests of an operator: everything that a cluster needs to run it, made from its handlers.
+The manifests of an operator, made from its handlers: all objects that a cluster needs to run it.
 
-Equal handlers and options give equal objects, so that the manifests can be committed and compared. Specified in the
+The result is equal for equal handlers and options, so that it can be committed and compared. Specified in the
 documentation's "Projects and manifests".
 """
 
@@ -17,11 +17,11 @@ PROBES_PORT = 8080
 METRICS_PORT = 9090
 WEBHOOKS_PORT = 9443
 USER = 65534
-"""The number of the user without rights that exists in all images."""
+"""The uid of an unprivileged user, which is the same in all images."""
 
 
 class Options(NamedTuple):
-    """What is to be deployed, and how."""
+    """The options of a deployment."""
 
     name: str
     """The name of the operator, and of all its objects."""
@@ -29,7 +29,7 @@ class Options(NamedTuple):
     """The namespace where it runs."""
     image: str
     paths: Sequence[str] = ()
-    """The files with handlers, as they are named in the image."""
+    """The files with handlers, by their paths in the image."""
     modules: Sequence[str] = ()
     """The modules with handlers."""
     namespaces: Sequence[str] = ()
@@ -49,8 +49,8 @@ def make_manifests(
 
     Args:
         registry: the handlers.
-        crds: the CRDs of the declared kinds and others that the handlers name; they are not among the results.
-        options: what is to be deployed, and how.
+        crds: the CRDs of all resources that handlers name; the result does not contain them.
+        options: the options of the deployment.
 
     Raises:
         UnknownResourceError: if a handler names a resource that is not known.
@@ -140,7 +140,7 @@ def make_command(options: Options, *, elected: bool) -> list[str]:
         'kopf',
         'run',
         *scope,
-        # One replica works at a time without peerings, too, and the roles permit none.
+        # The deployment has one active replica, so peerings are needless, and its roles do not permit them.
         '--standalone',
         f'--liveness=http://0.0.0.0:{PROBES_PORT}/healthz',
         *(['--leader-election'] if elected else []),
@@ -169,7 +169,7 @@ def _make_deployment(options: Options, *, called: bool, elected: bool) -> dict[s
             'readOnlyRootFilesystem': True,
             'capabilities': {'drop': ['ALL']},
         },
-        # Certificates of webhooks and parsed kubeconfigs are in temporary files; the root filesystem is read-only.
+        # The framework writes certificates and kubeconfigs to temporary files, and the root filesystem is read-only.
         'volumeMounts': [{'name': 'tmp', 'mountPath': '/tmp'}],
     }
     pod = {
@@ -184,7 +184,7 @@ def _make_deployment(options: Options, *, called: bool, elected: bool) -> dict[s
         'containers': [container],
         'volumes': [{'name': 'tmp', 'emptyDir': {}}],
     }
-    # Without an election, two operators would handle the same objects for the moment of an update.
+    # Without an election, a rolling update would let two operators handle the same objects for a moment.
     strategy = {'type': 'RollingUpdate'} if elected else {'type': 'Recreate'}
     spec = {
         'replicas': options.replicas,
@@ -196,7 +196,7 @@ def _make_deployment(options: Options, *, called: bool, elected: bool) -> dict[s
 
 
 def _make_network_policy(options: Options, *, called: bool) -> dict[str, Any]:
-    """Return the policy of what may connect to the operator; it may connect to anything itself."""
+    """Return a policy that permits connections only to the ports of the operator, and all connections from it."""
     ports = [PROBES_PORT, *([WEBHOOKS_PORT] if called else []), *([METRICS_PORT] if options.monitoring else [])]
     spec = {
         'podSelector': {'matchLabels': _label(options)},

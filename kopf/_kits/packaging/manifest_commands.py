@@ -31,7 +31,7 @@ def print_manifests(
 
     Args:
         registry: the handlers.
-        options: what is to be deployed, and how.
+        options: the options of the deployment.
         crds: files or folders with CRDs that are not declared as classes.
         kustomize: the folder for kustomize.
         helm: the folder for a chart for Helm.

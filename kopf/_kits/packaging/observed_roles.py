@@ -1,8 +1,8 @@
 """
-Roles of what operators have really requested: for ``pytest --kopf-rbac=role.yaml``.
+Roles with exactly the permissions that operators have used in tests: for ``pytest --kopf-rbac=role.yaml``.
 
-Sandboxes remember the requests that come over the network: from operators, with all of their clients. What tests
-request through the sandbox itself does not come over the network, so it is not included.
+Sandboxes record all requests that come over the network: from operators, and from the clients of their handlers. Tests
+call the methods of the sandbox directly, so their own requests are not included.
 """
 
 import pathlib
@@ -31,14 +31,14 @@ class Request(Protocol):
 
 
 def find_needed(requests: Iterable[Request]) -> set[Needed]:
-    """Return what these requests need; the discovery needs nothing."""
+    """Return the permissions that these requests need; discovery requests need none."""
     needed: set[Needed] = set()
     for request in requests:
         if not request.resource or request.resource in _OPEN:
             continue
         resource = f'{request.resource}/{request.subresource}' if request.subresource else request.resource
         needed.add((request.group, resource, request.verb))
-        # Reading begins with a list or with a watch that lists, depending on the server and on what was before.
+        # Grant list and watch together: it depends on the server whether an operator lists or only watches.
         if request.verb in _READING:
             needed |= {(request.group, resource, verb) for verb in _READING}
         # A server-side apply that creates the object needs this permission, too.
@@ -48,7 +48,7 @@ def find_needed(requests: Iterable[Request]) -> set[Needed]:
 
 
 def make_role(needed: Iterable[Needed], name: str) -> dict[str, Any]:
-    """Return a cluster role of what is needed; the same requests give the same role."""
+    """Return a cluster role with these permissions; the result is equal for equal permissions."""
     verbs: dict[tuple[str, str], set[str]] = {}
     for group, resource, verb in needed:
         verbs.setdefault((group, resource), set()).add(verb)
@@ -77,5 +77,5 @@ def write_role(path: pathlib.Path, needed: Iterable[Needed]) -> None:
     """
     from kopf._kits.definitions.crd_commands import dump_yaml
 
-    head = "# The role that the tests have really needed, made by `pytest --kopf-rbac`.\n"
+    head = "# The permissions that the tests have used; made by `pytest --kopf-rbac`.\n"
     path.write_text(head + dump_yaml([make_role(needed, path.stem)]))

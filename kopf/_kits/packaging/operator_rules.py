@@ -1,8 +1,8 @@
 """
-The permissions of an operator, as its handlers need them: `list_rules`.
+The permissions that an operator needs for its handlers: `list_rules`.
 
-The handlers name resources in many ways, and roles need API groups and plural names. There is no cluster to ask, so the
-resources are those that clusters have by themselves, those of declared kinds, and those of given CRDs.
+Handlers name resources in many ways, but roles need API groups and plural names. The command has no cluster to ask. So
+it looks them up among the built-in resources of Kubernetes, the declared kinds, and the given CRDs.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -15,7 +15,7 @@ from kopf._core.intents.role_rules import Rule, list_general_rules, list_handler
 
 
 class UnknownResourceError(ExplainedError):
-    """A handler names a resource that no cluster has by itself, and no CRD defines."""
+    """Raised when a handler names a resource that is neither built into Kubernetes nor defined by a CRD."""
 
 
 def list_rules(
@@ -26,11 +26,11 @@ def list_rules(
     elected: bool = False,
 ) -> list[Rule]:
     """
-    Return the permissions that the framework needs for the handlers, without what the handlers do themselves.
+    Return the permissions that the framework needs for the handlers, without those for the handlers' own requests.
 
     Args:
         registry: the handlers.
-        crds: the CRDs of the resources that are not known by themselves; those of declared kinds are included.
+        crds: the CRDs of the resources that are not built in, those of declared kinds included.
         clusterwide: whether the operator serves the whole cluster, instead of some namespaces.
         elected: whether replicas elect a leader.
 
@@ -62,14 +62,14 @@ def _select(selector: Selector, known: Collection[Resource], where: str) -> Coll
         raise UnknownResourceError(
             f"{where}: kopf.EVERYTHING would need all permissions. Name the resources, or write the role by hand."
         )
-    # The versions do not matter for roles.
+    # Roles have no versions.
     return sorted(
         {(each.group, each.plural): each for each in found}.values(), key=lambda each: (each.group, each.plural)
     )
 
 
 def _list_builtins() -> Iterator[Resource]:
-    # The sandbox has the list of the kinds of clusters. It is needed only by commands, so it is imported here.
+    # The sandbox has the list of built-in kinds. It is imported here, because only commands need it.
     from kopf._kits.testing.kinds.kinds import builtin_kinds
 
     for kind in builtin_kinds(lambda group, plural: None):

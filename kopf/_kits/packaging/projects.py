@@ -1,4 +1,4 @@
-"""New projects: ``kopf init`` writes an operator with a kind, a test, and an image, which runs and passes at once."""
+"""New projects: ``kopf init`` writes an operator with a kind, a test that passes, and a Dockerfile."""
 
 import pathlib
 import re

@@ -129,11 +129,15 @@ def test_calls_that_are_made_twice_are_found(check, kopf_chaos, tmp_path):
         (RANDOM_NAMES, "+ configmaps default/#2"),
         (
             FALSY,
-            "was edited at rest: spec.size = 0.\n   The operator comes to another end than without that.\n       ~ ",
+            "was edited at rest: spec.size = 0.\n"
+            "   The operator reaches another end state than without the disturbance.\n       ~ ",
         ),
-        (UNADOPTED, "Objects are left when all of the user are deleted.\n       + configmaps default/w1"),
+        (UNADOPTED, "Objects are left after the deletion of all user objects.\n       + configmaps default/w1"),
         (RESTLESS, "The operator does not come to rest: "),
-        (UNREPAIRED, "Another client deleted configmaps default/w1, at rest.\n   The operator comes to another end"),
+        (
+            UNREPAIRED,
+            "Another client deleted configmaps default/w1, at rest.\n   The operator reaches another",
+        ),
     ],
     ids=["random names", "falsy", "unadopted", "restless", "unrepaired"],
 )

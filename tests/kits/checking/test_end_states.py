@@ -1,6 +1,6 @@
 """States of different courses: what differs by itself is left out, all else is told."""
 
-from kopf._kits.checking.end_states import Likeness, State, StoredObject, find_differences
+from kopf._kits.checking.end_states import Normalizer, State, StoredObject, find_differences
 
 
 def make_object(resource, name, uid="u", **fields):
@@ -10,8 +10,8 @@ def make_object(resource, name, uid="u", **fields):
 
 def compare(references, state, **options):
     """Compare the state with the first one of the references, which show what differs by itself."""
-    likeness = Likeness([references])
-    return find_differences(likeness.flatten(references[0], **options), likeness.flatten(state, **options))
+    normalizer = Normalizer([references])
+    return find_differences(normalizer.normalize(references[0], **options), normalizer.normalize(state, **options))
 
 
 def test_equal_states_have_no_differences():
@@ -70,7 +70,7 @@ def test_the_keys_of_mappings_outside_can_be_random():
 
 def test_different_numbers_of_objects_make_a_resource_incomparable():
     references = [State([make_object("pods", f"p{number}") for number in range(count)], {}) for count in (1, 3)]
-    assert Likeness([references]).unstable == {"pods"}
+    assert Normalizer([references]).unstable == {"pods"}
     assert compare(references, State([], {})) == []
 
 
@@ -94,9 +94,9 @@ def test_results_of_handlers_are_history():
     def make_state(**status):
         return State([make_object("webs", "x", status=status)], {})
 
-    likeness = Likeness([[make_state(create_fn=1, size=2)] * 2], frozenset({"create_fn", "update_fn"}))
+    normalizer = Normalizer([[make_state(create_fn=1, size=2)] * 2], frozenset({"create_fn", "update_fn"}))
     one, other = make_state(create_fn=1, size=2), make_state(create_fn=1, update_fn=3, size=2)
-    assert likeness.flatten(one) != likeness.flatten(other)
-    assert likeness.flatten(one, history=False) == likeness.flatten(other, history=False)
+    assert normalizer.normalize(one) != normalizer.normalize(other)
+    assert normalizer.normalize(one, history=False) == normalizer.normalize(other, history=False)
     nested = State([make_object("webs", "x", status={"create_fn/sub/sub": 1, "size": 2})], {})
-    assert likeness.flatten(one, history=False) == likeness.flatten(nested, history=False)
+    assert normalizer.normalize(one, history=False) == normalizer.normalize(nested, history=False)

@@ -6,7 +6,7 @@ import pytest
 
 from kopf._kits.checking.call_records import Call
 from kopf._kits.checking.courses import Facts, Outcome
-from kopf._kits.checking.end_states import Likeness, State, StoredObject
+from kopf._kits.checking.end_states import Normalizer, State, StoredObject
 from kopf._kits.checking.oracles import Expectation, Violation, judge, judge_undisturbed
 
 
@@ -17,7 +17,7 @@ def make_state(**sizes):
 
 
 REFERENCE = Outcome(end=make_state(x=1))
-LIKENESS = Likeness([[REFERENCE.end] * 2])
+LIKENESS = Normalizer([[REFERENCE.end] * 2])
 FAILED = Call("webs", "x", "create_fn", "failed", "no way")
 
 

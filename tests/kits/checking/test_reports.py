@@ -24,8 +24,8 @@ MOMENT = Moment(verb="create", resource="pods", number=2)
         ),
         (
             Plan(do="kill", when="unanswered", request=MOMENT),
-            "The operator was killed, and started again 1 s later, when the second request to create pods was done, "
-            "but not answered.",
+            "The operator was killed, and started again 1 s later, after the second request to create pods was done, "
+            "but before its response.",
         ),
         (
             Plan(do="error", status=500, times=12, request=MOMENT),
@@ -37,7 +37,7 @@ MOMENT = Moment(verb="create", resource="pods", number=2)
         ),
         (
             Plan(do="delete", step=0, when="away", target=Target(resource="pods", number=2)),
-            "Another client deleted pods #2, while no operator was there, at rest.",
+            "Another client deleted pods #2, while no operator was running, at rest.",
         ),
         (
             Plan(do="edit", when="before", request=MOMENT, edits=(EDIT,), without=(2,)),
@@ -56,13 +56,15 @@ def test_plans_are_described(plan, text):
 
 
 def test_reports_say_what_was_done_what_differs_and_how_to_run_it_again():
-    violation = Violation("end", "The operator comes to another end than without that.", ("+ pods default/#2",))
+    violation = Violation(
+        "end", "The operator reaches another end state than without the disturbance.", ("+ pods default/#2",)
+    )
     plan = Plan(do="lose", request=MOMENT)
     report = Report([(plan, [violation])], [Finding(plan, [violation], count=3)], ["Something."], seconds=6.0)
     assert format_report(report, ["kopf check app.py --plan kopf-check-1.yaml"]) == (
-        "1. The connection broke off when the request was done, but not answered, at the second request to create "
-        "pods.\n"
-        "   The operator comes to another end than without that.\n"
+        "1. The connection broke off after the request was done, but before its response, at the second request to "
+        "create pods.\n"
+        "   The operator reaches another end state than without the disturbance.\n"
         "       + pods default/#2\n"
         "   3 plans have shown it; this is the smallest.\n"
         "   Run it again: kopf check app.py --plan kopf-check-1.yaml\n\n"

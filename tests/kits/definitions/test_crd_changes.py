@@ -147,7 +147,7 @@ def test_a_harmless_change_is_not_reported(path, value):
 
 def test_a_crd_that_is_gone_is_found():
     [change] = find_breaking_changes([make_crd()], [])
-    assert str(change) == 'webapps.example.com: the CRD is gone; its objects would be deleted with it.'
+    assert str(change) == 'webapps.example.com: the CRD is removed; the API server would delete its objects.'
 
 
 def test_a_new_crd_breaks_nothing():
