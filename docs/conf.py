@@ -11,6 +11,8 @@ extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "settings_tables", "r
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = "kopf"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 
 # Docstrings mark code by single backquotes. All references to pages, sections and public names are checked.
 default_role = "code"

@@ -1,10 +1,12 @@
 """The pictures of the documentation that are made from the code: `python scripts/drawings.py` writes docs/pictures/.
 
 The architecture is what the modules import in fact: a box a package, an arc for all imports between two packages.
-The cycle of handling is drawn by hand, in code, so that both look alike. Every picture has
-a background of its own, so that it is legible on any page; browsers in dark mode get dark colours.
+The cycle of handling is drawn by hand, in code, so that both look alike. The chart of the speed is made from
+docs/performance.csv. Every picture has a background of its own, so that it is legible on any page; browsers in dark
+mode get dark colours.
 """
 
+import csv
 import dataclasses
 import html
 import pathlib
@@ -33,11 +35,12 @@ STYLE = """
     .users { fill: #fff4e0 } .kits { fill: #f3ecff } .core { fill: #e3f1ff } .cogs { fill: #e6f6ea }
     .dim { fill: #5c6475 } .arc { fill: none; stroke: #6f7d99 } .arrow { fill: #6f7d99; stroke: none }
     .line { fill: none; stroke: #6f7d99; stroke-width: 1.6 } .end { fill: #fff4e0 }
+    .theirs { fill: #c6ccda } .ours { fill: #2f7fc1 }
     @media (prefers-color-scheme: dark) {
       .page { fill: #16181d; stroke: #3a3f4b } .box { stroke: #8b98b5; fill: #20242d } text { fill: #e8eaf0 }
       .users { fill: #3a2f1b } .kits { fill: #2f2740 } .core { fill: #1d3147 } .cogs { fill: #1d3626 }
       .dim { fill: #a9b1c2 } .arc { stroke: #8b98b5 } .arrow { fill: #8b98b5 } .line { stroke: #8b98b5 }
-      .end { fill: #3a2f1b }
+      .end { fill: #3a2f1b } .theirs { fill: #4b5163 } .ours { fill: #4f9ad6 }
     }
     text { font-family: -apple-system, "Segoe UI", "DejaVu Sans", Arial, sans-serif; font-size: 13px }
     .name { font-weight: bold; font-size: 14px } .small { font-size: 11px }
@@ -173,7 +176,52 @@ def draw_cycle() -> str:
     return page(852, 452, "The cycle of handling: from a change of an object to its rest", parts)
 
 
-DRAWINGS = {"architecture.svg": draw_architecture, "cycle.svg": draw_cycle}
+# The rows of docs/performance.csv in the chart: how their names begin, and those of the rows that they belong to.
+BARS = [
+    ("10,000 objects with ``@kopf.on.event``", None, "CPU for an object, @kopf.on.event"),
+    ("2,000 objects created, with ``@kopf.on.create``", None, "CPU for an object, @kopf.on.create"),
+    ("the same: memory in the end", "30,000 of them: CPU", "Memory with 30,000 objects"),
+    ("2,000 daemons, idle: memory", None, "Memory for an idle daemon"),
+    ("3,000 objects with ``@kopf.index``", None, "Until 3,000 objects are indexed"),
+    ("the same (99 %)", "One change at a time: until its handler runs", "Until a handler runs (99 %)"),
+    ("the same: the time of one", "Validating webhooks: requests", "Response of a webhook (median)"),
+    ("Ready: from the start", None, "From the start to the first call"),
+]
+
+
+def find_row(rows: list[list[str]], name: str, owner: str | None) -> list[str]:
+    """Return the only row with this name, or the first one after the row of the owner."""
+    starts = [number for number, row in enumerate(rows) if row[0].startswith(owner or name)]
+    if len(starts) != 1:
+        raise SystemExit(f"docs/performance.csv has {len(starts)} rows that begin with {owner or name!r}")
+    return next(row for row in rows[starts[0] :] if row[0].startswith(name))
+
+
+def draw_speed() -> str:
+    """Draw the costs of an operator under this package, as parts of those under upstream kopf."""
+    with (ROOT / "docs" / "performance.csv").open(newline="") as file:
+        rows = list(csv.reader(file))
+    width, left, reach, top, pitch = 852, 284, 440, 66, 38
+    parts = [
+        text(24, 34, "What an operator costs, compared with upstream kopf", "name"),
+        text(width - 24, 34, "shorter is better", "dim", "end"),
+    ]
+    for number, (name, owner, label) in enumerate(BARS):
+        _, theirs, ours, ratio = find_row(rows, name, owner)
+        y = top + number * pitch
+        length = max(2.0, reach * float(ratio))
+        parts += [
+            text(left - 12, y + 18, label, "", "end"),
+            f'<rect class="theirs" x="{left}" y="{y}" width="{reach}" height="12" rx="2"/>',
+            f'<rect class="ours" x="{left}" y="{y + 14}" width="{length:g}" height="12" rx="2"/>',
+            text(left + reach + 8, y + 10, f"{theirs}  upstream", "small dim"),
+            text(left + length + 8, y + 24, f"{ours}  kopf", "small"),
+        ]
+    title = "What an operator costs under kopf and under upstream kopf: all values are in the table of performance"
+    return page(width, top + len(BARS) * pitch + 8, title, parts)
+
+
+DRAWINGS = {"architecture.svg": draw_architecture, "cycle.svg": draw_cycle, "speed.svg": draw_speed}
 
 
 def main() -> int:

@@ -48,6 +48,33 @@ def test_each_topic_has_its_page_with_something_to_run(topic):
     assert bool(page.lessons or page.shells) is (topic not in only_words)
 
 
+def test_the_comparisons_of_the_readme_and_of_the_site_are_the_same():
+    lines = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("|")]
+    shown = [cell.strip() for line in lines if not line.startswith("|---") for cell in line.strip("|").split("|")]
+    table = find_page("alternatives").read_text().partition(".. list-table::")[2].partition("\n\nCompared")[0]
+    cells = [cell.strip().replace("``", "`") for cell in re.findall(r"^   (?:\*| ) -(.*)$", table, re.MULTILINE)]
+    assert cells == shown
+    assert len(cells) > 60
+
+
+def test_the_figures_of_the_first_page_are_those_that_were_measured():
+    page = (DOCS / "index.rst").read_text()
+    measured = (DOCS / "performance.csv").read_text()
+    [fast] = re.findall(r"\*\*It is fast\.\*\*(.*?)\n\n", page, re.DOTALL)
+    figures = re.findall(r"[\d.]+ (?:MB|µs)", " ".join(fast.split()))
+    assert len(figures) == 4
+    assert all(f",{figure}," in measured for figure in figures)
+    words = {name: " ".join(find_page(name).read_text().split()) for name in ("reliability", "sandbox", "checking")}
+    for name, figure in [
+        ("reliability", "23,145"),
+        ("sandbox", "7,257"),
+        ("sandbox", "99.5 %"),
+        ("checking", "22 of 24"),
+    ]:
+        assert figure in " ".join(page.split())
+        assert figure in words[name]
+
+
 @pytest.mark.parametrize("module", [kopf, kopf.testing], ids=lambda module: module.__name__)
 def test_the_reference_has_all_public_names(module):
     text = find_page("api").read_text()

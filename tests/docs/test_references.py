@@ -64,8 +64,8 @@ def test_code_that_pages_include_exists() -> None:
             node = found[part]
 
 
-def test_the_readme_names_every_folder() -> None:
-    table = (ROOT / 'README.md').read_text()
+def test_the_guide_for_contributors_names_every_folder() -> None:
+    table = (ROOT / 'CONTRIBUTING.md').read_text()
     listed = subprocess.run(['git', 'ls-files'], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:
         pytest.skip("not a clone of the repository")
