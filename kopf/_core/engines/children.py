@@ -113,6 +113,11 @@ class ChildrenMemory:
             for path, truce in sorted(contest.find_truces(now).items())
         )
 
+    def find_contest_end(self, now: float) -> float | None:
+        """Return when the first contested field is to be applied again; ``None`` if there are none."""
+        ends = [contest.find_end(now) for contest in (self._contests or {}).values()]
+        return min((end for end in ends if end is not None), default=None)
+
     def note_kinds(self, kinds: frozenset[ChildKind]) -> None:
         """Remember the kinds that the annotation of the owner contains now."""
         self.kinds = kinds
@@ -285,6 +290,8 @@ class ChildrenRun:
                 raw = await self._send(key, sent, objects, replace=replace)
                 if before is not None and self.memory.has(key, mark):
                     self._count_restored(key, before, raw)
+                if (contest := self.memory.get_contest(key)) is not None:
+                    contest.note_applied(time.monotonic())
                 entry, known = digest_entry(raw, self.kinds.manager), objects.find(key.namespace, key.name)
                 # The equal digest in memory, if it is there, so that it takes its memory only once.
                 entry = known.entry if known is not None and known.entry == entry else entry
@@ -357,7 +364,7 @@ class ChildrenRun:
         """Count what other clients have taken or removed; begin to leave it to them if that is too often."""
         contest, now = self.memory.get_contest(key), time.monotonic()
         if known is None and key in self.memory and self.memory.get(key) is not WITHHELD:
-            lost = {WHOLE: UNKNOWN}
+            lost = {WHOLE: UNKNOWN} if contest is None or contest.is_new(WHOLE, UNKNOWN) else {}
         elif before is not None:
             lost = (contest or Contest()).find_losses(adopted, before, now)
         else:

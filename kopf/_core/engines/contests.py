@@ -59,10 +59,11 @@ class Truce(NamedTuple):
 class Contest:
     """The contested fields of one child. All times are arguments."""
 
-    __slots__ = ('_losses', '_removed', '_truces')
+    __slots__ = ('_counted', '_losses', '_removed', '_truces')
 
     def __init__(self) -> None:
         self._losses: dict[tuple[Path, str], tuple[float, ...]] = {}
+        self._counted: set[tuple[Path, str]] = set()  # the losses that are counted, and not restored yet
         self._removed: set[Path] = set()  # the fields that another client has removed at least once
         self._truces: dict[Path, Truce] = {}
 
@@ -77,7 +78,20 @@ class Contest:
         marks = [path for path in lost if path in _MARKS or path[:2] == ('f:metadata', 'f:ownerReferences')]
         if marks:
             lost[WHOLE] = lost[marks[0]]
-        return {path: manager for path, manager in lost.items() if path not in marks}
+        return {path: manager for path, manager in lost.items() if path not in marks and self.is_new(path, manager)}
+
+    def is_new(self, path: Path, manager: str) -> bool:
+        """
+        Check whether the loss is not counted yet.
+
+        If the API server refuses to restore the field, or is unavailable, each further attempt finds the same loss.
+        """
+        return (path, manager) not in self._counted
+
+    def note_applied(self, now: float) -> None:
+        """Called when the child is applied: all its fields are restored, except for those that are left to others."""
+        truces = self.find_truces(now)
+        self._counted = {(path, manager) for path, manager in self._counted if path in truces}
 
     def note_restored(self, before: Ownership, after: Ownership, manager: str, now: float) -> Mapping[Path, Truce]:
         """
@@ -88,14 +102,18 @@ class Contest:
         restored = {path for path in after.own if before.is_missing(path)}
         if not restored and before.own == after.own:
             # Only the time of the entry has changed: another client has applied other values under the same name.
-            return self.note({WHOLE: manager}, now)
-        found = restored - self._removed
-        self._removed |= found
-        return self.note(dict.fromkeys(found, UNKNOWN), now)
+            begun = self.note({WHOLE: manager}, now)
+        else:
+            found = restored - self._removed
+            self._removed |= found
+            begun = self.note(dict.fromkeys(found, UNKNOWN), now)
+        self.note_applied(now)
+        return begun
 
     def note(self, lost: Mapping[Path, str], now: float) -> Mapping[Path, Truce]:
         """Receive the fields that other managers have taken; return those that are left to them from now on."""
         begun: dict[Path, Truce] = {}
+        self._counted.update(lost.items())
         for path, manager in lost.items():
             former = self._truces.get(path)
             if former is not None and former.manager == manager and now < former.until + PERIOD:
@@ -109,6 +127,10 @@ class Contest:
                 duration = TRUCE
             begun[path] = self._truces[path] = Truce(manager, now + duration, duration)
         return begun
+
+    def find_end(self, now: float) -> float | None:
+        """Return when the first of the fields is to be applied again; ``None`` if none is left to others."""
+        return min((truce.until for truce in self.find_truces(now).values()), default=None)
 
     def find_truces(self, now: float) -> Mapping[Path, Truce]:
         """Return the fields that are left to other managers now."""

@@ -859,11 +859,21 @@ class Leveler:
         now = asyncio.get_running_loop().time()
         recurring = plan.digest != FIELDLESS
         planner.end(plan, outcome if is_served else None, now, held=thread is not None, recurring=recurring)
+        if is_served and recurring and outcome is not None and not (outcome.final and outcome.is_error):
+            self._plan_for_contests(plan, now)
         if thread is not None:
             # The thread cannot be stopped, so the next run waits for its end: a handler must not run twice at the same
             # time for one object.
             thread.add_done_callback(lambda _: planner.release(plan))
         plan.level.set_timer(self._levels)
+
+    @staticmethod
+    def _plan_for_contests(plan: HandlerPlan, now: float) -> None:
+        """Plan a run for contested fields: without it, they would be left to others until something changes."""
+        clock = time.monotonic()
+        until = None if plan.children is None else plan.children.find_contest_end(clock)
+        if until is not None:
+            plan.controller.planner.plan_by(plan, now + until - clock)
 
     def _make_cause(
         self,

@@ -304,6 +304,11 @@ class Planner:
             if plan.due_at is None or again_at <= plan.due_at:
                 plan.due_at, plan.due_reason = again_at, Trigger.AGAIN
 
+    def plan_by(self, plan: Plan, moment: float) -> None:
+        """Plan a run at this time, unless one is planned before."""
+        if plan.due_at is None or moment < plan.due_at:
+            plan.due_at, plan.due_reason = moment, Trigger.AGAIN
+
     def get_attempts(self, plan: Plan) -> int:
         """Return the number of failed attempts before the current run."""
         return plan.failures if plan.is_counted else plan.failures - 1

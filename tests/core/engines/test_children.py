@@ -780,6 +780,36 @@ async def test_a_child_that_was_left_alone_is_applied_again_later(world, family,
     assert child['data'] == {'key': 'value'} and len(family.writes()) == 3
 
 
+async def test_a_field_that_was_left_to_another_manager_is_applied_again_later(world, family, monkeypatch):
+    monkeypatch.setattr(contests, 'TRUCE', 0.5)
+    family.declare()
+    async with world.operator():
+        await world.create()
+        await fight(world, family, lambda number: family.change({'data': {'key': f'theirs-{number}'}}))
+        await family.until_written(*[('PATCH', 'child')] * 5)
+        child = await family.get()
+    assert child['data'] == {'key': 'value'} and world.called('fn')[-1]['reasons'] == {'again'}
+
+
+@pytest.mark.parametrize('change', [{'data': {'key': 'theirs'}}, None], ids=['edited', 'deleted'])
+async def test_attempts_to_restore_a_child_do_not_count_as_further_losses(world, family, monkeypatch, change):
+    monkeypatch.setattr(contests, 'MAX_LOSSES_OF_WHOLE', 3)
+    family.declare(conditions=True)
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn succeeded')
+        world.sandbox.faults.error(403, times=4, method='PATCH', resource='configmaps')
+        monkeypatch.setattr(children, 'REFUSAL_DELAY', 0.05)
+        if change is not None:
+            await family.change(change)
+        else:
+            await world.aio.delete('configmaps', 'child', namespace='default')
+        await world.until_called('fn succeeded', times=2)
+        child = await family.get()
+    assert child['data'] == {'key': 'value'} and len(family.writes()) == 6
+    assert not [text for text in world.log.texts if 'is contested by' in text]
+
+
 # Kinds that the code does not name any more, and remote children.
 
 

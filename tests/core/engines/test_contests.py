@@ -79,6 +79,28 @@ def test_fields_that_others_have_taken_are_not_removed_ones():
     assert not contest.find_losses(DESIRED, own(IMAGE), 1)
 
 
+def test_a_loss_counts_once_until_the_field_is_restored():
+    contest, theirs = Contest(), own(IMAGE, editor=REPLICAS)
+    assert contest.find_losses(DESIRED, theirs, 0) == {REPLICAS: 'editor'}
+    contest.note({REPLICAS: 'editor'}, 0)
+    assert not contest.find_losses(DESIRED, theirs, 1)  # the API server was unavailable
+    assert contest.find_losses(DESIRED, own(IMAGE, other=REPLICAS), 1) == {REPLICAS: 'other'}
+    contest.note_applied(2)
+    assert contest.find_losses(DESIRED, theirs, 3) == {REPLICAS: 'editor'}
+
+
+def test_a_field_that_is_left_to_others_is_lost_again_only_after_it_was_restored():
+    contest, theirs = Contest(), own(IMAGE, editor=REPLICAS)
+    for now in 0, 1, 2:
+        contest.note({REPLICAS: 'editor'}, now)
+        contest.note_applied(now)
+    end = contest.find_end(3)
+    assert end == 2 + TRUCE and contest.find_end(end) is None
+    assert not contest.find_losses(DESIRED, theirs, end)
+    contest.note_applied(end)
+    assert contest.find_losses(DESIRED, theirs, end) == {REPLICAS: 'editor'}
+
+
 def test_what_makes_an_object_a_child_is_never_left_to_others():
     contest = Contest()
     assert contest.find_losses(DESIRED, own(editor=OWNER), 0) == {WHOLE: 'editor'}
