@@ -107,7 +107,7 @@ async def run_activity(
                 if outcome.final:
                     outcomes[_make_unique(handler.id, outcomes)] = outcome
                 del outcome
-            # Slept even if the delay is zero: handlers that are retried at once must not block the event loop.
+            # Sleep even if the delay is zero: handlers that are retried at once must not block the event loop.
             await asyncio.sleep(_get_delay(states.values(), utcnow()))
         return outcomes
     finally:
@@ -115,7 +115,7 @@ async def run_activity(
 
 
 def _is_too_late(handler: Handler, outcome: Outcome, started: datetime.datetime) -> bool:
-    """Check whether the next attempt of a cleanup handler would come too late: then, the operator ends without it."""
+    """Check whether it is too late for another attempt of a cleanup handler, so that the operator ends without it."""
     if outcome.final or handler.retries is not None or handler.timeout is not None:
         return False
     return (utcnow() - started).total_seconds() + (outcome.delay or 0) > CLEANUP_LIMIT
@@ -129,7 +129,7 @@ _EFFECTS_OF_SLOWNESS = {
 
 @contextlib.contextmanager
 def _report_if_slow(handler: ActivityHandler, cause: ActivityCause) -> Iterator[None]:
-    """Log a warning if the handler still runs after `SLOW_CALL_DELAY`, for activities that others wait for."""
+    """Log a warning if the handler still runs after `SLOW_CALL_DELAY`, and the operator waits for the activity."""
     effect = _EFFECTS_OF_SLOWNESS.get(cause.activity)
     if effect is None:
         yield
@@ -146,12 +146,12 @@ def make_rules(context: OperatorContext, activity: Activity) -> Execution:
     """Return the rules for running the handlers of an activity."""
     rules = context.make_rules()
     return rules._replace(
-        # A pod is usually killed after 30 seconds, so the usual delay of 60 seconds would be the end of all attempts.
+        # A pod is usually killed after 30 seconds, so there would be no second attempt after the usual 60 seconds.
         default_backoff=CLEANUP_BACKOFF if activity is Activity.CLEANUP else rules.default_backoff,
         find_mistake=find_mistake if activity is Activity.STARTUP else None,
         permanent_errors=(
             PermanentError,
-            LoginError,  # not retried here: `get_credentials` decides whether the login is tried again as a whole
+            LoginError,  # not retried here: `get_credentials` decides whether the whole login is retried
             SystemExit,  # handlers call sys.exit(), e.g. if something is not configured
         ),
     )
@@ -163,7 +163,7 @@ _PACKAGE = str(pathlib.Path(__file__).parents[2]) + os.sep
 
 def find_mistake(handler: Handler, error: BaseException) -> str | None:
     """
-    Return the line of the mistake if the handler has failed because of a mistake in its code; ``None`` otherwise.
+    Return the location of the mistake if the handler has failed because of a mistake in its code; otherwise ``None``.
 
     A retry of such a handler would fail in the same way. Errors raised inside of libraries, and errors about ``None``,
     do not count as mistakes: they can depend on the response of a server. Handlers with ``retries`` or ``timeout`` are
@@ -178,7 +178,7 @@ def find_mistake(handler: Handler, error: BaseException) -> str | None:
     own, _, first = mistakes.locate(handler.fn).rpartition(':')
     places = [(own, int(first))] if first.isdecimal() else []
     # An error with any frame of a library counts as an error of the library. Otherwise, the mistake is in the innermost
-    # line of the user.
+    # frame, which belongs to the user.
     for frame, line in traceback.walk_tb(error.__traceback__):
         path = frame.f_code.co_filename
         if path == own or not path.startswith((_PACKAGE, *_get_libraries())):
@@ -198,7 +198,7 @@ def _is_refused_setting(error: BaseException) -> bool:
 
 
 def _get_libraries() -> list[str]:
-    import sysconfig  # not at the top: its import is slow, and mistakes are rare
+    import sysconfig  # why not at the top? its import is slow, and mistakes are rare
 
     return ['<frozen', *(sysconfig.get_path(name) for name in ('stdlib', 'platstdlib', 'purelib', 'platlib'))]
 
@@ -244,7 +244,7 @@ def get_credentials(outcomes: Mapping[HandlerId, Outcome]) -> dict[HandlerId, Cr
 
 
 def _get_error_type(outcomes: Mapping[HandlerId, Outcome]) -> type[LoginError]:
-    """Return the class of the error, which says whether a new login can succeed."""
+    """Return the class of the error: it depends on whether a new login can succeed."""
     failures = [outcome.exception for outcome in outcomes.values() if outcome.exception is not None]
     if all(
         isinstance(error, PermanentError | SystemExit)
@@ -259,7 +259,7 @@ def _get_exit_code(outcomes: Mapping[HandlerId, Outcome]) -> int:
     """Return the exit code: that of ``sys.exit()`` if a handler has called it, otherwise 1."""
     failures = [outcome.exception for outcome in outcomes.values() if outcome.exception is not None]
     codes = [(error.code or 0) if isinstance(error, SystemExit) else 1 for error in failures]
-    # The highest code, so that a handler that exits with zero does not hide the failure of another one.
+    # Return the highest code, so that a handler that exits with zero does not hide the failure of another one.
     return max((code if isinstance(code, int) else 1 for code in codes), default=1)
 
 

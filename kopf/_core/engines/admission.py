@@ -206,10 +206,10 @@ class AdmissionReviewer(Responder):
             raise ReviewError("The object is nested too deeply.") from None
         verdict = _Verdict()
         limit = time_limit_var.get()
-        # One deadline for all handlers: the API server limits the time of the whole request.
+        # All handlers share one deadline: the API server limits the time of the whole request.
         deadline = asyncio.get_running_loop().time() + limit
         for handler in handlers:
-            # One after another: they share one patch, which must have the order of the handlers.
+            # The handlers run one after another: they share one patch, which must have their order.
             if _is_asked(handler, cause):
                 await self._call(handler, cause, verdict, deadline, limit)
         return cast(
@@ -284,7 +284,7 @@ class AdmissionReviewer(Responder):
             self._warn_of_mistakes(handler, cause, outcome.result, was_patched=was_patched)
             del outcome  # see `Outcome.without_exception`
         except TimeoutError:
-            # Any other TimeoutError is not a timeout of the handler.
+            # A TimeoutError before the deadline was raised by the handler itself.
             if not timeout.expired():
                 raise
             failure = HandlerTimeoutError(f"{handler} has not answered within {limit:g} seconds.")
@@ -336,7 +336,7 @@ def _matches(handler: WebhookHandler, cause: WebhookCause, verdict: '_Verdict') 
     try:
         return filters.match(handler, cause)
     except filters.FilterError as error:
-        # Denied, not admitted: the handler, which cannot be called now, could have denied it.
+        # The request is denied: the handler could have denied it, but cannot be called without its filters.
         text = error.explain(handler)
         cause.logger.error("%s", text)
         verdict.add_failure(handler, Exception(text), cause)
@@ -354,7 +354,7 @@ def _is_asked(handler: WebhookHandler, cause: WebhookCause) -> bool:
 
 
 class _Refusal(NamedTuple):
-    """A denial because of an error of a handler. The response reports the one with the lowest rank."""
+    """A denial because of a handler's error. The response reports the denial with the lowest rank."""
 
     rank: int
     message: str
@@ -375,7 +375,7 @@ class _Verdict:
     def add_failure(self, handler: WebhookHandler, error: BaseException, cause: WebhookCause) -> None:
         """Deny the request because of a failed handler, or add a warning if its failures are ignored."""
         if handler.ignore_failures:
-            # The client would not see the failure otherwise: `kubectl` prints warnings.
+            # A warning makes the failure visible to the client: `kubectl` prints it.
             cause.warnings.append(f"{handler} has failed, which is ignored: {describe(error)}")
         else:
             self.refusals.append(_refuse(error))

@@ -1,5 +1,5 @@
 """
-Adoption of children: what an applied object gets in order to belong to its owner, and how its owner is found again.
+Adoption of children: the owner reference, labels, and annotations that link an applied object to its owner.
 
 A child in the namespace of its owner has an owner reference, so the garbage collector of the cluster deletes it with
 the owner. Such a reference must not point to another namespace, or from a cluster-scoped object into a namespace.
@@ -36,7 +36,7 @@ KEEP_ANNOTATION: Final = 'kopf.dev/keep'
 
 
 class ChildError(PermanentError):
-    """A child cannot be applied until the code, the object, or the child changes."""
+    """Raised if a child cannot be applied until the code, the object, or the child changes."""
 
 
 class ChildKey(NamedTuple):
@@ -51,14 +51,14 @@ class ChildKey(NamedTuple):
 
 
 class Adopter(NamedTuple):
-    """The object that adopts children, and who acts for it."""
+    """The object that adopts children, with the operator and the handler that apply them."""
 
     body: Body
     resource: Resource
     operator: str
     """The name of the operator, in the label of children that can be pruned."""
     handler: str | None
-    """The id of the handler, if children that it does not apply any more are to be deleted."""
+    """The id of the handler, if it prunes its children; otherwise ``None``."""
 
     def is_near(self, key: ChildKey) -> bool:
         """Check whether the child can have an owner reference to the object."""
@@ -74,7 +74,7 @@ def check_object(obj: Any, call: str = 'children.apply') -> dict[str, Any]:
         call: the name of the function that it is given to, for messages.
 
     Raises:
-        PermanentError: if it is no object, or a field is missing that identifies it.
+        PermanentError: if it is not an object, or an identifying field is missing.
     """
     raw = thirdparty.convert(obj)
     if not isinstance(raw, Mapping):
@@ -102,7 +102,7 @@ def find_key(desired: Mapping[str, Any], resource: Resource, owner: Body) -> Chi
     Return the key of the child. It is in the namespace of its owner, unless it has another one.
 
     Raises:
-        ChildError: if it needs a namespace and has none, or must not have one.
+        ChildError: if a namespace is missing, or is given for a cluster-scoped child.
     """
     metadata = desired['metadata']
     namespace, name = metadata.get('namespace'), metadata['name']
@@ -124,7 +124,7 @@ def find_key(desired: Mapping[str, Any], resource: Resource, owner: Body) -> Chi
 def adopt(desired: Mapping[str, Any], key: ChildKey, adopter: Adopter) -> dict[str, Any]:
     """Return the object with the namespace, the labels and annotations, and the owner reference."""
     owner = adopter.body.metadata
-    # The server refuses objects to apply with these, but users take objects from the API and change them.
+    # The API server refuses to apply objects with these fields, but users apply objects that they have read from it.
     given = {name: value for name, value in desired['metadata'].items() if name not in ('managedFields', 'uid')}
     metadata = {**given, 'name': key.name}
     if key.namespace is not None:
@@ -148,7 +148,7 @@ def adopt(desired: Mapping[str, Any], key: ChildKey, adopter: Adopter) -> dict[s
 
 def encode_strings(desired: Mapping[str, Any]) -> Mapping[str, Any]:
     """
-    Return the secret with its ``stringData`` in its ``data``; any other object as it is.
+    Return the secret with its ``stringData`` moved to its ``data``; return any other object unchanged.
 
     The API server does the same, but it records only ``stringData`` as the field of the manager. So another client
     could change the stored values without a trace in the managed fields.
@@ -157,7 +157,7 @@ def encode_strings(desired: Mapping[str, Any]) -> Mapping[str, Any]:
     if (desired['apiVersion'], desired['kind']) != ('v1', 'Secret') or not isinstance(given, Mapping):
         return desired
     if not all(isinstance(value, str) for value in given.values()):
-        return desired  # the server explains what is wrong
+        return desired  # the API server will explain the mistake
     encoded = {key: base64.b64encode(value.encode()).decode() for key, value in given.items()}
     rest = {key: value for key, value in desired.items() if key != 'stringData'}
     return {**rest, 'data': {**(desired.get('data') or {}), **encoded}}

@@ -1,8 +1,8 @@
 """
-The argument ``children`` of handlers that are not level-triggered: they apply objects without remembering them.
+The argument ``children`` of handlers that are not level-triggered: it applies objects, and keeps no state of them.
 
-Handlers of changes are called once for a change, so each call of `apply` is one request. Nothing is watched, compared
-or pruned. The kinds need not be declared: the API server is asked for each of them once.
+Handlers of changes are called once for a change, so each call of `apply` is one request. The children are neither
+watched, compared, nor pruned. The kinds need not be declared: discovery finds each kind once.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from kopf._core.intents.causes import ResourceCause
 
 
 class _Applying:
-    """What one call of a handler does to the children of its object."""
+    """The children that one call of a handler applies for its object."""
 
     __slots__ = ('_cause', '_operator')
 

@@ -1,10 +1,10 @@
 """
 Detection of blocking calls: report the handler and the line that block the event loop, and the remedy.
 
-A blocking call in an async handler is the most frequent mistake with asyncio, and the hardest to find, as all other
-handlers become slow. A monitor in another thread notices that the loop is stuck; this module reads the stack of the
-loop's thread to find the line. As long as nothing blocks the loop, this costs nothing, unlike the debug mode of
-asyncio, which measures every callback. Specified in the documentation's "Async".
+A blocking call in an async handler is the most frequent mistake with asyncio. It is hard to find, because all handlers
+become slow, not only that one. A monitor in another thread notices that the loop is stuck; this module reads the stack
+of the loop's thread to find the line. Why not the debug mode of asyncio? It measures every callback, whereas the
+monitor costs nothing until the loop is stuck. Specified in the documentation's "Async".
 """
 
 import asyncio

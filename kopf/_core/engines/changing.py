@@ -40,7 +40,7 @@ class Step:
         state: the progress of all handlers of the cycle.
         rules: how handlers are run.
         lifecycle: the function that picks the handlers.
-        is_halted: checks whether the operator has to begin nothing new, as it pauses.
+        is_halted: checks whether the operator is pausing, so that no further handler may begin.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Step:
         self.outcomes: dict[HandlerId, Outcome] = {}
 
     def narrowed(self, parent: ChangingHandler) -> 'Step':
-        """Return the step for the sub-handlers: if the parent is declared for a field, so are they."""
+        """Return the step for the sub-handlers: they inherit the field that the parent is declared for."""
         if not parent.field:
             return self
         step = Step(self.cause.narrowed(parent.field), self.state, self.rules, self.lifecycle, self._is_halted)
@@ -71,8 +71,8 @@ class Step:
         """Run the handlers that the lifecycle picks, one after another, and store their outcomes in the state."""
         pick = lifecycle if lifecycle is not None else self.lifecycle
         for number, handler in enumerate(pick(due, **self._get_kwargs_of(pick))):
-            # The operator can have paused since the step began. Another one waits for the running handler only, and
-            # takes over the rest.
+            # The operator can have paused since the step began. The operator that takes over waits only for the
+            # handler that is running, and runs the remaining ones itself.
             if number and self._is_halted():
                 break
             outcome = await self._run_one(handler)

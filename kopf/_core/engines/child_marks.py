@@ -1,10 +1,10 @@
 """
-Marks on the owner of children: which kinds of children it has or had, and whether the operator must delete some.
+Marks on the owner of children: the kinds of its children, and a finalizer if the operator must delete some of them.
 
-The kinds are in an annotation, so that the children of a kind are pruned even if the code does not name the kind any
-more. Children that the garbage collector does not delete, because they cannot have an owner reference, need
-a finalizer: the operator deletes them before the owner is gone. Both are written before the first child of a kind is
-created, not after it: otherwise, a crash in between would leave a child that the operator cannot find again.
+An annotation lists the kinds, so that the children of a kind are pruned even if a newer version of the operator does
+not name the kind any more. Children without an owner reference are not deleted by the garbage collector. They need
+a finalizer: the operator deletes them before the owner. Both marks are written before the first child of a kind is
+created: otherwise, a crash in between would leave a child that the operator cannot find again.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -28,13 +28,13 @@ _REMOTE: Final = '*/'
 
 
 class ChildKind(NamedTuple):
-    """A kind of children, as it is remembered on the owner."""
+    """A kind of children in the annotation of the owner."""
 
     group: str
     version: str
     plural: str
     is_remote: bool
-    """Whether there are, or were, children that the garbage collector does not delete."""
+    """Whether there are, or were, children of this kind that the garbage collector does not delete."""
 
     def __str__(self) -> str:
         names = [self.group, self.version, self.plural] if self.group else [self.version, self.plural]
@@ -42,7 +42,7 @@ class ChildKind(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> 'ChildKind | None':
-        """Return the kind of such a text; ``None`` if it is another text."""
+        """Return the kind from its text in the annotation; ``None`` if the text is malformed."""
         names = text.removeprefix(_REMOTE).split('/')
         if len(names) not in (2, 3) or not all(names):
             return None
@@ -55,27 +55,27 @@ class ChildKind(NamedTuple):
         return cls(resource.group, resource.version, resource.plural, is_remote)
 
     def is_of(self, resource: Resource) -> bool:
-        """Check whether it is the kind of the resource, in any version."""
+        """Check whether this is the kind of the resource, in any version."""
         return (self.group, self.plural) == (resource.group, resource.plural)
 
     def get_resource(self, *, namespaced: bool) -> Resource:
-        """Return the resource, as far as it is needed for requests."""
+        """Return a resource that is sufficient for requests."""
         return Resource(self.group, self.version, self.plural, namespaced=namespaced)
 
 
 def read_kinds(raw: Mapping[str, Any], operator: str) -> frozenset[ChildKind]:
-    """Return the kinds that are remembered on the owner."""
+    """Return the kinds from the annotation of the owner."""
     text = (raw['metadata'].get('annotations') or {}).get(f'{ANNOTATION_PREFIX}/{operator}') or ''
     return frozenset(kind for kind in map(ChildKind.parse, text.split(',')) if kind is not None)
 
 
 def has_finalizer(raw: Mapping[str, Any], operator: str) -> bool:
-    """Check whether the owner waits for the deletion of its children by the operator."""
+    """Check whether the owner has the finalizer."""
     return FINALIZER_PREFIX + operator in (raw['metadata'].get('finalizers') or ())
 
 
 def make_patch(kinds: Iterable[ChildKind], operator: str, *, holding: bool) -> Patch:
-    """Return the patch of the owner that remembers these kinds, and adds the finalizer if it is needed."""
+    """Return the patch of the owner that sets these kinds, and adds the finalizer if it is needed."""
     text = ','.join(sorted(map(str, kinds)))
     values = {'metadata': {'annotations': {f'{ANNOTATION_PREFIX}/{operator}': text or None}}}
     return Patch(values, fns=[append_finalizer(FINALIZER_PREFIX + operator)] if holding else [])
@@ -87,5 +87,5 @@ def make_release(operator: str) -> Patch:
 
 
 def find_dropped(kinds: Collection[ChildKind], served: Collection[Resource]) -> list[ChildKind]:
-    """Return the remembered kinds that no handler names any more."""
+    """Return the kinds from the annotation that no handler names any more."""
     return sorted(kind for kind in kinds if not any(kind.is_of(resource) for resource in served))

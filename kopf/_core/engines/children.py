@@ -1,9 +1,9 @@
 """
 Children of objects: the argument ``children`` of level-triggered handlers.
 
-A handler reads its children from memory, and applies the desired children. An applied object is sent to the API server
-only if it differs from the one applied before, or if another client has changed one of its fields: see
-`field_ownership`. This knowledge is only in memory, so each child is sent once after a restart. When a run has
+A handler reads its children from memory, and applies the desired children. An object is sent to the API server only if
+it differs from the object applied before, or if another client has changed one of its fields: see `field_ownership`.
+The digests for this comparison are only in memory, so each child is sent once after a restart. When a run has
 succeeded, the children that it has not applied are deleted: see `pruning`.
 """
 
@@ -47,7 +47,7 @@ CONFLICT_DELAY: Final = 30
 
 
 class ChildConflictError(TemporaryError):
-    """Another handler, or another object, applies the same child."""
+    """Raised if another handler, or the handler for another object, applies the same child."""
 
 
 class Applied(NamedTuple):
@@ -75,9 +75,9 @@ class ChildrenMemory:
         self._kept: frozenset[ChildKey] = frozenset()
         self._contests: dict[ChildKey, Contest] | None = None
         self.kinds: frozenset[ChildKind] | None = None
-        """The kinds that are remembered on the owner; ``None`` if they are not read yet."""
+        """The kinds in the annotation of the owner; ``None`` if it was not read yet."""
         self.is_complete = False
-        """Whether a run has succeeded, so that these are all the children that the handler wants."""
+        """Whether a run has succeeded, so that the memory has all children that the handler wants."""
 
     def get(self, key: ChildKey) -> Applied | None:
         """Return the digests of the child if it was applied before."""
@@ -106,7 +106,7 @@ class ChildrenMemory:
         return self._contests.setdefault(key, Contest())
 
     def explain_contests(self, manager: str, now: float) -> str:
-        """Return a text about the contested fields and the managers that they are left to; empty if there are none."""
+        """Return a text about the contested fields and their managers; empty if there are none."""
         return '; '.join(
             f"{render(path) or 'all'} of {key}: {name_rival(truce.manager, manager)} and {manager!r}"
             for key, contest in sorted((self._contests or {}).items(), key=str)
@@ -151,7 +151,7 @@ class OwnedKinds:
         Return the relations to this resource, which is named as in decorators; ``None`` if it is not in ``owns=``.
 
         Raises:
-            ChildError: if it is no name of a resource.
+            ChildError: if it is not the name of a resource.
         """
         try:
             selector = Selector(*cast(Any, name.split('/')))
@@ -218,19 +218,19 @@ class ChildrenHost(Protocol):
         """Trigger the handler for the objects with these uids."""
 
     async def patch_owner(self, patch: Patch, /) -> None:
-        """Apply the patch to the owner, without triggering the handler by it."""
+        """Apply the patch to the owner, without triggering the handler."""
 
     async def see(self, raw: RawBody, /) -> None:
-        """Let the indices and the other handlers know the state of a child, ahead of the stream; wait for indices."""
+        """Pass the state of a child to the indices and other handlers, ahead of the watch; wait for index functions."""
 
     def serves(self, key: ChildKey, /) -> bool:
-        """Check whether changes of the child are noticed."""
+        """Check whether the operator watches the child, so that it notices changes."""
 
     def find_served(self) -> Collection[Resource]:
         """Return the kinds of children of all handlers of the object."""
 
     def contest(self, key: ChildKey, truces: Mapping[Path, Truce], manager: str, /) -> None:
-        """Called when fields are left to other managers."""
+        """Called when the operator stops applying contested fields for a while."""
 
     def find_rival(self, key: ChildKey, desired: bytes, known: OwnedObject | None, /) -> str | None:
         """Return the other handler or the other object that applies the same child; ``None`` if there is none."""
@@ -255,13 +255,13 @@ class ChildrenRun:
         self.wanted: dict[ChildKey, bytes] = {}
         """The children that were applied in this run, with the digests of the desired objects."""
         self.kept: set[ChildKey] = set()
-        """The children that are not to be deleted, although they were not applied in this run."""
+        """The children that must not be deleted, although they were not applied in this run."""
         self._host = host
         self._locks: dict[ChildKey, asyncio.Lock] = {}
         self._is_over = False
 
     def end(self) -> None:
-        """Called when the run has ended: if it has timed out, its thread can go on, but must not apply anything."""
+        """Called when the run has ended: after a timeout, its thread can still run, but must not apply anything."""
         self._is_over = True
 
     async def apply(self, obj: Any, *, ready: bool | ReadyFn, replace: bool) -> Body:
@@ -272,7 +272,7 @@ class ChildrenRun:
         self._check_served(key)
         adopted = adopt(desired, key, self.adopter)
         mark = digest(adopted)
-        # A lock for each child: of two concurrent calls with the same object, the second one must find it applied.
+        # Each child has a lock: the second of two concurrent calls with the same object must find it applied already.
         async with self._locks.setdefault(key, asyncio.Lock()):
             if self._is_over:
                 raise ChildError(f"children.apply(): the run of {self.kinds.handler} is over, so {key} is not applied.")
@@ -293,7 +293,7 @@ class ChildrenRun:
                 if (contest := self.memory.get_contest(key)) is not None:
                     contest.note_applied(time.monotonic())
                 entry, known = digest_entry(raw, self.kinds.manager), objects.find(key.namespace, key.name)
-                # The equal digest in memory, if it is there, so that it takes its memory only once.
+                # Use the equal digest of the former run, if there is one, to save memory.
                 entry = known.entry if known is not None and known.entry == entry else entry
                 self.memory.note(key, Applied(mark, sent_mark, entry))
                 body = Body(raw)
@@ -317,7 +317,7 @@ class ChildrenRun:
                 assert relations.resource is not None
                 key = ChildKey(relations.resource, child.namespace, child.name)
                 if key not in wanted and is_unwanted(key, raw := child.copy(), rules):
-                    # The event of the deletion triggers the handler again, as it could still see the child in this run.
+                    # The event of the deletion triggers another run, because this run could still see the child.
                     if await delete_child(client_var.get(), key, raw, logger=self.logger):
                         self.logger.info("%s is deleted, as it is not applied any more.", key)
         await self._prune_dropped(rules)
@@ -352,7 +352,7 @@ class ChildrenRun:
         return ChildKey(resource, body.metadata.namespace, str(body.metadata.name))
 
     def _find_disturbance(self, key: ChildKey, known: OwnedObject | None) -> Ownership | None:
-        """Return which client owns which field, if other clients have changed fields of the child since it was sent."""
+        """Return the current ownership if other clients have changed fields of the child since it was sent."""
         applied = self.memory.get(key)
         if known is None or known.managers is None or applied in (None, WITHHELD) or applied.entry == known.entry:
             return None
@@ -361,7 +361,7 @@ class ChildrenRun:
     def _count_losses(
         self, key: ChildKey, adopted: dict[str, Any], known: OwnedObject | None, before: Ownership | None
     ) -> None:
-        """Count what other clients have taken or removed; begin to leave it to them if that is too often."""
+        """Count the fields that other clients have taken or removed; begin truces if this happens too often."""
         contest, now = self.memory.get_contest(key), time.monotonic()
         if known is None and key in self.memory and self.memory.get(key) is not WITHHELD:
             lost = {WHOLE: UNKNOWN} if contest is None or contest.is_new(WHOLE, UNKNOWN) else {}
@@ -387,14 +387,14 @@ class ChildrenRun:
         Return the object without the fields that are left to other managers.
 
         Raises:
-            ChildConflictError: if the whole child is left alone for now.
+            ChildConflictError: if a truce is about the whole child.
         """
         contest, now = self.memory.get_contest(key), time.monotonic()
         truces = {} if contest is None else contest.find_truces(now)
         if not truces:
             return adopted
         if WHOLE in truces:
-            self.memory.note(key, WITHHELD)  # when it is applied again, that is no further loss
+            self.memory.note(key, WITHHELD)  # so that its next apply does not count its absence as another loss
             raise ChildConflictError(
                 f"children.apply(): {key} is not applied for now, as it is contested by "
                 f"{name_rival(truces[WHOLE].manager, self.kinds.manager)}: stop that one, or do not apply the child.",
@@ -406,17 +406,17 @@ class ChildrenRun:
         return reduced
 
     async def _remember(self, key: ChildKey) -> None:
-        """Remember the kind of the child on the owner, if it is not remembered yet."""
+        """Add the kind of the child to the annotation of the owner, if it is not there yet."""
         raw, operator, memory = self.adopter.body, self.kinds.operator, self.memory
         is_remote = not self.adopter.is_near(key)
         if not is_remote and self.adopter.handler is None:
-            return  # the operator never deletes this child, so its kind need not be remembered
+            return  # the operator never deletes this child, so its kind is not needed in the annotation
         known = read_kinds(raw, operator) if memory.kinds is None else memory.kinds
         kind = ChildKind.of(key.resource, is_remote=is_remote)
         is_held = not is_remote or memory.kinds is not None or has_finalizer(raw, operator)
         if is_held and (kind in known or kind._replace(is_remote=True) in known):
             return
-        # One patch for all kinds of the handler, even if it does not apply all of them in this run.
+        # Why add all kinds of the handler, even if this run does not apply all of them? So one patch is sufficient.
         served = {ChildKind.of(each.resource, is_remote=False) for each in self.kinds.relations if each.resource}
         kinds = frozenset({*known, kind, *(each for each in served if each._replace(is_remote=True) not in known)})
         kinds = frozenset(each for each in kinds if each.is_remote or each._replace(is_remote=True) not in kinds)
@@ -425,8 +425,8 @@ class ChildrenRun:
         self.memory.note_kinds(kinds)
 
     def _check_served(self, key: ChildKey) -> None:
-        # Such a child would be created, but never restored when other clients change or delete it. Why not permanently?
-        # The namespace can match the patterns of the operator, and have been created just now.
+        # Such a child would be created, but never restored when other clients change or delete it. Why is the error not
+        # permanent? A namespace that was created just now can match the patterns of the operator soon.
         if not self._host.serves(key):
             raise TemporaryError(
                 f"children.apply(): {key} is in a namespace that the operator does not serve, so changes of it would "
@@ -460,27 +460,28 @@ class ChildrenRun:
             if not error.immutable_fields:
                 raise ChildError(f"{error}") from error
             if not replace:
-                raise ChildError(f"{error} Or use replace=True to delete and create it anew.") from error
+                raise ChildError(f"{error} Or use replace=True to delete and recreate it.") from error
             raw = await self._replace(key, adopted)
         except APIForbiddenError as error:
             raise TemporaryError(explain_forbidden(key, error), delay=REFUSAL_DELAY) from error
         finally:
             self._host.trigger(objects.end_write(place, raw, frozenset({self._get_owner()})))
-        # A copy, as the handler gets the response, and could change it.
+        # The memory gets a copy, because the handler gets the response and could change it.
         await self._host.see(copy.deepcopy(raw))
         self.logger.debug("%s is applied.", key)
         return raw
 
     async def _replace(self, key: ChildKey, adopted: Mapping[str, Any]) -> RawBody:
-        """Delete the child, and create it anew with other values of immutable fields."""
+        """Delete the child, and recreate it with other values of immutable fields."""
         client, url = client_var.get(), key.resource.get_url(namespace=key.namespace)
         try:
-            # Checked before the deletion: the child must not be deleted if the new one cannot be created.
+            # Validate the new child by a dry run first: the old one must not be deleted if the new one cannot be
+            # created.
             await client.request(
                 'POST', url, params={'dryRun': 'All'}, payload=encode(adopted), logger=self.logger, backoffs=()
             )
         except APIConflictError:
-            pass  # The child still exists. The server checks that after the validation, so the new child is valid.
+            pass  # The child still exists. The server checks this after the validation, so the new child is valid.
         except APIUnprocessableError as error:
             raise ChildError(f"{key} cannot be replaced, as the new one would be invalid: {error.message}") from error
         path = key.resource.get_url(namespace=key.namespace, name=key.name)
@@ -570,7 +571,7 @@ class ChildrenOfKind(Collection[Body]):
         return Body(found.copy())
 
     def get(self, key: str | tuple[str | None, str], default: Body | None = None) -> Body | None:
-        """Return the child of this name; the default if there is none."""
+        """Return the child with this name; the default if there is none."""
         found = self._find(key)
         return default if found is None else Body(found.copy())
 
@@ -649,7 +650,7 @@ class AsyncChildren(Children):
 
         Raises:
             ChildError: if the object is wrong or refused.
-            NotReadyError: if the child is not ready; it ends the run, and is no failure.
+            NotReadyError: if the child is not ready. It ends the run without counting as a failure.
         """
         return await self._run.apply(obj, ready=ready, replace=replace)
 
@@ -669,7 +670,7 @@ class SyncChildren(Children):
         applying = self._run.apply(obj, ready=False, replace=replace)
         body = asyncio.run_coroutine_threadsafe(applying, self._loop).result()
         if ready is not False:
-            # Why not in the coroutine? The function of the user can block, and would block the event loop.
+            # Why not check it in the coroutine? The function of the user can block, and would block the event loop.
             check_ready(self._run.find_key(body), body, ready)
         return body
 

@@ -1,12 +1,12 @@
 """
-Contests: fields of children that another client takes or removes again and again, as an autoscaler takes the replicas.
+Contests: fields of children that another client repeatedly takes or removes, e.g. the replicas for an autoscaler.
 
-If both sides insisted, they would change the field for ever. So, if the operator loses the field several times in
-a short time, it leaves the field to the other client for a while. After that, it tries once more. Each further loss
-doubles the time for which it leaves the field.
+Two such clients would change the field for ever. So, if the operator loses the field several times in a short time, it
+does not apply the field for a while, and leaves it to the other client. Then it tries once more. Each further loss
+doubles the time.
 
-The same is done for whole children that another client deletes or applies again and again. These are not applied for
-a while.
+The same holds for whole children that another client repeatedly deletes or applies: the operator does not apply them
+for a while.
 """
 
 from collections.abc import Mapping
@@ -19,22 +19,22 @@ WHOLE: Final[Path] = ()
 """The path of the child as a whole."""
 
 UNKNOWN: Final = ''
-"""The name of the manager if a field or a child is removed: the API server does not record who has done it."""
+"""The name of the manager that has removed a field or a child: the API server does not record it."""
 
 MAX_LOSSES: Final = 3
 """The number of losses of one field to one manager within `PERIOD`, after which the field is left to it."""
 
 MAX_LOSSES_OF_WHOLE: Final = 10
-"""The same number for whole children. It is higher, as users delete children, too, to let them be created anew."""
+"""The same number for whole children. It is higher, because users also delete children to have them recreated."""
 
 PERIOD: Final = 60.0
 """The time in which losses count together (in seconds)."""
 
 TRUCE: Final = 60.0
-"""How long a field is left to the other manager at first (in seconds)."""
+"""The first duration of a truce (in seconds)."""
 
 LONGEST_TRUCE: Final = 3600.0
-"""How long a field is left to the other manager at most (in seconds)."""
+"""The longest duration of a truce (in seconds)."""
 
 
 _MARKS: Final = frozenset(
@@ -43,21 +43,21 @@ _MARKS: Final = frozenset(
         *(('f:metadata', 'f:annotations', f'f:{name}') for name in (OWNER_ANNOTATION, HANDLER_ANNOTATION)),
     ]
 )
-"""The fields that make an object a child: they are never left to others."""
+"""The fields that make an object a child: the operator always applies them."""
 
 
 class Truce(NamedTuple):
-    """A field that is left to another manager."""
+    """A field that the operator leaves to another manager for a while."""
 
     manager: str
-    """Its name; `UNKNOWN` if another client removes the field."""
+    """The name of that manager; `UNKNOWN` if another client removes the field."""
     until: float
     duration: float
-    """How long the field is left to it (in seconds)."""
+    """The duration of the truce (in seconds)."""
 
 
 class Contest:
-    """The contested fields of one child. All times are arguments."""
+    """The contested fields of one child. It has no clock: all times are arguments."""
 
     __slots__ = ('_counted', '_losses', '_removed', '_truces')
 
@@ -68,7 +68,7 @@ class Contest:
         self._truces: dict[Path, Truce] = {}
 
     def find_losses(self, desired: Mapping[str, Any], ownership: Ownership, now: float) -> dict[Path, str]:
-        """Return the desired fields that other clients have taken, and of those they have removed, the known ones."""
+        """Return the desired fields that other clients have taken, and those that are known to be removed by others."""
         lost = ownership.find_lost(desired)
         for path in self._removed:
             if ownership.is_missing(path) and has_field(desired, path):
@@ -95,13 +95,13 @@ class Contest:
 
     def note_restored(self, before: Ownership, after: Ownership, manager: str, now: float) -> Mapping[Path, Truce]:
         """
-        Receive the ownership before and after an unchanged child was applied again; return the fields to leave then.
+        Find the fields that were absent before an unchanged child was applied again; return those to leave from now on.
 
         Why only afterwards? Before it, nothing shows that a field was removed: the state lacks it, and its manager.
         """
         restored = {path for path in after.own if before.is_missing(path)}
         if not restored and before.own == after.own:
-            # Only the time of the entry has changed: another client has applied other values under the same name.
+            # Only the time of the entry has changed: another client with this name has applied other values.
             begun = self.note({WHOLE: manager}, now)
         else:
             found = restored - self._removed

@@ -1,9 +1,9 @@
 """
-The conversion strategies of CRDs (``spec.conversion``): they tell the API server to call the operator's webhook server.
+The conversion strategies of CRDs (``spec.conversion``), which make the API server call the operator's webhook server.
 
-When the operator exits, a strategy is left as it is, unless the handlers are declared with ``persistent=False``:
-without a conversion, the API server would serve and store objects of one version as if they were of another. A strategy
-that another client has changed meanwhile is never overwritten.
+When the operator exits, it does not restore a strategy unless the handlers are declared with ``persistent=False``:
+without a conversion, the API server would serve and store objects of one version as if they were of another. The
+operator never overwrites a strategy that another client has changed meanwhile.
 """
 
 import contextlib
@@ -103,10 +103,10 @@ class ConversionStrategies(WebhookRegistration):
             return
         else:
             logger.info("Reconfiguring the conversion strategy of %s.", name)
-            # The strategy of a killed operator is not remembered: its address is dead, and must not be restored.
+            # Do not restore the strategy of a killed operator at exit: there is no server at its address any more.
             if not _is_own(current, name):
                 self._previous[name] = current
-            # Set before the request: even if its response is lost, the strategy can be stored, and must be cleaned up.
+            # This is set before the request: if the response is lost, the strategy can be stored and needs a clean-up.
             self._sent[name] = strategy
             await self._patch(crd, strategy)
         self._written[name] = strategy
@@ -165,7 +165,7 @@ def _get_strategy(crd: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _is_own(strategy: Mapping[str, Any], name: str) -> bool:
-    """Check whether an operator of this framework has written the strategy: perhaps this one in a previous run."""
+    """Check whether an operator of this framework has written the strategy, e.g. this one in a previous run."""
     config = (strategy.get('webhook') or {}).get('clientConfig') or {}
     path = config.get('url') or (config.get('service') or {}).get('path') or ''
     return bool(path.endswith(f'/{ENDPOINT}{name}'))

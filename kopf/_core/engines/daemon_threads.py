@@ -1,9 +1,8 @@
 """
-Threads of sync daemons: each running daemon has a thread of its own.
+Threads of sync daemons: each running daemon has its own thread.
 
-The threads are not taken from the pool of the handlers: a daemon would occupy one for as long as its object exists, and
-a few daemons would block all handlers. The number of threads is limited; daemons above the limit wait, with a warning.
-
+Why not use the thread pool of the handlers? A daemon would occupy a thread for as long as its object exists, and a few
+daemons would block all handlers. The number of threads is limited; daemons above the limit wait, with a warning.
 They are also daemon threads in the sense of `threading`: the interpreter does not join them at exit, so a daemon that
 ignores its ``stopped`` flag does not delay the end of the process. `ThreadPoolExecutor` would join its threads.
 """
@@ -91,6 +90,6 @@ def _run(future: Future[Any], fn: Callable[..., Any], args: tuple[Any, ...], kwa
         result = fn(*args, **kwargs)
     except BaseException as error:
         future.set_exception(error)
-        del future  # the error's traceback refers to this frame: with the future, that would be a reference cycle
+        del future  # otherwise, the error's traceback, this frame, and the future would be a reference cycle
     else:
         future.set_result(result)

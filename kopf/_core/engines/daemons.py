@@ -3,7 +3,7 @@ Daemons and timers: one handler of one object, from its start to its end.
 
 There can be tens of thousands of them. So a running daemon is one task, without further tasks, queues, or events.
 Between the runs of a timer, and before a retry of a daemon, there is no task, only an entry in the coalesced timers.
-The stages of stopping are timers of the loop. Nothing is polled: a daemon that ends requeues its object.
+The stages of stopping are timers of the loop. There is no polling: a daemon that ends requeues its object.
 
 Specified in the documentation's "Daemons" and "Timers".
 """
@@ -42,7 +42,7 @@ EXIT_TIMEOUT, EXIT_CANCELLATION_TIMEOUT = 5.0, 1.0
 """How long an exiting operator waits for daemons without limits of their own before and after it cancels them."""
 
 WARNING_DELAY = 5.0
-"""After how long (in seconds) a daemon without ``cancellation_timeout`` that does not stop is reported."""
+"""After this time (in seconds), a warning is logged about a daemon that does not stop, if it has no time limit."""
 
 HALTED_DELAY = 0.1
 """The interval of checks of an operator that must pause but has not done so yet (in seconds)."""
@@ -76,7 +76,7 @@ class Daemon:
         # Why not an `asyncio.Event`? Threads wait for it, too, and an event has no reason.
         self.stopper: ReasonedFlag[DaemonStoppingReason] = ReasonedFlag(owner.spawner.background.coalesced_timers)
         self.abandoned = False
-        """Whether it did not stop in time, so that the operator does not wait for it any more; it can still run."""
+        """Whether the operator does not wait for it any more, because it has not stopped in time; it can still run."""
         self.state: HandlerState | None = None
         """The progress of the current attempts; ``None`` before the first one."""
         self.task: asyncio.Task[None] | None = None
@@ -96,7 +96,7 @@ class Daemon:
 
     @property
     def is_running(self) -> bool:
-        """Return whether the function runs, even if it is told to stop or is abandoned."""
+        """Return whether the function runs, even if it was signalled to stop, or was abandoned."""
         return self.task is not None and not self.task.done()
 
     # Running.
@@ -108,7 +108,7 @@ class Daemon:
 
     def resume(self) -> None:
         """Called when the object has changed: run the function now if it waits only for a change."""
-        # Other timers check the time of the change when they are due: see `_schedule`.
+        # Timers with `idle` check the time of the last change when they are due: see `_schedule`.
         if self.task is None and self._due == math.inf:
             self._schedule(self._now())
 
@@ -146,7 +146,8 @@ class Daemon:
                 self._now() + HALTED_DELAY, self._wake_up
             )
             return False  # normally, the operator pauses before that timer, and stops this daemon
-        # In the operator's context: the current one is that of a worker or of another daemon, with all its variables.
+        # Run in the operator's context: the current context belongs to a worker or another daemon, with all its
+        # variables.
         self.task = asyncio.get_running_loop().create_task(
             self._run(), context=self.owner.spawner.background.context.copy()
         )
@@ -157,26 +158,27 @@ class Daemon:
         at: float | None = None
         try:
             began, patch, seen = self._now(), Patch(body=self.owner.body), self._take_snapshot()
-            # A counter, not the time of the change: two changes can have the same time of the loop. `resume` cannot
-            # help here, as it ignores daemons that run.
+            # Why a counter, not the time of the change? Two changes can have the same time of the loop. Why not
+            # `resume`? It ignores daemons that run.
             changes = self.owner.changes
             outcome: Outcome | None = None
             try:
-                # Awaited directly, without coroutines in between: thousands of them would be in memory here.
+                # Await it directly: thousands of daemons are suspended here, and each coroutine in between takes
+                # memory.
                 outcome = await self._call(patch)
             except asyncio.CancelledError:
-                pass  # the patch is applied nevertheless: it contains what the function has done so far
+                pass  # apply the patch nevertheless: it has the changes that the function has made so far
             at = await self._apply(outcome, patch, began, seen)
             del outcome  # see `Outcome.without_exception`
             if at == math.inf and self.owner.changes != changes:
                 at = self._now()  # the timer waits for a change, and the object has changed while the function ran
         except asyncio.CancelledError:
-            pass  # not raised, as no other task awaits this one, and it ends here anyway
+            pass  # not raised, because no other task awaits this one, and it ends here anyway
         except LoginError as error:
             self.owner.spawner.host.fail(error)
         except Exception:
             self.owner.logger.exception("%s has ended because of an unexpected error.", self.handler)
-        # Cleared first: `_schedule` can begin the next run at once, and a daemon with a task counts as running.
+        # Clear it first: `_schedule` can begin the next run at once, and a daemon with a task counts as running.
         self.task = None
         if self._has_thread:
             self.owner.spawner.background.threads.release()
@@ -224,7 +226,7 @@ class Daemon:
         return None if outcome is None or self.state is None else self._get_next_run(self.state, outcome, began)
 
     def _get_next_run(self, state: HandlerState, outcome: Outcome, began: float) -> float | None:
-        """Return the time of the next run by the clock of the loop: ``None`` for never, infinity for after a change."""
+        """Return the time of the next run by the clock of the loop: ``None`` if never, infinity if after a change."""
         handler, now = self.handler, self._now()
         if not outcome.final:
             self.state = state.with_outcome(outcome, utcnow())
@@ -238,7 +240,7 @@ class Daemon:
         if handler.sharp:
             missed = max(0, (now - self._base) // handler.interval) if handler.interval > 0 else 0
             return self._base + (missed + 1) * handler.interval
-        # If the loop was late, the interval is counted from when the run was due: otherwise, delays would add up.
+        # The interval is counted from the planned time of the run: otherwise, the delays of a busy loop would add up.
         lag = began - self._due
         return now + handler.interval - (lag if lag < handler.interval else 0)
 
@@ -257,8 +259,8 @@ class Daemon:
                     logger.warning("The patch of %s is dropped: %s", self.handler, error)
                     return None
                 except Exception as error:
-                    # Not retried if the API refuses the patch, as it would refuse the same patch again; or if the
-                    # daemon is stopping, as it must not hold its object any longer.
+                    # The patch is not retried if the API refuses it, because it would refuse it again; nor if the
+                    # daemon is stopping, because it must not hold its object any longer.
                     if not isinstance(error, _PASSING_ERRORS) or self.stopper.is_set():
                         logger.exception("The patch of %s is lost: %r: %r", self.handler, patch, error)
                         return None
@@ -309,8 +311,8 @@ class Daemon:
         self.stopper.set(reason)
         if self.task is None:
             self._finish()
-        # The stages are not restarted for another reason. But an exiting operator sets limits even for daemons that
-        # have none: otherwise, it would never end.
+        # Another reason does not restart the stages. But an exiting operator sets limits even for daemons without
+        # limits: otherwise, it would never end.
         elif known is None or (reason is DaemonStoppingReason.OPERATOR_EXITING and self._get_own_limits()[1] is None):
             self._start_stopping()
 
@@ -333,7 +335,7 @@ class Daemon:
         """
         Return how long to wait before the cancellation, and how long after it (both in seconds).
 
-        The latter is ``None`` if the daemon is never cancelled.
+        The second one is ``None`` if the daemon is never cancelled.
         """
         backoff, timeout = self._get_own_limits()
         reason = self.stopper.reason
@@ -352,7 +354,7 @@ class Daemon:
         self.stopper.set(DaemonStoppingReason.DAEMON_CANCELLED)
         self.owner.logger.debug("%s is signalled to exit by force.", self.handler)
         if self.task is not None and self.handler.asynchronous and not self._sending:
-            self.task.cancel()  # not while it sends its last patch: the function itself has ended in time
+            self.task.cancel()  # not while it sends its last patch, as the function has ended in time
         self._set_timer(self._get_limits()[1] or 0, self._abandon)
 
     def _start_waiting(self) -> None:
@@ -383,10 +385,10 @@ class Daemon:
         return self.owner.spawner.settings.background.cancellation_polling if delay is None else delay
 
     def _abandon(self) -> None:
-        # Set first: `discard` and `notify` treat an abandoned daemon as ended, although its task goes on.
+        # Set this first: `discard` and `notify` treat an abandoned daemon as ended, although its task continues.
         self.abandoned = True
         self.stopper.set(DaemonStoppingReason.DAEMON_ABANDONED)
-        # This text is that of upstream kopf, by which users filter their logs. The advice is a message of its own.
+        # Users filter their logs by this text of upstream kopf, so the advice is in a separate message.
         self.owner.logger.warning("%s did not exit in time. Leaving it orphaned.", self.handler)
         self.owner.logger.warning(
             "%s still runs, and the operator does not wait for it any more. %s", self.handler, self._get_remedy()

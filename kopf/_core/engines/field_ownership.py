@@ -1,11 +1,11 @@
 """
-Field ownership: which fields of an object belong to which field manager, as the API server records it.
+Field ownership: the managers of an object's fields, as the API server records them.
 
 The entries are in ``metadata.managedFields``. An entry has the fields as a tree, ``fieldsV1``: the key ``f:name`` is
 a field, ``k:{...}`` is the item of a list with these values in its key fields, ``v:...`` is the value in a set, and
-``.`` is the structure itself. A client that changes a field of another manager becomes its owner. So the digest of
-an entry is sufficient to detect that another client has changed a field, and values are never compared. Servers change
-values: they add defaults, and write numbers and lists in other ways.
+``.`` is the structure itself. A client that changes a field of another manager becomes the owner of the field. So the
+digest of an entry is sufficient to detect that another client has changed a field. Why not compare the values? The API
+server changes them: it adds defaults, and normalizes numbers and lists.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ def digest(value: Any) -> bytes:
 
 
 def find_entry(raw: Mapping[str, Any], manager: str) -> Mapping[str, Any] | None:
-    """Return the entry of the manager for what it has applied; ``None`` if it owns no field."""
+    """Return the entry for the manager's server-side applies; ``None`` if it owns no field."""
     for entry in raw['metadata'].get('managedFields') or ():
         if entry.get('manager') == manager and entry.get('operation') == 'Apply' and not entry.get('subresource'):
             found: Mapping[str, Any] = entry
@@ -43,15 +43,15 @@ def digest_entry(raw: Mapping[str, Any], manager: str) -> bytes | None:
     """
     Return the digest of the entry of the manager; ``None`` if it owns no field.
 
-    The digest includes the time of the entry: only the time changes if another client uses the same manager name, and
-    changes a value.
+    The digest includes the time of the entry: if another client uses the same manager name and changes a value, only
+    the time changes.
     """
     entry = find_entry(raw, manager)
     return None if entry is None else digest(entry)
 
 
 class Ownership(NamedTuple):
-    """Which fields of an object belong to a manager, and which ones to others."""
+    """The fields of an object that belong to one manager, and those that belong to others."""
 
     own: frozenset[Path]
     others: Mapping[Path, str]
@@ -88,7 +88,7 @@ def remove_field(obj: MutableMapping[str, Any], path: Path) -> None:
     """
     Remove the field from the object, if it is there; change the object in place.
 
-    Structures that are empty then are removed, too, and an item of a list together with one of its key fields.
+    Structures that become empty are removed, too. If the field is a key of a list item, the whole item is removed.
     """
     kind, _, keys = path[-2].partition(':') if len(path) > 1 else ('', '', '')
     if kind == 'k' and path[-1].removeprefix('f:') in json.loads(keys):
@@ -134,8 +134,8 @@ def _differs(before: Any, after: Any, fields: Mapping[str, Any] | None) -> bool:
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         for key in before.keys() | after.keys():
             own = fields.get(f'f:{key}')
-            # Values that have appeared together with the manager's fields, such as defaults in a new structure, do not
-            # count as changes by others.
+            # Values that have appeared together with the manager's fields are no changes by others: e.g. the API server
+            # adds defaults to a new structure.
             if (own is None or key in before) and _differs(before.get(key), after.get(key), own):
                 return True
         return False
@@ -185,7 +185,7 @@ def _find(obj: Any, path: Path) -> tuple[Any, Any] | None:
 
 
 def _is_item(item: Any, key: str) -> bool:
-    """Check whether the item of a list is meant by the key."""
+    """Check whether the key of ``fieldsV1`` identifies this item of a list."""
     kind, _, text = key.partition(':')
     if kind == 'v':
         return bool(item == json.loads(text))

@@ -1,10 +1,10 @@
 """
 Indices: the results of the indexing functions for all objects, kept in memory and passed to all handlers by name.
 
-Each index is written only in the event loop, and read there and in threads. So readers iterate over snapshots, and no
-locks are needed. Objects are identified by their records, not by their names: values of a deleted object are never
-confused with those of a new object with the same name, in whatever order their events come. Every operation takes O(1)
-per object and key.
+Only the event loop writes an index; the event loop and threads read it. So readers iterate over snapshots, and need no
+locks. Objects are identified by their records, not by their names: so values of a deleted object are never mixed up
+with those of a new object with the same name, even if their events are out of order. Every operation takes O(1) per
+object and key.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class Store(ephemera.Store[_V], Generic[_V]):
         return value in list(self._values.values())
 
     def __getstate__(self) -> Any:
-        # Without the keys, which are internal records of objects, and refer to much more.
+        # The keys are omitted: they are internal records, which refer to many other objects.
         return None, {'_values': dict(enumerate(self))}
 
 
@@ -118,7 +118,7 @@ class OperatorIndexer:
             if store is None:
                 store = Store()
                 store._values[obj] = value
-                stores[key] = store  # only now, so that readers in threads never see an empty store
+                stores[key] = store  # added after its first value, so that readers in threads never see an empty store
             else:
                 store._values[obj] = value
         if values:
@@ -136,7 +136,7 @@ class OperatorIndexer:
         for key in keys:
             store = stores[key]
             if len(store) == 1:
-                del stores[key]  # before its last value, so that readers in threads never see an empty store
+                del stores[key]  # removed before its last value, so that readers in threads never see an empty store
             del store._values[obj]
 
 
@@ -206,7 +206,7 @@ class ResourceIndexing:
             state = excluded.get(id)
             if retrying and state is None:
                 continue
-            # An event does not shorten the delay that the error has requested. The retry sees the newest state anyway.
+            # Why not run it now? The error has requested a delay, and the retry will see the newest state anyway.
             if state is not None and not state.is_due(utcnow()):
                 continue
             failures: filters.Failures = {}
@@ -224,7 +224,7 @@ class ResourceIndexing:
             if len(cause.patch):
                 self._drop_patch(handler, cause)
             if outcome.exception is not None:
-                # Removed: these values are from a former state, and the function has failed to confirm them.
+                # Remove the values: they are from a former state, and the function has failed for the present one.
                 indexer.discard(obj)
                 excluded[id] = _exclude(state, outcome)
                 del outcome  # see `Outcome.without_exception`
@@ -247,7 +247,7 @@ class ResourceIndexing:
 
 
 INDEXING_PATIENCE = 10.0
-"""For how long the index functions are waited for, as they can hang (in seconds)."""
+"""The time limit of waits for index functions, as they can hang (in seconds)."""
 
 
 class Indexing(Protocol):
@@ -290,7 +290,7 @@ def get_retry_delay(excluded: Mapping[HandlerId, HandlerState]) -> float | None:
 def _get_delay(state: HandlerState, now: datetime.datetime) -> float:
     if state.delayed is not None:
         return max(0.0, (state.delayed - now).total_seconds())
-    # An error without a delay means a retry at once; but endless failures must not occupy the whole event loop.
+    # An error without a delay means an immediate retry, but endless failures must not occupy the whole event loop.
     excess = state.retries - MAX_ATTEMPTS_AT_ONCE
     return 0.0 if excess < 0 else min(MAX_PAUSE, MIN_PAUSE * 2 ** min(excess, 99))
 
@@ -311,6 +311,7 @@ def _pick(
         if filters.sift([handler], cause, filters.prematch, failures):
             return handler
         if failures:
-            # An earlier handler must not take the place of one whose filter has failed: that one can be meant.
+            # If the filter of a handler has failed, do not fall back to an earlier one: the failed one could have
+            # matched.
             break
     return None

@@ -1,5 +1,5 @@
 """
-The protocol for looking into a running operator: JSON over HTTP, with a token.
+The protocol for inspecting a running operator: JSON over HTTP, with a token.
 
 It is read-only, and is served in the thread of the status server, so that a stuck operator responds, too. ``kopf top``
 and the inspector use it; the paths have a version, so that other tools can rely on them. Of the contents of objects,
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 LOCAL_HOSTS = ('127.0.0.1', 'localhost', '[::1]')
-"""The hosts that requests can name. Pages of other hosts in a browser must not reach the operator."""
+"""The permitted values of the ``Host`` header: web pages from other hosts must not reach the operator."""
 
 DEFAULT_LIMIT = 100
-"""How many objects are listed at most, unless the request has another limit."""
+"""The maximal number of listed objects, unless the request has another limit."""
 
 FILTERS = frozenset({'resource', 'namespace', 'name', 'state'})
 
@@ -32,7 +32,7 @@ class Inspection(Changes, Protocol):
     """The facts about an operator. The methods are called in the thread of the server."""
 
     async def describe(self, limit: int) -> Mapping[str, Any]:
-        """Return what the operator does now; at most so many objects that wait."""
+        """Return the current state of the operator, with at most this number of waiting objects."""
 
     def list_objects(self, filters: Mapping[str, str], limit: int) -> Mapping[str, Any]:
         """Return the objects with these values of ``resource``, ``namespace``, ``name`` and ``state``."""

@@ -1,11 +1,12 @@
 """
 The candidacy of one process for a Lease: it acquires the Lease when no process holds it, and keeps renewing it.
 
-All times are those of the process's own monotonic clock, so the clocks of other machines do not matter. Another holder
-is dead when its record has not changed for the duration that the record promises. The own validity is counted from
-before the request was sent, so it always ends before any other process can consider this one dead. It is cut short by
-``renew_deadline``: the rest of the duration is for stopping the work. An expired term never goes on: even if the API
-server still accepts a renewal, the work must stop first, and then the Lease is acquired anew.
+All times are from the process's own monotonic clock, so the clocks of other machines do not matter. Another holder
+counts as dead when its record has not changed for the duration in the record. The process's own term is counted from
+before the request was sent, so it always ends before another process can consider this one dead. The work stops
+after ``renew_deadline`` already; the rest of the duration is the time for stopping it. An expired term is never
+continued: even if the API server still accepts a renewal, the work must stop first, and then the Lease is acquired
+again.
 """
 
 import asyncio
@@ -26,24 +27,24 @@ logger = logging.getLogger(__name__)
 
 SILENCE = 2.5
 """
-The number of periods without an event, after which a standby reads the Lease, as the watch can fail without an error.
+The number of periods without an event after which a standby reads the Lease: a watch can fail without an error.
 """
 
 RELEASE_ATTEMPTS = 3
 """
-The number of attempts to release the Lease. The first one fails if the last response was lost, with the newest version.
+The number of attempts to release the Lease. The first one conflicts if the response to the last write was lost.
 """
 
 
 class LeadershipError(ExplainedError):
-    """The leader cannot be elected, so the operator ends: it never works unelected."""
+    """Raised when the operator can never be elected, so that it exits: it must not work without the Lease."""
 
 
 class Term(NamedTuple):
     """The time for which the Lease is held, by `read_time`; each renewal begins a new one."""
 
     deadline: float
-    """When the work has to stop, as there is no time left to renew the Lease."""
+    """When the work must stop, because the Lease was not renewed in time."""
     expiry: float
     """When another process can acquire the Lease."""
 
@@ -86,9 +87,9 @@ class LeaseCandidate:
         self.term: Term | None = None
         """The current term; ``None`` if this process does not hold the Lease."""
         self.known = False
-        """Whether it is known who holds the Lease."""
+        """Whether the holder of the Lease is known."""
         self.last_term: Term | None = None
-        """The current term, or the last one, as long as its work is ending. It is read in other threads, too."""
+        """The current term, or the last one while its work is being stopped. Other threads read it, too."""
         self._watched = False  # whether the states of the Lease come by a watch; otherwise, they are read periodically
         self._body: Mapping[str, Any] | None = None  # the last known state; None if the Lease does not exist
         self._record = LeaseRecord(None)  # of the last state in which the Lease existed
@@ -117,7 +118,7 @@ class LeaseCandidate:
         """The namespace and the name of the Lease."""
         return self._store.namespace, self._store.name
 
-    # What is known of the Lease.
+    # The observed states of the Lease.
 
     def note_watch(self, works: bool) -> None:
         """Called when it is known whether the states of the Lease come by a watch."""
@@ -141,7 +142,7 @@ class LeaseCandidate:
         self._body, self._seen_at, self.known = body, read_time(), True
         if body is not None:
             record = LeaseRecord.parse(body.get('spec'))
-            # Compared as a whole: another client can change the labels of a dead holder's Lease.
+            # Compare the record, not the version: another client can change the labels of a dead holder's Lease.
             if record != self._record or not was_known:
                 self._record, self._changed_at = record, self._seen_at
             if self.term is not None and record.holder != self._identity:
@@ -176,7 +177,7 @@ class LeaseCandidate:
 
     def _find_release(self) -> float:
         """Return when the Lease can be acquired, by `read_time`; in the past, if no other process holds it."""
-        # Also if the Lease is gone: its holder goes on working until it notices, or until its own deadline.
+        # This holds also for a deleted Lease: its holder works until it notices the deletion, or until its deadline.
         if self._record.holder in (None, self._identity):
             return -math.inf
         return self._changed_at + (self._record.duration or self._settings.duration)
@@ -221,7 +222,7 @@ class LeaseCandidate:
         self._wakeup.set()
 
     def withdraw(self) -> None:
-        """Called when the operator is ending: the current term goes on, but no other one begins."""
+        """Called when the operator is ending: the current term continues, but no other one begins."""
         self._ready = self.term is not None
 
     # The requests.
@@ -270,7 +271,7 @@ class LeaseCandidate:
         """Make a request; after a failure, pause before the next one."""
         started = read_time()
         self._next_attempt = started + self._settings.retry_period
-        # Half of the time, so that a connection that hangs leaves time for another attempt.
+        # Use half of the time, so that a hanging connection leaves time for another attempt.
         limit = self._settings.renew_deadline / 2
         if self.term is not None:
             limit = max(0.0, min(limit, self.term.deadline - started))
@@ -293,7 +294,7 @@ class LeaseCandidate:
         body = await self._permit('get', self._store.read())
         self.see(body, asked_at=started)
         if body is not None and self.holder != self._identity and 'update' not in self._permitted:
-            # Checked at the start: without the right, this replica would be of no use when the leader dies.
+            # Check the permission now: without it, this replica could not take over when the leader dies.
             try:
                 await self._permit('update', self._store.replace(body, self._record, is_dry=True))
             except errors.APIConflictError:
@@ -314,7 +315,7 @@ class LeaseCandidate:
         await self._write(self._record._replace(renewed=format_time(read_wall_clock())))
 
     async def _write(self, record: LeaseRecord) -> None:
-        """Write the record; if the known state is outdated, read it, so that the next attempt is made at once."""
+        """Write the record. If the known state is outdated, read the newest one, and make the next attempt at once."""
         started, term, body = read_time(), self.term, self._body
         try:
             if body is None:
@@ -379,7 +380,7 @@ class LeaseCandidate:
             ) from error
         if isinstance(error, errors.APIForbiddenError) and _is_about_namespace(error):
             text = f"the namespace {self._store.namespace!r} is being deleted"
-        # Once, until it works again: it is repeated every few seconds.
+        # Log it once until a request succeeds again, as the requests are repeated every few seconds.
         level = logging.WARNING if self._failure is None else logging.DEBUG
         logger.log(level, "The Lease %s cannot be accessed; trying again: %s", self._store, text)
         self._failure = text
@@ -406,7 +407,7 @@ class LeaseCandidate:
 
 
 def _is_about_namespace(error: errors.APIError) -> bool:
-    """Check whether nothing can be created, as the namespace is being deleted."""
+    """Check whether the request was refused because the namespace is being deleted."""
     causes = error.details.get('causes')
     return any(
         isinstance(cause, Mapping) and cause.get('reason') == 'NamespaceTerminating'
@@ -416,7 +417,7 @@ def _is_about_namespace(error: errors.APIError) -> bool:
 
 def check_settings(settings: LeadershipSettings) -> None:
     """
-    Check the settings, as the values depend on each other.
+    Check the settings whose values depend on each other.
 
     Raises:
         LeadershipError: if they contradict each other.

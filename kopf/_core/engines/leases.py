@@ -1,9 +1,9 @@
 """
-Leases (``coordination.k8s.io/v1``): the objects by which replicas of an operator agree on one of them.
+Leases (``coordination.k8s.io/v1``): the objects with which the replicas of an operator elect a leader.
 
-The fields of a Lease have the same meaning as for the clients in Go, so that their tools understand the Leases of
-operators, and operators understand those of other programs. Their timestamps are only for people: nothing is decided
-by them, as clocks of machines differ.
+The fields of a Lease have the same meaning as in client-go, so that tools in Go understand the Leases of operators,
+and operators understand the Leases of other programs. The timestamps are only for people: the framework does not
+compare them, as the clocks of machines differ.
 """
 
 import datetime
@@ -33,9 +33,9 @@ class LeaseRecord(NamedTuple):
     holder: str | None
     """The identity of the process that holds the Lease; ``None`` if it is released."""
     duration: float | None = None
-    """How long the holder counts on the Lease without a renewal (in seconds)."""
+    """How long the Lease is valid without a renewal (in seconds)."""
     acquired: str | None = None
-    """When the holder has got the Lease, by the clock of the holder."""
+    """When the holder has acquired the Lease, by the clock of the holder."""
     renewed: str | None = None
     """When the holder has renewed it, by the clock of the holder."""
     transitions: int = 0
@@ -70,12 +70,12 @@ def _to_text(value: object) -> str | None:
 
 
 def format_time(time: datetime.datetime) -> str:
-    """Return the time as fields of Leases have it."""
+    """Return the time in the format of Lease fields."""
     return f'{time.astimezone(datetime.UTC):%Y-%m-%dT%H:%M:%S.%f}Z'
 
 
 def find_namespace(client: api.ApiClient) -> str:
-    """Return the namespace for Leases, unless it is set: that of the pod, or of the credentials, or the default one."""
+    """Return the default namespace of Leases: that of the pod, or of the credentials, or ``default``."""
     try:
         with open(os.path.join(SERVICE_ACCOUNT, 'namespace'), encoding='utf-8') as file:
             namespace = file.read().strip()
@@ -85,7 +85,7 @@ def find_namespace(client: api.ApiClient) -> str:
 
 
 class QuietLogger(logging.LoggerAdapter[logging.Logger]):
-    """Logs failed requests only for debugging: there is one every few seconds while the API is down."""
+    """Logs failed requests at the debug level: while the API is down, a request fails every few seconds."""
 
     def error(self, msg: object, *args: object, **kwargs: Any) -> None:
         """Log the message with the lowest level."""
@@ -96,7 +96,7 @@ class LeaseStore:
     """
     One Lease in the API, which is read and written as a whole.
 
-    Requests are not repeated here: the next attempt needs a newer state, and has a deadline.
+    Failed requests are not retried here, because the candidate reads a newer state first, and has a deadline.
     """
 
     def __init__(self, client: api.ApiClient, *, namespace: str, name: str) -> None:
@@ -128,7 +128,7 @@ class LeaseStore:
         Replace the record, if the Lease is still in this state.
 
         Args:
-            body: the known state. What others have put there besides the record stays.
+            body: the known state. Fields of other clients stay as they are.
             record: the new record.
             is_dry: whether the API server only checks the request.
         """
@@ -148,7 +148,7 @@ class LeaseStore:
 
     async def _request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
         payload = None if body is None else api.encode(body)
-        # Only around the request, as all that follows from a change of the leadership is started by the same task.
+        # The logger is replaced only during the request: the same task also starts the work of the leader.
         token = api.unfenced_var.set(True)
         try:
             answer = orjson.loads(

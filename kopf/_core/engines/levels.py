@@ -1,9 +1,9 @@
 """
-Level-triggered handlers: ``@kopf.on.reconcile``. They are run for the newest state of an object, not for each change.
+Level-triggered handlers: ``@kopf.on.reconcile``. They run for the newest state of an object, not for each change.
 
 A `Leveler` receives each new state of the objects of one resource. It triggers a handler if the digest of the state
-differs from the digest that has triggered the handler before. A `Controller` is one handler with all its objects, of
-all resources and namespaces. The module `planning` decides when a handler is run. Nothing is stored on the objects.
+differs from the digest of the last trigger. A `Controller` represents one handler, with the plans for its objects in
+all resources and namespaces. The module `planning` decides when a handler runs. All state is in memory.
 """
 
 import asyncio
@@ -55,10 +55,10 @@ from kopf._core.intents.storage_errors import StorageError
 _UNPOSTED: Final = {'k8s_skip': True}
 
 CONTESTED: Final = 'Contested'
-"""The condition of objects with children of which another manager takes a field again and again."""
+"""The type of the condition that reports fields of children that another manager keeps taking."""
 
 FIELDLESS: Final = ''
-"""The digest of an object that has lost the field of the handler, but matches the handler otherwise."""
+"""The digest of an object that lacks the field of the handler, but matches its other filters."""
 
 
 class Record(Protocol):
@@ -70,7 +70,7 @@ class Record(Protocol):
 
     @property
     def level(self) -> 'ObjectLevel | None':
-        """The state of the object for level-triggered handlers; ``None`` if they do not handle it."""
+        """The state of the object for level-triggered handlers; ``None`` if no such handler handles it."""
 
     def attach_level(self, level: 'ObjectLevel', /) -> None:
         """Called when level-triggered handlers begin to handle the object."""
@@ -89,14 +89,14 @@ class Host(Protocol):
         """Return the memo of the object."""
 
     async def patch_owner(self, plan: Any, body: Body, patch: Patch, logger: ObjectLogger, /) -> None:
-        """Apply the patch to the object of the plan, which does not trigger its handler."""
+        """Apply the patch to the object of the plan, without triggering the handler of the plan."""
 
     def report_mutation(self, record: Any, explanation: str, keys: Collection[HandlerId], /) -> None:
-        """Log a warning that these handlers have mutated the object, which is undone."""
+        """Log a warning that these handlers have mutated the object; the mutations are undone."""
 
 
 class HandlerPlan(Plan):
-    """When one handler is to be run for one object, and the digest of the state that has triggered it last."""
+    """The plan of one handler for one object: the next run, and the digest of the state that it has seen last."""
 
     __slots__ = ('carried', 'children', 'controller', 'digest', 'level', 'row', 'verdict')
 
@@ -112,9 +112,9 @@ class HandlerPlan(Plan):
         which plans no further ones.
         """
         self.carried: Sequence[ConditionEdits] = ()
-        """The changes of conditions that the last run could not write, because the object is changed all the time."""
+        """The changes of conditions that the last run could not write because of conflicts with other clients."""
         self.verdict: Verdict | None = None
-        """The result of the last run, if the framework keeps the conditions for this handler."""
+        """The result of the last run, if the framework sets the conditions for this handler."""
         self.row: Row | None = None
         """
         The current row of runs that were triggered by patches of handlers; ``None`` if the last trigger was another
@@ -130,11 +130,11 @@ class HandlerPlan(Plan):
         return self.row
 
     def leave_row(self) -> None:
-        """Called when anything but a patch of a handler triggers the handler."""
+        """Called when a trigger other than a patch of a handler runs the handler."""
         self.row = None
 
     def remember_children(self) -> ChildrenMemory:
-        """Return what the handler has applied for the object; create it at the first call."""
+        """Return the memory of the children that the handler has applied; create it at the first call."""
         if self.children is None:
             self.children = ChildrenMemory()
         return self.children
@@ -144,7 +144,7 @@ class HandlerPlan(Plan):
         return self.children is None or not self.children.is_complete or key in self.children
 
     def forget_children(self) -> None:
-        """Called after a pause, in which another operator with the same name can have applied other children."""
+        """Called after a pause: meanwhile, another operator with the same name can have applied other children."""
         self.children = None
 
 
@@ -173,7 +173,7 @@ class ObjectLevel:
         """The resource version of the state; ``None`` if the next state is accepted whatever its version is."""
         self.seen_at = 0.0
         self.is_patched = False
-        """Whether a patch of a run is being sent, and its response has not arrived yet."""
+        """Whether a patch of a run was sent, and its response has not arrived yet."""
         self.patched: OwnPatch | None = None
         """The last patch of a run, or the one being sent; ``None`` if another client has changed the object since."""
         self.aside: tuple[RawBody, float | None] | None = None
@@ -203,7 +203,7 @@ class ObjectLevel:
         self.patched = None
 
     def get_cause(self, raw: RawBody) -> OwnPatch | None:
-        """Return the patch of a run that has caused this state; ``None`` if another client has caused it."""
+        """Return the patch of a run that has led to this state; ``None`` if another client has changed the object."""
         is_own = self.is_patched or raw['metadata'].get('resourceVersion') == self.version
         return self.patched if is_own else None
 
@@ -221,7 +221,7 @@ class ObjectLevel:
         self.version = None
 
     def move(self, leveler: 'Leveler', plans: Sequence[HandlerPlan]) -> None:
-        """Called when another leveler serves the object from now on, with these plans."""
+        """Called when another leveler takes over the object, with these plans."""
         self.leveler, self.plans, self.version = leveler, tuple(plans), None
 
     def set_timer(self, levels: 'Levels') -> None:
@@ -257,7 +257,7 @@ class Controller:
         self.planner = Planner(pace, self._call)
         self.keeps_conditions = handler.conditions
         self.uses_conditions = handler.uses_conditions
-        """Whether the handler can set conditions. These are about one generation, so each generation needs a run."""
+        """Whether the handler can set conditions: if so, each generation needs a run that updates them."""
         self.relations = {source: Relations(handler, source) for source in handler.sources}
         if kinds is not None:
             self.relations.update({relations.source: relations for relations in kinds.relations})
@@ -296,7 +296,7 @@ class Controller:
             relations.note_owner(resource)
 
     def find_claimant(self, key: ChildKey, owners: Collection[str], own: str) -> str | None:
-        """Return the first other one of these owners for which the handler applies the child, or could do so."""
+        """Return the first of these owners, except for the own one, for which the handler may want the child."""
         for owner in owners:
             plan = None if owner == own else self._plans.get(owner)
             if plan is not None and plan.digest and plan.may_want(key):
@@ -305,7 +305,7 @@ class Controller:
         return None
 
     def trigger(self, plan: HandlerPlan, reason: Trigger, cause: OwnPatch | None) -> None:
-        """Trigger the handler for the object; pause it if patches and runs have been triggering each other for long."""
+        """Trigger the handler for the object; pause it if its patches keep triggering runs."""
         if cause is None:
             plan.leave_row()
             self.planner.trigger(plan, reason)
@@ -347,7 +347,7 @@ class Watches(Protocol):
     """The watches of the operator."""
 
     def see(self, raw: RawBody, /) -> Collection[Indexed]:
-        """Receive a state from the response to a write of a child, ahead of the stream; return where it is news."""
+        """Receive the state of a written child ahead of the watch; return the records for which it is new."""
 
     def serves(self, resource: Resource, namespace: Namespace, /) -> bool:
         """Check whether the objects of the resource in the namespace are watched."""
@@ -372,7 +372,7 @@ class Levels:
         self._timed: set[ObjectLevel] = set()
 
     def note_timer(self, level: ObjectLevel, is_set: bool) -> None:
-        """Called when the timer of the object is set, or is not set any more."""
+        """Called when the timer of the object was set or removed."""
         (self._timed.add if is_set else self._timed.discard)(level)
 
     def close(self) -> None:
@@ -429,15 +429,15 @@ class ChildrenOfPlan:
 
     async def see(self, raw: RawBody) -> None:
         """
-        Pass the state of a child to the indices and the other handlers, before the stream of its watch brings it.
+        Pass the state of a child to the indices and the other handlers, before the watch brings it.
 
-        The index functions are waited for: no event of the child calls the handler again, so what it reads from the
-        indices now must be right.
+        It waits for the index functions: the handler must read the new state from the indices now, because no later
+        event of the child will call the handler again.
         """
         await wait_for_indexing(self._plan.level.leveler.watches.see(raw))
 
     def serves(self, key: ChildKey) -> bool:
-        """Check whether the operator watches the child, and so gets its changes."""
+        """Check whether the operator watches the child, so that it notices changes."""
         return self._plan.level.leveler.watches.serves(key.resource, key.namespace)
 
     def find_served(self) -> Collection[Resource]:
@@ -447,7 +447,7 @@ class ChildrenOfPlan:
         return [each.resource for each in relations if each.resource is not None]
 
     def contest(self, key: ChildKey, truces: Mapping[Path, Truce], manager: str) -> None:
-        """Called when fields are left to other managers."""
+        """Called when the operator stops applying contested fields for a while."""
         for path, truce in truces.items():
             self._logger.warning(
                 "%s of %s is contested by %s and %r. It is left to the first one for %g seconds. "
@@ -482,11 +482,11 @@ class Run(NamedTuple):
     plan: HandlerPlan
     reasons: frozenset[Trigger]
     raw: RawBody
-    """The state that the handler sees: a copy, which only the run uses."""
+    """The state that the handler sees: a copy for this run only."""
     patch: Patch
     logger: ObjectLogger
     children: ChildrenRun | None = None
-    """What the run does to the children of the object, if the handler has any."""
+    """The operations of the run on the children of the object, if the handler has any."""
 
 
 class Leveler:
@@ -554,8 +554,8 @@ class Leveler:
             # Planned retries are cancelled, too: they must not run for an object that does not match the handler any
             # more.
             plan.controller.planner.drop(plan)
-        # Its own patch does not trigger a handler, as it would never come to rest. Exception: the patch has made the
-        # object match the handler.
+        # Its own patch must not trigger a handler, since it would run for ever. Exception: because of the patch, the
+        # object matches the handler now.
         elif former == digest or (is_own and former) or not (former or digest):
             return
         else:
@@ -579,8 +579,8 @@ class Leveler:
         try:
             essence = self._decider.essences.of(body)
         except StorageError:
-            # Not reported here: the processor of the object reports it. Until the storage works again, each new state
-            # counts as a change.
+            # The processor of the object reports the error. Until the storage works again, each new state counts as
+            # a change.
             return {plan: level.version for plan in level.plans if plan.controller.handler in matching}
         whole = digest_essence(essence)
         digests: dict[ResourceHandler, str] = dict.fromkeys(fieldless, FIELDLESS)
@@ -607,9 +607,9 @@ class Leveler:
         """
         Make each generation a change for the handlers that set conditions.
 
-        Clients wait until the conditions are about the newest generation. Some new generations would trigger no run
-        otherwise, and the clients would wait for ever: after an edit that is undone at once, or an edit of another
-        field than that of the handler.
+        Clients wait until the conditions have the newest generation. Without this, some generations would trigger no
+        run, and the clients would wait for ever: e.g. if an edit is undone at once, or concerns other fields than that
+        of the handler.
         """
         generation = self.get_generation(raw)
         for controller in self._controllers if generation is not None else ():
@@ -617,7 +617,7 @@ class Leveler:
                 digests[controller.handler] += f':{generation}'
 
     def keeps_conditions(self, run: 'Run') -> bool:
-        """Check whether the framework keeps the conditions of the object for this handler."""
+        """Check whether the framework sets the conditions of the object for this handler."""
         return run.plan.controller.keeps_conditions and is_own_kind(self._decider.table.resource)
 
     def conclude(
@@ -627,18 +627,18 @@ class Leveler:
         generation: int | None,
         changed: Mapping[str, Condition | None],
     ) -> Mapping[str, Condition | None]:
-        """Return the conditions after the run, besides those that the handler has changed itself."""
+        """Return the conditions after the run, except for those that the handler has changed itself."""
         run.plan.verdict = judge(run.plan.controller.handler, outcome, generation, changed)
         plans = [plan for plan in run.plan.level.plans if plan.controller.keeps_conditions]
         verdicts = {plan.controller.handler.id: plan.verdict for plan in plans if plan.digest or plan is run.plan}
         return conclude(verdicts, generation, changed)
 
     def carry(self, run: 'Run', edits: Sequence[ConditionEdits]) -> None:
-        """Keep these changes of conditions for the next run; an empty sequence if all of them are written."""
+        """Keep the changes of conditions that were not written, for the next run."""
         run.plan.carried = edits
 
     def refresh(self, run: 'Run') -> None:
-        """Update the state of a run whose handler is not called yet: it may be newer than the triggers of the run."""
+        """Update the state of a run before its handler is called: a newer state may have arrived since the trigger."""
         # In place: the body and the patch of the run refer to this very dict.
         run.raw.clear()  # type: ignore[attr-defined]
         run.raw.update(cast(RawBody, run.plan.level.packed.copy()))
@@ -646,9 +646,9 @@ class Leveler:
     @contextlib.contextmanager
     def patching(self, run: Run) -> Iterator[None]:
         """
-        Put aside the states that the stream brings while the object is being patched by the run.
+        Put aside the states that the watch brings while the run is patching the object.
 
-        The stream can bring the patched state before the response arrives. Only the version in the response tells which
+        The watch can bring the patched state before the response arrives. Only the version in the response shows which
         of the states are older than the patch, i.e. are changes by other clients.
         """
         level = run.plan.level
@@ -669,21 +669,21 @@ class Leveler:
             run: the run.
             raw: the state of the object in the response.
             patch: the patch.
-            observed: the generation that the conditions are about, if the patch has set any.
+            observed: the generation in the conditions, if the patch has set any.
 
         Returns:
             Whether all changes result from the patch.
         """
         level = run.plan.level
         if level.record.level is not level:
-            # The object was deleted in the meantime; maybe another one was created in its place.
+            # The object was deleted in the meantime, and another one with the same name can exist now.
             return False
         try:
             is_ours = not self._is_edited(Body(level.packed.copy()), Body(raw), patch)
         except StorageError:
             is_ours = False
         if observed is not None and observed != raw['metadata'].get('generation'):
-            is_ours = False  # a newer generation needs another run in any case: clients wait for conditions about it
+            is_ours = False  # clients wait for conditions with the newer generation, so it needs another run
         if not is_ours:
             level.note_edit()
         if level.renew(raw, asked_at=None):
@@ -691,13 +691,13 @@ class Leveler:
         return is_ours
 
     def _is_edited(self, known: Body, body: Body, patch: Patch) -> bool:
-        """Check whether another client has changed the object, too, and not only the patch."""
+        """Check whether another client has also changed the object, in addition to the patch."""
         essences = self._decider.essences
         expected, essence = essences.predict(known, patch), essences.of(body)
         if is_same(expected, essence):
             return False
-        # The values from functions can differ at each call, such as the current time, so only their fields are
-        # compared.
+        # Do not compare values from functions of the patch, only their fields: the values can differ at each call,
+        # such as the current time.
         written = list(find_leaves(diff(essences.of(known), expected))) if patch.fns else []
         return any(
             not is_touched(field, patch) and not any(is_on_path(field, other) for other in written)
@@ -715,7 +715,7 @@ class Leveler:
             record.level.set_timer(self._levels)
 
     def forget(self, record: Record) -> None:
-        """Called when the object is being deleted, is gone, or is not served any more."""
+        """Called when the object is being deleted, was deleted, or is not served any more."""
         if record.level is not None:
             for plan in record.level.plans:
                 plan.controller.discard(plan)
@@ -723,13 +723,12 @@ class Leveler:
             record.detach_level()
 
     def take_over(self, record: Record, *, redefined: bool) -> None:
-        """Take the object over from another leveler; keep the plans of the handlers that both have."""
+        """Take the object over from another leveler; keep the plans of the handlers that both levelers have."""
         level = record.level
         if level is None:
             return
         former = {plan.controller: plan for plan in level.plans}
-        # The plans of handlers that both levelers have are kept with their retries and back-offs, as the object has not
-        # changed.
+        # The kept plans include their retries and back-offs, as the object has not changed.
         plans = [former.get(controller) or HandlerPlan(level, controller) for controller in self._controllers]
         for plan in level.plans:
             if plan not in plans:
@@ -743,7 +742,7 @@ class Leveler:
     # Runs.
 
     def yield_slots(self, record: Record) -> None:
-        """Called when the worker does other work on the object first: its slots go to other objects meanwhile."""
+        """Called when the worker does other work on the object first: other objects can use its slots meanwhile."""
         if record.level is not None:
             for plan in record.level.plans:
                 plan.controller.planner.yield_slot(plan)
@@ -841,7 +840,7 @@ class Leveler:
         return outcome
 
     def fail(self, run: Run, error: Exception, what: str = "The patch of %s is not applied") -> Outcome:
-        """Return the outcome of a run whose patch, or the pruning of whose children, has failed; log the error."""
+        """Return the outcome of a run if its patch or its pruning has failed; log the error."""
         handler, planner = run.plan.controller.handler, run.plan.controller.planner
         is_last = handler.retries is not None and planner.get_attempts(run.plan) + 1 >= handler.retries
         delay = None if is_last else planner.find_backoff(run.plan)
@@ -862,8 +861,8 @@ class Leveler:
         if is_served and recurring and outcome is not None and not (outcome.final and outcome.is_error):
             self._plan_for_contests(plan, now)
         if thread is not None:
-            # The thread cannot be stopped, so the next run waits for its end: a handler must not run twice at the same
-            # time for one object.
+            # The thread cannot be stopped. The next run waits for its end, because a handler must not run twice at the
+            # same time for one object.
             thread.add_done_callback(lambda _: planner.release(plan))
         plan.level.set_timer(self._levels)
 

@@ -1,10 +1,10 @@
 """
 The metrics of an operator for Prometheus, by the library ``prometheus_client``.
 
-The numbers are kept by their owners: by the meters, and by the objects that the numbers are about. They are collected
-when they are requested, in the thread of the status server, so that a stuck operator has metrics, too. Metrics that
-controller-runtime also has have its names and labels, so that existing dashboards and alerts work. No label contains
-the name of an object: each value of a label is a series, which Prometheus keeps for weeks.
+The values are stored in meters and in other parts of the operator. They are collected for each scrape in the thread of
+the status server, so that a stuck operator has metrics, too. Metrics that also exist in controller-runtime have the
+same names and labels, so that existing dashboards and alerts work. No label contains the name of an object, as each
+value of a label would be a series that Prometheus keeps for weeks.
 
 Specified in the documentation's "Metrics".
 """
@@ -69,11 +69,11 @@ QUEUE_METRICS: tuple[tuple[str, str, str, Callable[[ResourceMeter], float]], ...
 
 
 class MetricsError(ExplainedError):
-    """Raised when there can be no metrics. The message contains the reason and the remedy."""
+    """Raised when metrics cannot be provided. The message contains the reason and the remedy."""
 
 
 class OperatorState(Protocol):
-    """The facts about an operator that are not counted, but looked up. The methods are called in any thread."""
+    """Provides values about an operator that are computed for each scrape. The methods are called in any thread."""
 
     def count_objects(self) -> Mapping[tuple[str, str], int]:
         """Return the number of known objects by the names of their resources, and by their states."""
@@ -125,7 +125,7 @@ class MetricsCollector:
 
     def collect(self) -> Iterator[Any]:
         """Return all metrics with their current values."""
-        # Copied first: the event loop of the operator goes on, and adds more of them.
+        # Copied first, because the event loop of the operator can add meters meanwhile.
         meters = self._meters.resources.copy()
         yield from self._collect_reconciliations(meters)
         yield from self._collect_queues(meters)
@@ -244,7 +244,7 @@ class AllMetrics:
     The metrics of the framework, and then those of the program from its registry.
 
     Why not register the collector in that registry? Several operators in one process would clash there, and so would
-    a metric of the program with the same name: then, there would be an error at the start, or no metrics at all.
+    a metric of the program with the same name. A clash would be an error at the start, or make all scrapes fail.
     """
 
     def __init__(self, collector: MetricsCollector, registry: Any) -> None:

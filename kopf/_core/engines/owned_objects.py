@@ -1,11 +1,11 @@
 """
-The owned objects of one handler in memory: as JSON, without the managed fields, and parsed when they are used.
+A memory of the owned objects of one handler: as JSON, without the managed fields, and parsed when they are used.
 
-The memory also keeps the handler from being triggered by its own writes. The response to a write is stored at once, so
-that the handler sees it. The stream brings the same version later, or even before the response. If before, it is
-unknown whether the version is that of the write, so the handler is triggered only when the response has come, if at
-all. Older versions, which the stream brings after the response, are edits by other clients. They do not replace the
-newer state, but they trigger the handler.
+The memory also prevents that a handler is triggered by its own writes. The response to a write is stored at once, so
+that the handler sees it. The watch brings the same version after the response, or even before it. In the latter case,
+it is unknown whether the version results from the write, so the decision to trigger the handler waits for the
+response. Older versions, which the watch brings after the response, are edits by other clients. They do not replace
+the newer state, but they trigger the handler.
 """
 
 import sys
@@ -19,7 +19,7 @@ from kopf._cogs.structs.packed_objects import PackedObject, ParsedCache
 from kopf._core.engines.field_ownership import digest_entry, is_changed_by_others
 
 MAX_VERSIONS: Final = 1000
-"""The number of own writes whose versions are remembered: more are hardly in flight at once."""
+"""The number of own writes whose versions are remembered: more writes are hardly in flight at once."""
 
 Place = tuple[str | None, str]
 """The namespace and the name of an object."""
@@ -53,15 +53,16 @@ class OwnedObject:
         self._packed[0] = {**raw, 'metadata': metadata}
 
     def update(self, cache: ParsedCache, raw: Mapping[str, Any], owners: frozenset[str], manager: str) -> None:
-        """Take a state that comes from other clients."""
+        """Replace the state with one from the watch."""
         former = self.entry
         self._accept(raw, owners, manager)
         if self.entry != former:
-            # Kept only in this case, to save memory: they tell which manager has taken which fields.
+            # The managed fields show which manager has taken which fields. To save memory, they are kept only in this
+            # case.
             self.managers = PackedObject(cache, {'metadata': {'managedFields': raw['metadata'].get('managedFields')}})
 
     def accept_written(self, raw: Mapping[str, Any], owners: frozenset[str], manager: str) -> None:
-        """Take the state from the response to an own write."""
+        """Replace the state with that of the response to an own write."""
         self.managers = None
         self._accept(raw, owners, manager)
 
@@ -98,9 +99,9 @@ class OwnedObjects:
         self._by_place: dict[Place, OwnedObject] = {}
         self._by_owner: dict[str, dict[str, OwnedObject]] = {}
         self._deferred: dict[Place, dict[str | None, frozenset[str]]] = {}
-        """The versions that the stream has brought during a write, with the owners that each of them triggers."""
+        """The versions that the watch has brought during a write, with the owners that each of them triggers."""
         self._forgotten: set[str] = set()
-        """The uids of the objects that have gone while any write was in progress."""
+        """The uids of the objects that were deleted while any write was in progress."""
         self._versions: deque[str] = deque(maxlen=MAX_VERSIONS)
         self._written_at = 0.0
 
@@ -155,7 +156,7 @@ class OwnedObjects:
         return former | owners
 
     def forget(self, uid: str) -> frozenset[str]:
-        """Called when the object is gone; return the uids of the owners that this triggers."""
+        """Called when the object is deleted; return the uids of the owners that this triggers."""
         known = self._objects.get(uid)
         owners = _NO_OWNERS if known is None else known.owners
         self._discard(uid)
@@ -183,7 +184,7 @@ class OwnedObjects:
             self._by_owner.setdefault(owner, {})[uid] = known
 
     def _share(self, owners: frozenset[str]) -> frozenset[str]:
-        """Return the same set as the siblings have, if there are any: it takes a tenth of the memory of a child."""
+        """Return the equal set of a sibling, if there is one: a set takes a tenth of the memory of a child."""
         siblings = self._by_owner.get(next(iter(owners)))
         sibling = None if not siblings else next(iter(siblings.values()))
         return sibling.owners if sibling is not None and sibling.owners == owners else owners
@@ -206,7 +207,7 @@ class OwnedObjects:
     # Own writes.
 
     def begin_write(self, place: Place) -> None:
-        """Called before a write: what the stream brings meanwhile triggers no owner until the write ends."""
+        """Called before a write: states that the watch brings meanwhile trigger no owner until the write ends."""
         self._deferred[place] = {}
 
     def end_write(self, place: Place, raw: Mapping[str, Any] | None, owners: frozenset[str]) -> Collection[str]:
@@ -225,11 +226,11 @@ class OwnedObjects:
             known = self._objects.get(uid)
             is_newest = known is None or version is None or not is_older_version(version, known.version)
             if uid in self._forgotten:
-                # The stream has brought the deletion before the response. If the response were stored, no event would
-                # remove the object from memory again, so the handler would take it for existing.
+                # The watch has brought the deletion before the response. If the response were stored, no event would
+                # ever remove the object from memory, and the handler would consider it as existing.
                 triggered |= owners
             elif is_newest:
-                # The stream has brought nothing during the write, so only the response can reveal an edit before it.
+                # The watch has brought nothing during the write, so only the response can reveal an earlier edit.
                 if known is not None and not deferred and known.version != version:
                     if is_changed_by_others(known.copy(), raw, self._manager):
                         triggered |= owners

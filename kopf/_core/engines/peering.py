@@ -1,11 +1,11 @@
 """
-The records by which operators know of their peers, and the commands that pause and resume operators.
+The records with which operators find their peers, and the commands that pause and resume operators.
 
 Each operator keeps its record in the status of a shared object of the kind ``KopfPeering``. An operator pauses if there
 is another one with a higher priority. A record is alive until its lifetime has passed since its last observed change.
 The observer measures this by its own clock, as clocks of other machines can be wrong. The timestamp in the record is
-used only when the record is seen for the first time, as its last change was not observed. Specified in the
-documentation's "Peering".
+used only when the operator sees the record for the first time, as it has not observed the last change. Specified in
+the documentation's "Peering".
 """
 
 import dataclasses
@@ -51,7 +51,7 @@ class Peer:
     waiting: bool = False
     """Whether the operator takes over, and waits until operators with lower priorities have paused."""
     pausing: bool = False
-    """Whether the operator starts nothing new, but still runs handlers, while another operator waits for their end."""
+    """Whether the operator starts no further handlers, but another operator still waits for the running ones."""
     paused: bool = False
     """Whether the operator has stopped all its work, while another operator waits for that."""
 
@@ -99,8 +99,8 @@ def detect_own_id(*, manual: bool) -> str:
     Return the identity of this operator.
 
     Args:
-        manual: whether the identity is for the commands of a user: then it is the same each time. Otherwise, it is
-            unique for each run of an operator.
+        manual: whether the identity is for the commands of a user. It is the same for all commands, but unique for each
+            run of an operator.
     """
     pod = os.environ.get('POD_ID')
     if pod:
@@ -165,8 +165,8 @@ async def touch(
         )
     except errors.APINotFoundError as error:
         if error.code is None:
-            # The response is not about the object, but about the whole resource: the API server has just started, and
-            # does not serve it yet. The object would look absent for as long as it does not change.
+            # The 404 is not about the object, but about the whole resource: the API server has just started, and does
+            # not serve the resource yet. Otherwise, the object would seem absent until its next change.
             raise
         return None
     return body

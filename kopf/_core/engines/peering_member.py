@@ -1,11 +1,11 @@
 """
 The membership of this operator in one peering object: it renews its own record, and observes the records of its peers.
 
-The records determine whether this operator must pause. The decision is made whenever a record changes, and exactly when
-the lifetime of its own record ends, even while a request is in progress: at that moment, another operator begins to
-work, and two must never work at once. When the lifetime of another record ends, the API server must confirm first that
-the record was not renewed. An operator that cannot renew its own record in time pauses, too: its peers must assume that
-it is dead, and take over. No requests are made while the peering object is absent.
+The records determine whether this operator must pause. It decides anew whenever a record changes, and exactly when the
+lifetime of its own record ends, even while a request is in progress: at that moment, a peer begins to work, and two
+operators must never work at once. When the lifetime of a peer's record ends, a response of the API server must confirm
+that the record was not renewed. An operator that cannot renew its own record in time pauses, too: its peers must
+assume that it is dead, and take over. No requests are made while the peering object is absent.
 """
 
 import asyncio
@@ -32,10 +32,10 @@ RETRY_DELAY = 5.0
 """The pause after a failed request, and the minimal interval of restoring or removing the same record (in seconds)."""
 
 REQUEST_TIMEOUT = 10.0
-"""The time limit of a request (in seconds): a slower one is useless, as the lifetime of the record passes meanwhile."""
+"""The time limit of a request (in seconds): a slower one would come too late for the lifetime of the record."""
 
 EXIT_TIMEOUT = 2.0
-"""How long the exiting operator waits for a renewal in progress (in seconds): it must not come after the removal."""
+"""How long the exiting operator waits for a renewal in progress (in seconds), which must not follow the removal."""
 
 _UNSEEN = ('expired', 'unannounced')
 """The reasons of pauses in which the peering object has no valid record of this operator."""
@@ -50,8 +50,8 @@ REFUSAL_DELAYS = (0.5, 1.0, 2.0)
 """
 The delays of the next requests (in seconds) before a refused record means that the operator may not write it.
 
-A single refusal can pass, as by an API server that has just started. An operator with an optional peering would work
-without a record then, unseen by its peers.
+A single refusal can be temporary, e.g. of an API server that has just started. If it were final, an operator with an
+optional peering would work without a record, unseen by its peers.
 """
 
 TAKEOVER_TIMEOUT = 5.0
@@ -69,7 +69,7 @@ def read_time() -> float:
 
 @dataclasses.dataclass(slots=True)
 class ObservedPeer:
-    """The record of another operator, and when its lifetime ends by our clock."""
+    """The record of another operator, and the end of its lifetime by our clock."""
 
     peer: Peer
     until: float
@@ -131,7 +131,7 @@ class PeeringMember:
 
     @property
     def _refused(self) -> bool:
-        # Not at the first refusal, see `REFUSAL_DELAYS`.
+        # The first refusals can be temporary, see `REFUSAL_DELAYS`.
         return self._refusals > len(REFUSAL_DELAYS)
 
     @property
@@ -174,11 +174,11 @@ class PeeringMember:
 
     def _retire_records(self) -> None:
         """
-        Called when the object is gone: its records count until their lifetimes end, see `_get_former_end`.
+        Called when the object is deleted: its records count until their lifetimes end, see `_get_former_end`.
 
-        Operators that work without a peering object continue to do so when it is gone. If it is created anew, they are
-        not in it before they have seen that. And if it is gone with its namespace, this can be seen later: by another
-        watch.
+        Operators that work without a peering object continue to do so after its deletion. If it is created again, they
+        add their records only after they have seen it. If it is deleted together with its namespace, another watch
+        shows that, and can be later.
         """
         now = self._vanished_at = read_time()
         self._former = {
@@ -187,23 +187,23 @@ class PeeringMember:
         self._observed = {}
 
     def note_ending(self, ending: bool) -> None:
-        """Called when the namespace is being deleted: the peering object can be gone before the other objects are."""
+        """Called when the namespace is being deleted: the peering object can be deleted before other objects."""
         if ending is not self._ending:
             self._ending = ending
             self._reconsider()
 
     def _is_unannounced(self) -> bool:
-        # Other operators pause only when they see our record, so it is useless to wait for them before. If the peering
-        # is optional, an operator that is not permitted to write its record works without it.
+        # Peers pause only when they see our record, so it is useless to wait for them earlier. If the peering is
+        # optional, an operator without the permission to write its record works without a record.
         return bool(self._present) and self._expiry is None and (self.mandatory or not self._refused)
 
     def _is_over(self) -> bool:
-        # The peering object is gone, so no operator can join or renew its record. If all operators paused because of
-        # its absence, none would remove the finalizers of the objects that are left in the namespace.
+        # The peering object is deleted, so no operator can join or renew its record. If all operators paused because of
+        # its absence, none would remove the finalizers of the remaining objects in the namespace.
         return self._ending and not self._present
 
     def settle(self) -> None:
-        """Called when the peering objects are listed: if the object was not among them, it is absent."""
+        """Called when the peering objects have been listed: if the object was not among them, it is absent."""
         if self._present is None:
             self.see(None)
 
@@ -234,24 +234,24 @@ class PeeringMember:
                 continue
             other = self._observed.get(identity)
             if other is None or other.peer != peer:
-                # Only a record in the first state can be old already: then, its own timestamp counts.
+                # A record in the first observed state can be old already, so its own timestamp counts.
                 dead = peer.lifetime <= 0 or (first and peer.seems_dead(clock))
                 other = ObservedPeer(peer, now if dead else now + peer.lifetime)
-            # The end of an unchanged record stays: it is counted from the last observed change, by our own clock.
+            # An unchanged record keeps its end, which was computed by our own clock at the last observed change.
             observed[identity] = other
         self._observed = observed
         for identity in observed:
             self._former.pop(identity, None)
-        # Read from the object, not from our requests: another operator can have removed the record, the response to a
-        # request can be lost, and a killed operator of the same identity, such as of the same pod, can have left its
-        # flags. Peers would wait for ever because of a flag that is never removed.
+        # Why read it from the object, and not remember our requests? A peer can have removed the record, the response
+        # to a request can be lost, and a killed operator with the same identity, e.g. in the same pod, can have left
+        # its flags. Peers would wait for ever because of a flag that is never removed.
         own = status.get(self._identity)
         if isinstance(own, Mapping):
             self._written_flags = frozenset(flag for flag in _FLAGS if own.get(flag))
         self._listed = own is not None
 
     def halt(self, halted: bool) -> None:
-        """Called with true when the paused operator has stopped all its work, with false when it works again."""
+        """Called with true when the paused operator has stopped all its work, and with false when it works again."""
         self._halted = halted
         # The flag in the record is written at once: an operator that takes over can wait for it.
         self._wakeup.set()
@@ -292,7 +292,7 @@ class PeeringMember:
         self._reconsider()
 
     def _reach(self, moment: float) -> None:
-        """Move all times up to this moment to the past: a timer can fire too early, when nothing is due yet."""
+        """Treat all times up to this moment as passed: a timer can fire slightly too early."""
         now = read_time()
         if self._renewal <= moment:
             self._renewal = min(self._renewal, now)
@@ -319,7 +319,7 @@ class PeeringMember:
         alive += [other.peer for other in self._former.values() if self._get_former_end(other) > now]
         higher = [peer for peer in alive if peer.priority > priority]
         equal = [peer for peer in alive if peer.priority == priority]
-        # A working operator does not stop for them: they do nothing new, and only an earlier pause could have helped.
+        # An operator that works already ignores pausing peers: it is too late to wait for their last handlers.
         pausing = [
             peer for peer in alive if peer.priority < priority and peer.pausing and (self.paused or not self.known)
         ]
@@ -336,7 +336,8 @@ class PeeringMember:
         # Operators with shards have equal priorities on purpose: each handles its own part of the objects.
         elif equal and not self._settings.watching.shard_selectors:
             self._set_decision(True, equal, equal=equal)
-        # It can take hours. So, the operator pauses rather than starts later: it watches, and answers the probes.
+        # The handlers of peers can run for hours. Why not start later? A paused operator watches, and answers the
+        # probes.
         elif pausing:
             self._set_decision(True, 'unfinished', pausing=pausing)
         elif not self._present and not self._ending:
@@ -346,8 +347,7 @@ class PeeringMember:
         self.known = True
         self._set_timer(now)
         decision = (self.known, self.paused, self.joined)
-        # Why only changes? Each renewal of each peer comes here, and the orchestrator would check all watches each
-        # time.
+        # Report only changes: each renewal of each peer comes here, and the orchestrator checks all watches each time.
         if decision != self._reported:
             self._reported = decision
             self._changed()
@@ -356,17 +356,17 @@ class PeeringMember:
         """Check whether the other operator can be working, so that this one has to pause for it."""
         if other.until > now:
             return True
-        # Why not trust the end of the lifetime? The watch can be broken, so that the renewals of the record are not
-        # seen; and then, two operators would work at once. So, before the pause ends, a response of the API server must
-        # show that the record was not renewed. Without the permission to write, there are no responses.
+        # Why not trust the end of the lifetime? The watch can be broken and miss renewals of the record; then, two
+        # operators would work at once. So, before the pause ends, a response of the API server must show that the
+        # record was not renewed. Without the permission to write, the operator gets no such responses.
         is_confirmed = self._confirmed_at >= other.until or not self._present or self._refused
         return self.known and self.paused and not is_confirmed
 
     def _get_former_end(self, other: ObservedPeer) -> float:
-        """Return until when the record of a former object counts."""
+        """Return the time until which a record of a deleted peering object counts."""
         if self._is_over():
             return other.until
-        # Limited, as a record of ``kopf freeze`` can live for days, and users can delete the object to get rid of it.
+        # The time is limited: a record of ``kopf freeze`` can live for days, and users can delete the object to end it.
         return min(other.until, self._vanished_at + self._settings.peering.lifetime)
 
     def _set_decision(
@@ -377,7 +377,7 @@ class PeeringMember:
         equal: Collection[Peer] = (),
         pausing: Collection[Peer] = (),
     ) -> None:
-        # Compared by identities, as records change with every renewal, and each reason is logged once.
+        # Compare only identities, because the records change with every renewal, and each reason is logged once.
         key = sorted(peer.identity for peer in reason) if isinstance(reason, list) else reason
         if key != self._reason:
             if equal:
@@ -411,13 +411,13 @@ class PeeringMember:
     # The requests.
 
     async def run(self) -> None:
-        """Renew our own record, remove the dead ones of others, and decide when to pause; until cancelled."""
+        """Renew our own record, remove dead records of peers, and decide when to pause; until cancelled."""
         try:
             while True:
                 if self._present is not None:
                     if self._present:
                         await self._maintain_records()
-                    # After our own record is written: operators with lower priorities pause because of it.
+                    # Wait only after our own record is written: it makes the peers with lower priorities pause.
                     if not self.known and not self._is_unannounced():
                         await self._take_over()
                     self._decide()
@@ -451,7 +451,7 @@ class PeeringMember:
         Wait until the operators with lower priorities have paused, or their records are dead.
 
         The wait is limited, as operators of other frameworks, upstream kopf included, do not report that they paused.
-        For those that report running handlers when it is over, the operator pauses, see `_decide`.
+        If peers still report running handlers at the end of the wait, this operator pauses, see `_decide`.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(TAKEOVER_TIMEOUT, self._settings.peering.lifetime / 2)):
@@ -477,7 +477,8 @@ class PeeringMember:
         """Return the additional fields of our own record, by which operators coordinate a takeover."""
         if self._halted and self._is_waited_for():
             return frozenset({'paused'})
-        # Once reported, until the handlers have ended: if the operator that waits is gone, the next one must know, too.
+        # Report running handlers until they have ended, even if the waiting peer has left: the next one waits for them,
+        # too.
         if self.paused and not self._halted and ('pausing' in self._written_flags or self._is_waited_for()):
             return frozenset({'pausing'})
         arriving = not self.known or self._reason in (*_UNSEEN, 'unfinished')
@@ -485,12 +486,12 @@ class PeeringMember:
 
     async def _maintain_records(self) -> None:
         if not self._listed and self._expiry is not None:
-            # Another operator with a wrong clock has removed our record. The pause limits how often both repeat this.
+            # A peer with a wrong clock has removed our record. The pause limits how often both operators repeat this.
             self._renewal = min(self._renewal, self._announced + RETRY_DELAY)
         if read_time() >= self._renewal or (not self._failing and self._get_flags() != self._written_flags):
             await self._announce()
         dead = [identity for identity, other in self._observed.items() if other.until <= read_time()]
-        # The interval is for the same records. Those of others are removed at once, as the pause can end by that.
+        # The interval is only for repeated removals. Newly dead records are removed at once, which can end our pause.
         if dead and self._present and (read_time() >= self._removal or not self._removed.issuperset(dead)):
             self._removal, self._removed = read_time() + RETRY_DELAY, frozenset(dead)
             await self._remove(dead)
@@ -528,8 +529,9 @@ class PeeringMember:
         self._refusals = 0
         self._log_keepalive('not found' if body is None else 'ok')
         if body is not None:
-            # Randomized, so that operators do not send their requests simultaneously; and early enough for retries. For
-            # short lifetimes, the random part would be too long, so the record is renewed after a half of its lifetime.
+            # The time is random, so that operators do not send their requests simultaneously, and early enough for
+            # retries. For a short lifetime, the random part would be too long, so the record is renewed after half of
+            # its lifetime.
             self._renewal = started + max(lifetime / 2, lifetime - random.uniform(5, 10))
             self._expiry = started + lifetime
             self._announced, self._own, self._written_flags = started, own, flags
@@ -543,9 +545,9 @@ class PeeringMember:
         started, asked_at = read_time(), time.monotonic()
         try:
             body = await self._touch(dict.fromkeys(identities), version=self._version)
-        # The owner of a record has renewed it, and the watch has not shown that yet. Why not wait for the watch? It can
-        # be broken for long. The response to the renewal of our own record shows the state, and needs no permission
-        # to get the object.
+        # A peer has renewed its record, and the watch has not shown that yet. Why not wait for the watch? It can be
+        # broken for long. The response to the renewal of our own record shows the state without the permission to get
+        # the object.
         except errors.APIConflictError:
             self._renewal = min(self._renewal, read_time())
             self._wakeup.set()
@@ -559,7 +561,7 @@ class PeeringMember:
         self.see(body, asked_at=asked_at)
 
     async def leave(self) -> None:
-        """Remove our own record, so that other operators need not wait until its lifetime ends."""
+        """Remove our own record, so that peers need not wait until its lifetime ends."""
         if not self._present or (self._expiry is None and not self._unsure):
             return
         try:
@@ -580,7 +582,7 @@ class PeeringMember:
         *,
         version: str | None = None,
     ) -> Mapping[str, Any] | None:
-        # Without the usual retries, which can take longer than the lifetime of the record.
+        # Do not use the usual retries: they can take longer than the lifetime of the record.
         async with asyncio.timeout(REQUEST_TIMEOUT):
             return await touch(
                 self._client, self._resource, self._namespace, self.name, records, version=version, backoffs=()

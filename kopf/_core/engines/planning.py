@@ -4,8 +4,8 @@ The planning of level-triggered handlers: triggers, priorities, limits of concur
 This module is pure: it has no clock, tasks, or requests. The times are arguments, and a callback requests workers. So a
 model test can try thousands of sequences of events.
 
-A trigger says only that something has changed, not what: the handler reads the newest state anyway. So triggers are
-neither queued nor merged: an object that was triggered many times has one plan, with the set of the reasons.
+A trigger has only a reason, without the state: the handler reads the newest state anyway. So triggers need no queue:
+an object that was triggered many times has one plan, with the set of the reasons.
 """
 
 import enum
@@ -17,10 +17,10 @@ from kopf._cogs.aiokits.priority_queues import FairPriorityQueue
 from kopf._core.actions.execution import NotReadyError, Outcome
 
 GROWTH = 2
-"""The factor by which each delay after an error is longer than the previous one."""
+"""The factor between a delay after an error and the previous one."""
 
 SPREAD = 0.1
-"""The random variation of delays and intervals, as a fraction: objects must not all be handled at the same moment."""
+"""The random variation of delays and intervals, as a fraction, so that not all objects are due at the same moment."""
 
 
 LONGEST_DELAY = 365 * 24 * 3600.0
@@ -28,7 +28,7 @@ LONGEST_DELAY = 365 * 24 * 3600.0
 
 
 class Trigger(enum.StrEnum):
-    """Why a level-triggered handler is run."""
+    """The reasons for running a level-triggered handler."""
 
     START = 'start'
     """The operator has started, or has resumed after a pause."""
@@ -68,7 +68,7 @@ class Again:
 
 
 class Pace(NamedTuple):
-    """How often a handler may be run; times are in seconds."""
+    """The limits of a handler's runs; times are in seconds."""
 
     interval: float | None = None
     backoff: tuple[float, float] = (1, 600)
@@ -78,7 +78,7 @@ class Pace(NamedTuple):
 
 
 class Plan:
-    """When one handler is to be run for one object. Only `Planner` changes it."""
+    """The next run of one handler for one object. Only `Planner` changes it."""
 
     __slots__ = (
         'due_at',
@@ -105,18 +105,18 @@ class Plan:
         self.is_waiting = False
         """Whether it is queued, because the limit of concurrency is reached or a list is awaited."""
         self.is_granted = False
-        """Whether it counts for the limit of concurrency, and a worker is requested for it."""
+        """Whether it has a slot of the limit of concurrency, and a worker is requested for it."""
         self.is_held = False
         """Whether a thread of an earlier run is still running: no other run may begin until it ends."""
         self.is_counted = False
-        """Whether a failure of the current run counts as an attempt: runs by other triggers between retries do not."""
+        """Whether a failure of the current run counts as an attempt. Other triggers between retries do not count."""
         self.failures = 0
-        """How many attempts have failed in a row."""
+        """The number of consecutive failed attempts."""
         self.due_at: float | None = None
-        """When the handler is to be run if nothing triggers it earlier."""
+        """The time of the next run, unless it is triggered earlier."""
         self.due_reason = Trigger.INTERVAL
         self.paused_until: float | None = None
-        """Until when no run may begin, whatever triggers it, because handlers trigger each other without an end."""
+        """The end of a pause, before which no run may begin: handlers have been triggering each other endlessly."""
 
     @property
     def is_ready(self) -> bool:
@@ -133,7 +133,7 @@ class Planner:
     Plans the runs of one handler for all its objects.
 
     Args:
-        pace: how often it may be run.
+        pace: the limits of its runs.
         call: requests a worker for the object of the plan. It returns false if the object has a running worker, which
             takes the plan when it is free.
         rng: the source of random variation.
@@ -150,11 +150,11 @@ class Planner:
     # Awaited lists.
 
     def expect(self, key: Hashable) -> None:
-        """Begin no runs until `dismiss` is called with this key: the awaited list would trigger all of them again."""
+        """Hold all runs until `dismiss` is called with this key: the awaited list will trigger the objects again."""
         self._awaited.add(key)
 
     def dismiss(self, key: Hashable) -> None:
-        """Stop waiting for the list of this key: it is received, or it has failed."""
+        """Stop waiting for the list with this key: it was received, or has failed."""
         self._awaited.discard(key)
         self._fill_slots()
 
@@ -195,7 +195,7 @@ class Planner:
         plan.paused_until = until
 
     def resume(self, plan: Plan) -> None:
-        """End the pause, and request the run that was triggered meanwhile."""
+        """End the pause, and request a run if it was triggered meanwhile."""
         plan.paused_until = None
         self._request(plan)
 
@@ -217,8 +217,8 @@ class Planner:
         plan.is_granted = True
         self._occupied += 1
         if not self._call(plan):
-            # The worker is busy with other work on this object. It calls `take` itself when that is done. Until then,
-            # the slot is free for other objects.
+            # The worker is busy with other work on this object, and will call `take` afterwards. Until then, the slot
+            # is free for other objects.
             self._free_slot(plan)
 
     def _free_slot(self, plan: Plan) -> None:
@@ -234,13 +234,13 @@ class Planner:
     # Runs.
 
     def yield_slot(self, plan: Plan) -> None:
-        """Called when the worker does other work on the object first: the slot goes to another object meanwhile."""
+        """Called when the worker does other work on the object first: another object can use the slot meanwhile."""
         if plan.is_granted:
             self._free_slot(plan)
             self._fill_slots()
 
     def take(self, plan: Plan) -> frozenset[Trigger]:
-        """Begin a run if it is triggered and concurrency permits; return its reasons, or none if it can't begin now."""
+        """Begin a run if it is triggered and a slot is free; return its reasons, or an empty set if it cannot begin."""
         if not plan.is_granted:
             if not plan.is_ready:
                 return NONE
@@ -250,8 +250,8 @@ class Planner:
             self._occupied += 1
         reasons, plan.reasons = plan.reasons, NONE
         plan.is_running, plan.is_granted, plan.is_urgent, plan.due_at = True, False, False, None
-        # Runs by other triggers do not count as attempts: otherwise, frequent edits would let the back-off grow to its
-        # limit.
+        # Runs by other triggers do not count as attempts: otherwise, the back-off would grow to its limit with frequent
+        # edits.
         plan.is_counted = not plan.failures or Trigger.RETRY in reasons
         return reasons
 
@@ -269,8 +269,8 @@ class Planner:
 
         Args:
             plan: the plan that was taken.
-            outcome: the outcome; ``None`` if nothing is to be planned: the run was cancelled, or the object is gone or
-                does not match any more.
+            outcome: the outcome; ``None`` if no further run is needed: this one was cancelled, or the object was
+                deleted or does not match any more.
             now: the time (in seconds).
             held: whether the thread of the run could not be stopped, so that no other run may begin yet.
             recurring: whether a successful run plans the next one: by the interval, or by `Again`.
@@ -292,7 +292,7 @@ class Planner:
             if outcome.exception is None and recurring:
                 self._plan_next(plan, outcome.result, now)
         self._fill_slots()
-        # Queued behind the others: an object that is triggered all the time must not keep its slot.
+        # It is queued behind other objects: an object that is triggered all the time must not keep its slot.
         self._request(plan)
 
     def _plan_next(self, plan: Plan, result: object, now: float) -> None:

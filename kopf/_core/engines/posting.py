@@ -1,7 +1,7 @@
 """
 Posting of Kubernetes Events: those that handlers post explicitly, and log messages about objects.
 
-Handlers never wait for an Event: they put it into the queue of its object and go on. The Events of one object are
+Handlers never wait for an Event: they put it into the queue of its object and continue. The Events of one object are
 posted one by one, in their order; different objects do not wait for each other's retries. Objects without Events have
 no queues and no tasks. Floods of Events are dropped: see `correlation`.
 
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 
 _DEFAULT_LIMIT = 8
 """
-For how many objects Events are posted at once, unless the settings limit it.
+The number of objects for which Events are posted at once, unless the settings limit it.
 
 The limit is low, as Events must not take the connections away from patches; but it is enough for thousands of Events a
 second.
 """
 
 _SLOW_AFTER = 1.0
-"""After what time a slow request (usually, with retries) does not count for the limit any more (in seconds)."""
+"""After this time (in seconds), a slow request, usually one with retries, does not count for the limit any more."""
 
 _POSTING_DELAY = 0.1
-"""How long a new Event waits (in seconds): it usually comes right before a patch, which must not wait behind it."""
+"""How long a new Event waits (in seconds), so that the patch of the same handler is sent before it."""
 
 _EXIT_TIMEOUT = 2.0
 """How long the exiting operator waits for the remaining Events (in seconds)."""
@@ -50,13 +50,13 @@ _LEVELS = {'Normal': logging.INFO, 'Warning': logging.WARNING, 'Error': logging.
 """The levels of the conventional types, compared with `settings.posting.level`. Other types have no level."""
 
 logger = logging.getLogger(__name__)
-"""Not the logger of objects: a failure to post an Event must not become yet another Event."""
+"""Why not the logger of objects? It would post the failure to post an Event as yet another Event."""
 
 poster_var: contextvars.ContextVar['Poster'] = contextvars.ContextVar('poster_var')
 """The poster of the operator that runs the current code."""
 
 event_queue_var: contextvars.ContextVar[Any] = contextvars.ContextVar('event_queue_var')
-"""Where `event` puts the Events: the poster, unless the user's code has set a queue, as unit tests of operators do."""
+"""The target of `event`: the poster, or a queue that the user's code has set, as unit tests of operators do."""
 
 
 class K8sEvent(NamedTuple):
@@ -86,7 +86,7 @@ class Poster:
         self._settings = settings
         self._writer: events.EventWriter | None = None
         self._correlator: Correlator[K8sEvent] = Correlator()
-        # An object with Events waits for a place (ready), or has a place (serving), or is slow (in neither).
+        # An object with Events waits for a slot (ready), or has a slot (serving), or is slow (in neither).
         self._queues: dict[tuple[object, ...], collections.deque[EventSeries[K8sEvent]]] = {}
         self._ready: collections.deque[tuple[object, ...]] = collections.deque()
         self._serving: set[tuple[object, ...]] = set()
@@ -97,11 +97,11 @@ class Poster:
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
-        # Imported here: this module is imported with the package, the client only by running operators.
+        # Why not at the top? This module is imported with the package, the client only by running operators.
         from kopf._cogs.clients.api import unfenced_var
 
         self._context = contextvars.copy_context()
-        # Replicas that wait for the leadership post Events, too: of their webhooks.
+        # Standby replicas post Events, too: those of their webhooks.
         self._context.run(unfenced_var.set, True)
         self._token = poster_var.set(self)
         self._queue_token = event_queue_var.set(self)
@@ -194,7 +194,7 @@ class Poster:
             )
             return
         if series.waiting:
-            # It is in the queue already, and will be posted with the newest message and the count of all.
+            # The series is in the queue already. It will be posted with the newest message and the total count.
             return
         series.wait()
         if (queue := self._queues.get(key)) is not None:
@@ -211,7 +211,7 @@ class Poster:
         while self._ready and len(self._serving) < limit and not self._closed:
             key = self._ready.popleft()
             self._serving.add(key)
-            # In the operator's context: the current one is that of the handler that posts, with all its variables.
+            # Run in the operator's context: the current context belongs to the handler, with all its variables.
             task = self._context.run(self._loop.create_task, self._serve(key))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -219,7 +219,7 @@ class Poster:
     async def _serve(self, key: tuple[object, ...]) -> None:
         """Post one Event of the object. If there are more of them, the object waits for its next turn."""
         queue = self._queues[key]
-        # A slow request goes on, but its place becomes free: a few objects with failing Events must not block all
+        # A slow request continues, but its slot becomes free: a few objects with failing Events must not block all
         # others.
         timer = self._loop.call_later(_SLOW_AFTER, self._vacate, key)
         try:
@@ -234,7 +234,7 @@ class Poster:
             self._vacate(key)
 
     def _vacate(self, key: tuple[object, ...]) -> None:
-        """Free the place of the object for other objects: its Event is posted, or is slow."""
+        """Free the slot of the object for other objects: its Event is posted, or is slow."""
         self._serving.discard(key)
         self._dispatch()
 
@@ -265,7 +265,7 @@ class Poster:
                 series.keep(posted.name, posted.first)
                 self._tell(event, series.count)
         except Exception:
-            # Not raised, as the operator can go on without its Events.
+            # The error is only logged, because the operator can work without its Events.
             logger.exception("Failed to post an event: %r", event)
 
     def _tell(self, event: K8sEvent, count: int) -> None:
@@ -297,7 +297,7 @@ class K8sPoster(logging.Handler):
         try:
             poster = self._find_poster(record)
             if poster is not None:
-                # Looked up again: the base class passes nothing from `handle` to `emit`.
+                # The poster is looked up again, because the base class passes nothing from `handle` to `emit`.
                 posting = poster.settings.posting
                 poster.post(
                     K8sEvent(

@@ -1,7 +1,7 @@
 """
 The responses to the liveness and readiness probes of Kubernetes.
 
-They are made in the thread of the status server, as a stuck operator must respond, too, with a failure. The liveness
+The thread of the status server makes them, so that a stuck operator also responds: with a failure. The liveness
 endpoint runs the probe handlers and returns their results. It fails if a handler fails, or if the operator has not
 worked for long. The readiness endpoint succeeds when the operator has begun to work. Specified in the documentation's
 "Probes".
@@ -88,7 +88,7 @@ class Probes:
         Return the results, from the cache if they are recent.
 
         Raises:
-            TimeoutError: if the handlers do not end in time. They go on, and the next call waits for them.
+            TimeoutError: if the handlers do not end in time. They continue, and the next call waits for them.
         """
         if self._closed:
             return self._findings
@@ -96,8 +96,8 @@ class Probes:
             self._task = asyncio.create_task(self._run(), name='probes')
         if self._task is not None:
             async with asyncio.timeout(self._settings.probing.timeout):
-                # Shielded: the timeout of one request must not cancel the handlers. The next request waits for their
-                # results.
+                # Why shield them? The timeout of one request must not cancel the handlers: the next request waits for
+                # them.
                 await asyncio.shield(self._task)
         return self._findings
 
@@ -110,7 +110,7 @@ class Probes:
             self._task = None
 
     async def _probe(self, handler: ActivityHandler) -> ProbeResult:
-        # One attempt without retries: the kubelet does not wait for a retry, and sends the next request anyway.
+        # Why no retries? The kubelet does not wait for a retry, and sends the next request anyway.
         rules = self._context.make_rules()._replace(default_backoff=self._settings.probing.cache_lifetime)
         state = HandlerState(started=utcnow())
         outcome = await run_handler(handler, self._cause, state, rules)
@@ -157,7 +157,8 @@ class ProbeResponder:
     async def _answer_liveness(self, request: 'web.Request') -> 'web.Response':
         reasons = list(self._find_reasons(self._condition.find_failures))
         findings: Mapping[HandlerId, ProbeResult] = {}
-        # A stuck loop cannot run the handlers, and the kubelet would get its answer only after its own timeout.
+        # A stuck loop cannot run the handlers: without this check, the kubelet would time out before it gets a
+        # response.
         if not self._is_stuck():
             try:
                 findings = await self._collect()
@@ -181,7 +182,7 @@ class ProbeResponder:
 
     async def _collect(self) -> Mapping[HandlerId, ProbeResult]:
         future = asyncio.run_coroutine_threadsafe(self._probes.collect(), self._loop)
-        # Normally, `collect` times out first. This timeout is for an operator's loop that becomes stuck.
+        # Normally, `collect` times out first. This timeout is for the case that the operator's loop becomes stuck.
         async with asyncio.timeout(self._settings.probing.timeout + TIMEOUT_MARGIN):
             return await asyncio.wrap_future(future)
 

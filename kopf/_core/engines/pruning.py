@@ -1,8 +1,8 @@
 """
-Pruning: the deletion of children that a handler does not apply any more, after a run of it that has succeeded.
+Pruning: after a successful run of a handler, the deletion of children that it does not apply any more.
 
-A child is deleted only in the state that was looked at: the request has its uid and its resource version. If another
-client changes the child meanwhile, the server refuses the request, and the event of that change starts another run.
+The request names the uid and the resource version of the known state. So, if another client changes the child
+meanwhile, the API server refuses the deletion, and the event of that change triggers another run.
 """
 
 from collections.abc import Collection, Mapping
@@ -14,11 +14,14 @@ from kopf._core.engines.adoption import OWNER_LABEL, ChildKey, find_handler, fin
 from kopf._core.engines.child_marks import ChildKind
 
 BACKGROUND: Final = 'Background'
-"""The policy for the children of a deleted child: they are deleted after it. It is not the default of all kinds."""
+"""The propagation policy: the garbage collector deletes the dependents of the child after it.
+
+Why not the default? It depends on the kind: the dependents of a Job, for example, would become orphans.
+"""
 
 
 class PruneRules(NamedTuple):
-    """Which children are wanted when a run of a handler has succeeded."""
+    """The children that are wanted after a successful run of a handler."""
 
     owner: str
     """The uid of the owner."""
@@ -27,13 +30,13 @@ class PruneRules(NamedTuple):
     handler: str
     """The id of the handler."""
     wanted: Collection[ChildKey]
-    """The children that it has applied in the run."""
+    """The children that the handler has applied in the run."""
     others: Mapping[str, Collection[ChildKey] | None]
-    """The children that the other handlers of the object want, by their ids; ``None`` if that is unknown yet."""
+    """The children that other handlers of the owner want, by the ids of the handlers; ``None`` if still unknown."""
 
 
 def is_unwanted(key: ChildKey, raw: Mapping[str, Any], rules: PruneRules) -> bool:
-    """Check whether the object is to be deleted."""
+    """Check whether no handler wants the child any more, so that it must be deleted."""
     if key in rules.wanted or rules.owner not in find_owners(raw):
         return False
     handler = find_handler(raw, rules.operator)
@@ -54,7 +57,7 @@ async def list_children(
     *,
     logger: AnyLogger | None = None,
 ) -> list[tuple[ChildKey, Mapping[str, Any]]]:
-    """Return the children of the owner of this kind, as the API server has them; none if it has no such kind."""
+    """List the owner's children of this kind from the API server; return none if the cluster has no such kind."""
     metadata = owner['metadata']
     namespace = None if kind.is_remote else metadata.get('namespace')
     url = kind.get_resource(namespaced=namespace is not None).get_url(namespace=namespace)
@@ -75,7 +78,7 @@ async def delete_remote(
     kinds: Collection[ChildKind],
     logger: AnyLogger,
 ) -> None:
-    """Delete the children of the owner that the garbage collector does not delete: the owner is being deleted."""
+    """Delete the remote children of an owner that is being deleted: the garbage collector ignores them."""
     for kind in sorted(kind for kind in kinds if kind.is_remote):
         for key, child in await list_children(client, kind, owner, logger=logger):
             if owner['metadata']['uid'] in find_owners(child) and not child['metadata'].get('ownerReferences'):
@@ -92,17 +95,17 @@ async def delete_child(
     logger: AnyLogger | None = None,
 ) -> bool:
     """
-    Delete the object if it is still in this state; return whether the request was successful.
+    Delete the child if it is still in this state; return whether the request was successful.
 
     Args:
         client: the client to delete with.
         key: the object.
         raw: its known state.
-        is_versioned: whether the object must not have changed; otherwise, only its uid is compared.
+        is_versioned: whether to compare the resource version; otherwise, only the uid is compared.
         logger: the logger of the owner.
 
     Raises:
-        APIConflictError: if the request conflicts with another one, and is to be repeated.
+        APIConflictError: if the request conflicts with a concurrent one, so that the caller must repeat it.
     """
     metadata = raw['metadata']
     preconditions = {'uid': metadata.get('uid')}
@@ -120,7 +123,8 @@ async def delete_child(
     except APINotFoundError:
         return False
     except APIConflictError:
-        # Without the version, another state of the object is no reason for a conflict: the request is to be repeated.
+        # With the version, a conflict means that the child has changed, and its event triggers another run. Without
+        # the version, no event follows, so the caller must repeat the request.
         if not is_versioned:
             raise
         return False

@@ -1,12 +1,12 @@
 """
-Readiness of objects: whether an object does what it was created for, as far as its status tells.
+Readiness of objects: checks whether an object serves its purpose, according to its status.
 
 The rules for built-in kinds are those of ``kubectl rollout status`` and of kstatus, the library of ``kubectl`` plugins
-and GitOps tools; where these differ, the stricter one is taken. There is one exception: a Job is ready when it is
-complete, not when it is started. Other kinds are ready by their condition ``Ready``, if they have one; otherwise,
+and GitOps tools; where these differ, the stricter one is used. There is one exception: a Job is ready when it is
+complete, not when it is started. Objects of other kinds are ready according to their condition ``Ready``; without it,
 as soon as they exist.
 
-The rules are pure: they look only at the object. They take any JSON, because the status of a custom resource can be
+The rules are pure functions of the object. They accept any JSON, because the status of a custom resource can contain
 anything.
 """
 
@@ -26,14 +26,14 @@ class Readiness(NamedTuple):
     reason: str
     """The reason in a few words, in one line: ``2 of 3 replicas are available``."""
     failed: bool = False
-    """Whether its controller has given up, so that waiting alone does not help."""
+    """Whether its controller has given up, so that it is useless to wait."""
 
     def __bool__(self) -> bool:
         return self.ready
 
 
 def check_readiness(obj: JSON) -> Readiness:
-    """Return whether the object is ready, by the rules for its kind; an object that is being deleted is not."""
+    """Return whether the object is ready, by the rules for its kind; an object that is being deleted is not ready."""
     if _get(obj, 'metadata').get('deletionTimestamp') is not None:
         return _wait("it is being deleted")
     kind = str(obj.get('kind'))
@@ -88,7 +88,7 @@ def _check_stateful_set(obj: JSON) -> Readiness:
         return _wait(f"{ready} of {wanted} replicas are ready")
     if (extra := _count(status, 'replicas') - wanted) > 0:
         return _wait(f"{extra} surplus replicas are not terminated yet")
-    if strategy.get('type') == 'OnDelete':  # the old replicas stay until they are deleted by another client
+    if strategy.get('type') == 'OnDelete':  # the old replicas stay until another client deletes them
         return _pass(f"all {wanted} replicas are ready")
     partition = _count(_get(strategy, 'rollingUpdate'), 'partition')
     updated = _count(status, 'updatedReplicas')
@@ -223,7 +223,7 @@ def _check_autoscaler(obj: JSON) -> Readiness:
 
 
 def _check_conditions(obj: JSON) -> Readiness:
-    """Check an object of a kind without a rule of its own, by the conditions that most controllers agree on."""
+    """Check an object of a kind without a rule of its own, by the conditions that most controllers use."""
     stalled = _find_condition(obj, 'Stalled')
     if stalled is not None and _is_true(stalled):
         return _fail(f"it is stalled{_quote(stalled)}")
@@ -254,7 +254,7 @@ _RULES: Mapping[tuple[str, str], _Rule] = {
     ('batch', 'Job'): _check_job,
     ('policy', 'PodDisruptionBudget'): _check_disruption_budget,
 }
-"""The rules by the API group and the kind: a kind of the same name in another group has nothing in common with it."""
+"""The rules by the API group and the kind: kinds with the same name in other groups are different kinds."""
 
 _OBSERVING: frozenset[_Rule | None] = frozenset(
     {_check_daemon_set, _check_deployment, _check_disruption_budget, _check_replica_set, _check_stateful_set}
@@ -288,7 +288,7 @@ def _find_condition(obj: JSON, name: str) -> JSON | None:
 
 
 def _iter_waiting_containers(status: JSON) -> Iterator[tuple[str, JSON]]:
-    """Yield the names and states of containers that cannot start; not of those that are just about to start."""
+    """Yield the names and states of containers that cannot start, except for those that are about to start."""
     for key in ('initContainerStatuses', 'containerStatuses'):
         containers = status.get(key)
         for container in containers if isinstance(containers, list) else ():

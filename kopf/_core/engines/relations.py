@@ -1,13 +1,13 @@
 """
 Relations between objects: which objects must be reconciled when an object of another resource changes.
 
-They are found by the owner references of the changed object, or by a function of the user. Only the version of each
-object and the keys of its dependents are kept; the whole object only if the handler reads or applies its children. When
-an object changes, both its former and its new dependents are triggered. Why not call the function with the old object,
-too? The old objects would be kept in memory, and the function could return other keys than before: it need not be pure.
-It can find the keys in an index, for example. Then the keys change without a change of the object. That is no problem
-while the object exists, as the objects in the index are triggered by their own changes. But when the object is deleted,
-the remembered keys can be outdated, so the function is called once more.
+They are found by the owner references of the changed object, or by a function of the user. The memory has the version
+of each object and the keys of its dependents; it has the whole object only if the handler reads or applies children.
+When an object changes, both its former and its new dependents are triggered. Why not call the function again with the
+old object? All old objects would be kept in memory, and the function could return other keys than before, because it
+can use an index, for example. If the index changes, the remembered keys become outdated. This does no harm while the
+object exists, because the objects in the index trigger the handler themselves. But when the object is deleted, the
+function is called once more to get the current keys.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -24,7 +24,7 @@ from kopf._core.intents.filters import FilterError
 from kopf._core.intents.handlers import ResourceHandler, Source
 
 Key = str | tuple[str | None, str]
-"""The uid of an owner; or the namespace and the name of an object, as functions return them."""
+"""The uid of an owner; or a namespace and a name from a function of the user."""
 
 NO_KEYS: Final[frozenset[Key]] = frozenset()
 
@@ -37,7 +37,7 @@ class Sighting(NamedTuple):
 
 
 def _is_key(pair: object) -> bool:
-    """Check whether it is a pair of a namespace, or ``None``, and a name."""
+    """Check whether the value is a pair of a namespace (or ``None``) and a name."""
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         return False
     namespace, name = pair
@@ -45,7 +45,7 @@ def _is_key(pair: object) -> bool:
 
 
 class MappingError(Exception):
-    """The function of the user has raised an error, or has returned something that is not a list of keys."""
+    """Raised if the function of the user has failed, or has not returned a list of keys."""
 
 
 class Relations:
@@ -69,7 +69,7 @@ class Relations:
         self.owner: Resource | None = None
         """The resource of the handler; ``None`` if it is not served yet."""
         self._known: dict[str, Sighting] = {}
-        self._failed: set[str] = set()  # the objects whose failures are reported
+        self._failed: set[str] = set()  # the uids of the objects whose failures were logged
 
     def serve(self, resource: Resource) -> None:
         """Called when the resource of the source is found, and is going to be watched."""
@@ -103,7 +103,7 @@ class Relations:
             return self.objects.note(raw, find_owners(raw, self.owner), asked_at)
         former, version = self._known.get(uid), raw['metadata'].get('resourceVersion')
         if former is not None and former.version == version and version is not None:
-            return NO_KEYS  # the object is listed again, unchanged
+            return NO_KEYS  # the object was listed again, unchanged
         known = NO_KEYS if former is None else former.keys
         keys = self._find_keys(uid, raw, make_cause, known)
         if keys:
@@ -116,14 +116,14 @@ class Relations:
         """Receive the last state of a deleted object; return the keys of its dependents, including the former ones."""
         keys = NO_KEYS
         if self.source.fn is not None:
-            # If the stream has not brought the deletion, the state consists only of the identity. The functions of
-            # users do not expect that, and can fail.
+            # If the watch has missed the deletion, the state has only the identity of the object. The functions of
+            # users do not expect such a state, and can fail.
             is_whole = raw['metadata'].get('resourceVersion') is not None
             keys = self._find_keys(uid, raw, make_cause, NO_KEYS, is_reported=is_whole)
         return frozenset(self.forget(uid)) | keys
 
     def forget(self, uid: str) -> Collection[Key]:
-        """Called when the object is gone; return the keys of its former dependents."""
+        """Called when the object is deleted; return the keys of its former dependents."""
         if self.objects is not None:
             return self.objects.forget(uid)
         self._failed.discard(uid)

@@ -1,7 +1,7 @@
 """
-The handlers that run now: for how long, for which object, and at which line of the user's code.
+The handlers that are running now: the duration, the object, and the current line of the user's code.
 
-This is an instrument: it is told of each attempt of a handler. The rest is looked up for each request.
+This is an instrument: the framework notifies it of each attempt of a handler. Other facts are computed on request.
 """
 
 import asyncio
@@ -14,17 +14,17 @@ from kopf._core.engines.stacks import Call, read_stack
 
 
 class RunningCalls(Instrument):
-    """Remembers the running attempts of handlers."""
+    """Records the running attempts of handlers."""
 
     def __init__(self) -> None:
         self._tasks: dict[HandlerCall, asyncio.Task[Any] | None] = {}
 
     def handler_begins(self, call: HandlerCall) -> None:
-        """Remember the attempt."""
+        """Add the attempt."""
         self._tasks[call] = asyncio.current_task()
 
     def handler_ends(self, call: HandlerCall) -> None:
-        """Forget the attempt."""
+        """Remove the attempt."""
         self._tasks.pop(call, None)
 
     def __len__(self) -> int:

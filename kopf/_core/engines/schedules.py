@@ -20,7 +20,7 @@ from kopf._core.intents.registries import OperatorRegistry
 
 OVERDUE_DELAY = 0.1
 """
-How often a due run checks whether the operator has paused, while it must pause but has not done so yet (in seconds).
+The interval of checks (in seconds) for a due run, while the operator must pause but has not paused yet.
 """
 
 EXIT_TIMEOUT = 5.0
@@ -59,7 +59,7 @@ class Schedules:
             self._permitted.clear()
 
     def set_overdue_check(self, is_overdue: Callable[[], bool]) -> None:
-        """Set the check that precedes each run: whether the operator must pause, although it has not paused yet."""
+        """Set the function that checks before each run whether the operator must pause but has not paused yet."""
         self._is_overdue = is_overdue
 
     async def _wait_for_permission(self) -> None:
@@ -69,7 +69,7 @@ class Schedules:
             await self._permitted.wait()
 
     def abort(self) -> None:
-        """Cancel the current runs. Called while no new runs are permitted; they are repeated when they are."""
+        """Cancel the current runs. Called while no new runs are permitted; the cancelled ones are repeated later."""
         for run in self._runs:
             run.cancel()
 
@@ -113,8 +113,8 @@ class Schedules:
                 state = state.with_outcome(outcome, utcnow())
                 if not state.finished:
                     await asyncio.sleep(outcome.delay or 0)
-            # Why does a permanent failure not end the schedule? A failed handler of an object is tried again when the
-            # object changes. No event would ever restart a schedule.
+            # Why does a permanent failure not end the schedule? A failed handler of an object is called again when the
+            # object changes. No such event would ever restart a schedule.
             if handler.sharp:
                 due = base + ((loop.time() - base) // handler.interval + 1) * handler.interval
             else:
@@ -129,7 +129,7 @@ class Schedules:
         self._runs.add(task)
         task.add_done_callback(self._runs.discard)
         try:
-            # Shielded: when the operator ends, this task is cancelled, but the run is not. A sync handler gets time to
+            # Why shield it? When the operator ends, it cancels this task, but not the run. A sync handler gets time to
             # finish first, and then the run is cancelled below.
             return await asyncio.shield(task)
         except asyncio.CancelledError:

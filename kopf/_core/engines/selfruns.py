@@ -1,12 +1,12 @@
 """
-Detecting level-triggered handlers that trigger each other, or themselves, by their patches without an end.
+Detection of level-triggered handlers that endlessly trigger each other, or themselves, by their patches.
 
-The own patch of a handler does not trigger it. But two handlers can overwrite each other, and a handler can watch the
+A handler is not triggered by its own patch. But two handlers can overwrite each other, and a handler can watch the
 objects that it patches. So each run has a depth. If a patch has triggered the run, its depth is one more than that of
-the run which has made the patch. If another client, the start, or a timer has triggered it, its depth is zero. Bursts
-of changes are shallow, and only loops grow deep. A loop is logged once, and slowed down with growing pauses, until
-another client changes the object. Requests that handlers send on their own, not by the argument ``patch``, count as
-changes of other clients.
+the run that has made the patch. If another client, the start, or a timer has triggered it, its depth is zero. Bursts
+of changes stay shallow; only loops become deep. The framework logs a loop once, and slows it down with growing pauses
+until another client changes the object. If a handler sends a request itself, instead of using the argument ``patch``,
+this counts as a change by another client.
 """
 
 from collections.abc import Mapping
@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 from kopf._cogs.structs.patches import Patch
 
 MAX_DEPTH = 20
-"""The number of runs in a row, each triggered by the patch of the former one, that begin without pauses."""
+"""The number of runs, each triggered by the patch of the former one, that begin without pauses."""
 
 MAX_DURATION = 0.5
-"""If a run with its patch takes longer (in seconds), the next run begins a new row: the loop is slow enough."""
+"""If a run with its patch takes longer (in seconds), the depth begins at zero again: the loop is slow enough."""
 
 MIN_PAUSE, MAX_PAUSE = 0.1, 60.0
 
@@ -41,7 +41,7 @@ class OwnPatch(NamedTuple):
 
     @classmethod
     def of(cls, row: 'Row | None', handler: object, patch: Patch, now: float) -> 'OwnPatch':
-        """Describe a patch of a run; without a row, the run was not triggered by a patch."""
+        """Return the description of a patch; ``row`` is absent if no patch has triggered the run that has made it."""
         fields = list(dict.fromkeys(_iter_fields(patch)))
         depth, began_at = (0, now) if row is None else (row.depth, row.began_at)
         return cls(depth, began_at, handler, ', '.join(fields or ['a function']))
@@ -60,7 +60,8 @@ class Row:
 
     def note(self, cause: OwnPatch, now: float) -> float:
         """Called when the patch has triggered the handler; return the pause before the run (in seconds)."""
-        # Measured from the beginning of that run, not from its trigger: otherwise, a long pause would end the row.
+        # The time is measured from the beginning of that run, not from its trigger: otherwise, a long pause would
+        # reset the depth.
         self._next = 1 if now - cause.began_at > MAX_DURATION else cause.depth + 1
         excess = self._next - MAX_DEPTH
         # The exponent is limited, as the power would overflow after a thousand runs.

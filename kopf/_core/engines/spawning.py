@@ -1,11 +1,10 @@
 """
 Spawning of daemons and timers: decide which of them must run for an object, start them, and stop them.
 
-A `Spawner` is for the objects of one resource: it starts daemons for objects that match the filters, and stops the
+A `Spawner` serves the objects of one resource: it starts daemons for objects that match the filters, and stops the
 daemons of objects that no longer match. It checks an object only when the object has changed. `ObjectDaemons` are the
-daemons of one object. They share a live body, which is replaced by each newer state, whether it comes from the watch or
-from the response to a patch. `OperatorDaemons` are the daemons of all resources: they are stopped when the operator
-pauses or exits.
+daemons of one object. They share a live body, which is replaced by each newer state, from the watch or from the
+response to a patch. `OperatorDaemons` are the daemons of all resources: they stop when the operator pauses or exits.
 """
 
 import asyncio
@@ -40,7 +39,7 @@ _RESPAWNABLE = DaemonStoppingReason.FILTERS_MISMATCH | DaemonStoppingReason.OPER
 
 
 class Record(Protocol):
-    """The record of an object in memory, as far as daemons need it."""
+    """The part of an object's record in memory that daemons need."""
 
     uid: str
     namespace: str | None
@@ -54,7 +53,7 @@ class Record(Protocol):
         """Called when the object has daemons or timers."""
 
     def detach_daemons(self) -> None:
-        """Called when none of them is left."""
+        """Called when all daemons and timers of the object have ended."""
 
 
 class Host(Protocol):
@@ -67,7 +66,7 @@ class Host(Protocol):
         """Apply a daemon's patch to the object, and update the object's daemons with the response."""
 
     def report_mutation(self, record: Any, explanation: str, keys: Collection[HandlerId], /) -> None:
-        """Log a warning that these handlers have mutated the object, which is undone."""
+        """Log a warning that these handlers have mutated the object; the mutations are undone."""
 
     def get_deletion(self, record: Any, /) -> ReasonedFlag[DaemonStoppingReason]:
         """Return the flag that is set when the object is being deleted."""
@@ -76,7 +75,7 @@ class Host(Protocol):
         """Process the object again, as its daemons have ended."""
 
     def fail(self, error: Exception, /) -> None:
-        """Stop the operator with this error, as it cannot work without the API."""
+        """Stop the operator with this error, because it cannot work without the API."""
 
 
 class OperatorDaemons:
@@ -90,11 +89,12 @@ class OperatorDaemons:
         self.coalesced_timers = CoalescedTimers(self.context)
         self.deletions = DeletionFlags(self.coalesced_timers)
         self.parsed_cache = ParsedCache()
-        """The states of objects with daemons or timers that are in use now, and so are parsed."""
+        """The cache of parsed states of objects whose daemons or timers use them now."""
         self.paused = False
         self.closing = False
         self._is_overdue: Callable[[], bool] | None = None
-        # In the order of their starts: sets would be in another order in each run, and so would be the ends of daemons.
+        # Why not a set? The dict keeps the order of the starts, so the daemons are stopped in the same order in each
+        # run.
         self._active: dict[Daemon, None] = {}
         self._abandoned: dict[Daemon, None] = {}
         self._ended: asyncio.Future[None] | None = None
@@ -103,7 +103,7 @@ class OperatorDaemons:
         return len(self._active)
 
     def set_overdue_check(self, is_overdue: Callable[[], bool]) -> None:
-        """Set the check that precedes each run: whether the operator must pause, but has not done so yet."""
+        """Set the function that checks before each run whether the operator must pause but has not paused yet."""
         self._is_overdue = is_overdue
 
     @property
@@ -134,7 +134,7 @@ class OperatorDaemons:
             daemon.stop(DaemonStoppingReason.OPERATOR_PAUSING)
 
     def abort(self) -> None:
-        """Stop all daemons as `pause` does it, and cancel those that can be cancelled."""
+        """Stop all daemons as `pause` does, and cancel the async ones at once."""
         self.paused = True
         for daemon in list(self._active):
             daemon.abort()
@@ -144,7 +144,7 @@ class OperatorDaemons:
         return [str(daemon) for daemon in [*self._active, *self._abandoned] if daemon.is_running]
 
     def resume(self) -> None:
-        """Permit daemons to start. Each starts when its object is processed the next time."""
+        """Permit daemons to start. Each daemon starts when its object is processed the next time."""
         self.paused = False
 
     async def close(self) -> None:
@@ -152,10 +152,10 @@ class OperatorDaemons:
         Stop all daemons, and wait until they have ended.
 
         The wait is bounded by the back-offs and timeouts of the daemons, or by `EXIT_TIMEOUT` if they have none.
-        Abandoned daemons are waited for only until that timeout, and are then cancelled.
+        Abandoned daemons are cancelled at the end of that timeout.
         """
         self.closing = True
-        # Counted from the beginning, as abandoned daemons have exceeded their own limits already.
+        # The timeout of abandoned daemons begins now, because they have exceeded their own limits already.
         deadline = asyncio.get_running_loop().time() + EXIT_TIMEOUT
         for daemon in list(self._active):
             daemon.stop(DaemonStoppingReason.OPERATOR_EXITING)
@@ -195,16 +195,16 @@ class ObjectDaemons:
         """The newest known state of the object."""
         self.body = Body.living_in(self.packed)
         metadata = raw['metadata']
-        # The strings of the record, not equal ones of the body, as that saves memory for many objects.
+        # Why the strings of the record? Sharing them, instead of equal strings from the body, saves memory.
         self.identity = Identity(metadata.get('uid') and record.uid, record.name, record.namespace)
         self.version = metadata.get('resourceVersion')
         self.seen_at = time.monotonic()
-        """When that version was received. The result of any later request to the API is newer, whatever its version."""
+        """When that version was received. The response to any later request is newer, even if its version is lower."""
         self.logger = ObjectLogger(body=self.body, settings=spawner.settings)
         self.known: dict[SpawningHandler, Daemon | None] = {}
         """The daemons that run or wait for their next run; ``None`` for those that have ended and never run again."""
         self.gone = False
-        """Whether the object is gone from the cluster, so that nothing more is done for it."""
+        """Whether the object does not exist in the cluster any more, so that its daemons need no further requests."""
         self.changed_at = asyncio.get_running_loop().time()
         """When another client has changed the object, or when it was first seen; by the clock of the loop."""
         self.changes = 0
@@ -213,7 +213,7 @@ class ObjectDaemons:
         self.essence: BodyEssence | None = spawner.essence_of(self.body) if spawner.idling else None
 
     def __iter__(self) -> Iterator[Daemon]:
-        # A copy: a daemon that does not run right now is removed at once when it is told to stop.
+        # Iterate over a copy: a daemon that does not run right now is removed at once when it is signalled to stop.
         return iter([daemon for daemon in self.known.values() if daemon is not None])
 
     @property
@@ -242,21 +242,21 @@ class ObjectDaemons:
             daemon.stop(reason)
 
     def forget(self) -> None:
-        """Stop all daemons: the object is gone from the cluster, even if daemons were to hold it."""
+        """Stop all daemons: the object does not exist any more, even if daemons have requested a finalizer."""
         self.gone = True
         self.known = {handler: daemon for handler, daemon in self.known.items() if daemon is not None}
         self.stop(DaemonStoppingReason.RESOURCE_DELETED)
         self._detach_if_ended()
 
     def reappear(self) -> None:
-        """Called when the object is there again while its daemons are still stopping: they will be started anew."""
+        """Called when the object exists again while its daemons are still stopping: they will be started anew."""
         self.gone = False
 
     def move(self, spawner: 'Spawner', *, redefined: bool) -> None:
         """
         Called when another spawner takes over the object.
 
-        A daemon goes on if the new spawner has its handler, too. Other daemons are stopped; their replacements start
+        A daemon continues if the new spawner has its handler, too. Other daemons are stopped; their replacements start
         when they have ended.
 
         Args:
@@ -270,11 +270,11 @@ class ObjectDaemons:
             if key is not None or daemon is not None:
                 self.known[key or handler] = daemon
         if spawner.idling and self.essence is None:
-            # Not raised, as the other objects are still to be taken over. Without the essence, the next state counts as
-            # a change, so idle timers only wait longer.
+            # The error is not raised, because it must not stop the takeover of other objects. Without the essence, the
+            # next state counts as a change, so idle timers only wait longer.
             with contextlib.suppress(StorageError):
                 self.essence = spawner.essence_of(self.body)
-        gone, self.gone = self.gone, True  # daemons that end now need not requeue the object: it is listed again
+        gone, self.gone = self.gone, True  # the object is listed again, so ending daemons need not requeue it
         for daemon in self:
             if redefined or daemon.handler not in spawner.keys:
                 daemon.stop(DaemonStoppingReason.RESOURCE_DELETED)
@@ -286,7 +286,7 @@ class ObjectDaemons:
 
     def update(self, raw: RawBody, patch: Patch | None = None, *, asked_at: float | None = None) -> bool:
         """
-        Replace the body that the daemons see by this state, unless a newer one is known.
+        Replace the body that the daemons see with this state, unless a newer state is known.
 
         Args:
             raw: the state.
@@ -316,7 +316,7 @@ class ObjectDaemons:
         try:
             expected = self.essence if patch is None else self.spawner.predict(self.body, patch)
             essence = self.spawner.essence_of(Body(raw))
-        except StorageError:  # reported by the handling of the object; a false change only lets idle timers wait longer
+        except StorageError:  # the processing of the object reports it; a false change only delays idle timers
             return True
         changed, self.essence = not is_same(essence, expected), essence
         return changed
@@ -357,7 +357,7 @@ class ObjectDaemons:
             self.record.detach_daemons()
 
     def notify(self, daemon: Daemon) -> None:
-        """Wake up the worker of the object after a daemon has ended: to remove the finalizer, or to start another."""
+        """Request a worker after a daemon has ended: to remove the finalizer, or to start another daemon."""
         background = self.spawner.background
         if self.gone or background.closing or background.paused:
             return
@@ -368,12 +368,12 @@ class ObjectDaemons:
         reason = daemon.stopper.reason
         if reason is None or DaemonStoppingReason.DONE in reason:
             return False
-        # A DELETED event can also mean that the object has left the selector of the watch, and it is there again now.
+        # A DELETED event can also mean that the object did not match the selector of the watch; now it matches again.
         return bool(reason & _RESPAWNABLE) or self.body.metadata.get('deletionTimestamp') is None
 
 
 class SpawningPlan(NamedTuple):
-    """The daemons of an object to be started and stopped."""
+    """The daemons to be started and stopped for an object."""
 
     missing: Sequence[SpawningHandler]
     """The handlers whose daemons must be started."""
@@ -382,7 +382,7 @@ class SpawningPlan(NamedTuple):
     holding: bool
     """Whether the finalizer must be on the object, because of daemons that run or must be started."""
     failures: Mapping[ResourceHandler, filters.FilterError] = {}
-    """The handlers whose filters have failed: their running daemons go on, and no new ones are started."""
+    """The handlers whose filters have failed: their running daemons continue, and no new ones are started."""
 
 
 class Spawner:
@@ -429,7 +429,8 @@ class Spawner:
         """Return which daemons must be started and stopped for the object in this state."""
         daemons = record.daemons
         if raw['metadata'].get('deletionTimestamp') is not None:
-            # Nothing is started for a deleted object, even if the finalizer of another controller holds it for long.
+            # No daemon starts for an object that is being deleted, even if the finalizer of another controller holds it
+            # long.
             excess = [] if daemons is None else [daemon for daemon in daemons if not daemon.stopper.is_set()]
             return SpawningPlan((), excess, holding=daemons is not None and daemons.holding)
         failures: filters.Failures = {}
@@ -491,7 +492,7 @@ class Spawner:
         return any(self.keys[handler] not in known for handler in plan.missing) or daemons.holding
 
     def _spawn(self, record: Record, raw: RawBody, missing: Sequence[SpawningHandler]) -> None:
-        # They are still missing in the next plan, which is made when the operator resumes and lists all objects.
+        # When the operator resumes, it lists all objects, and the next plan will start these daemons.
         if self.background.halted or self.background.closing:
             return
         held = self._finalizer in (raw['metadata'].get('finalizers') or ())
@@ -505,10 +506,10 @@ class Spawner:
                 daemons.spawn(handler)
 
     async def _wait_instantly(self, daemons: ObjectDaemons) -> None:
-        """Wait shortly for daemons that stop at once, so that the finalizer is removed in the same step."""
+        """Wait briefly for daemons that stop at once, so that the finalizer is removed in the same step."""
         settings = self.settings.background
-        # Why iterations of the loop, not a time? A function that only returns ends within a few of them, without a
-        # delay.
+        # Why iterations of the loop, not seconds? A function that only has to return ends within a few iterations,
+        # without a delay.
         for _ in range(settings.instant_exit_zero_time_cycles or 0):
             if not daemons.stopping:
                 return

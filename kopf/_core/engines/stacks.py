@@ -1,7 +1,8 @@
 """
-Stacks of tasks and threads: at which line of the user's code a handler is, without stopping it.
+Stacks of tasks and threads: they show the current line of a handler without stopping it.
 
-Stacks are read from any thread, while the code goes on. So a stack can be a moment old, but no handler is slowed down.
+Stacks are read from any thread while the code continues. So a stack can be slightly outdated, but no handler is slowed
+down.
 """
 
 import asyncio
@@ -76,7 +77,7 @@ def read_stack(task: asyncio.Task[Any], loop_thread: int | None) -> Stack:
 
 
 def _describe(frames: Sequence[FrameType]) -> list[Call]:
-    """Return the calls of the function of the handler: without those of the framework that lead to it."""
+    """Return the calls from the handler's function inwards, without the calls of the framework around it."""
     starts = [number for number, frame in enumerate(frames, 1) if frame.f_code is invocation.invoke.__code__]
     start = starts[-1] if starts else 0
     return [Call.of(frame) for frame in frames[start : start + MAX_DEPTH]]
@@ -93,7 +94,7 @@ def _find_frames(task: asyncio.Task[Any]) -> list[FrameType]:
         if frame is not None:
             frames.append(frame)
         if inner is None or not any(_look_into(inner)):
-            # The innermost coroutine waits for a future: it can be another task.
+            # The innermost coroutine waits for a future, which can be another task.
             waiter = getattr(task, '_fut_waiter', None)
             inner = waiter if isinstance(waiter, asyncio.Task) else None
         awaited = inner
@@ -101,7 +102,7 @@ def _find_frames(task: asyncio.Task[Any]) -> list[FrameType]:
 
 
 def _look_into(awaited: Any) -> tuple[FrameType | None, Any]:
-    """Return the frame of a coroutine or generator, and what it awaits."""
+    """Return the frame of a coroutine or generator, and the object that it awaits."""
     for prefix, attribute in (('cr', 'cr_await'), ('gi', 'gi_yieldfrom'), ('ag', 'ag_await')):
         if hasattr(awaited, f'{prefix}_frame'):
             return getattr(awaited, f'{prefix}_frame'), getattr(awaited, attribute)
@@ -134,7 +135,7 @@ def _find_thread(kwargs: Any, threads: dict[int, FrameType]) -> tuple[str | None
     for ident, top in threads.items():
         inner: list[FrameType] = []
         for frame in _iter_outwards(top):
-            # Compared by identity: a function can run for many objects at once, with equal arguments.
+            # Compare identities: a function can run for many objects at once, with equal arguments.
             if frame.f_code is invocation._call.__code__ and frame.f_locals.get('kwargs') is kwargs:
                 return names.get(ident, str(ident)), inner[::-1]
             inner.append(frame)

@@ -1,5 +1,5 @@
 """
-The HTTP server for requests about the operator itself: probes, metrics.
+The HTTP server for requests about the operator itself: probes, metrics, inspection.
 
 The server has a thread and an event loop of its own, as it must respond also when the operator's loop is stuck. Each
 feature brings its routes; features with the same address share one server.
@@ -27,7 +27,7 @@ Respond = Callable[['web.Request'], Awaitable['web.StreamResponse']]
 """A coroutine function that responds to a request, in the loop of the server."""
 
 ANY_HOST = (None, '0.0.0.0', '::')
-"""The hosts of URLs that stand for all network interfaces."""
+"""The hosts in URLs that mean all network interfaces."""
 
 
 class StatusServerError(ExplainedError, OSError):
@@ -82,7 +82,7 @@ class StatusServer:
         host: the host to listen at; ``None`` for all interfaces.
         port: the port to listen at; 0 for any free port.
         routes: the responses by their paths.
-        purpose: what the server is for, in messages: ``the probes``.
+        purpose: the purpose of the server, for messages: ``the probes``.
         ending: called in the loop of the server when it stops; it must end the responses that last for long.
     """
 

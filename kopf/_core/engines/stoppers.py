@@ -24,15 +24,15 @@ class DaemonStoppingReason(enum.Flag):
     FILTERS_MISMATCH = enum.auto()
     """The object does not match the filters of the daemon any more."""
     RESOURCE_DELETED = enum.auto()
-    """The object is being deleted, or is gone, or its resource is not served any more."""
+    """The object is being deleted or was deleted, or its resource is not served any more."""
     OPERATOR_PAUSING = enum.auto()
     """The operator pauses in favour of another one."""
     OPERATOR_EXITING = enum.auto()
     """The operator exits."""
     DAEMON_SIGNALLED = enum.auto()
-    """The daemon was signalled to stop, and has its ``cancellation_backoff`` for that."""
+    """The daemon was signalled to stop, and has the time of its ``cancellation_backoff`` for that."""
     DAEMON_CANCELLED = enum.auto()
-    """The daemon was cancelled, and has its ``cancellation_timeout`` for that."""
+    """The daemon was cancelled, and has the time of its ``cancellation_timeout`` to end."""
     DAEMON_ABANDONED = enum.auto()
     """The daemon has not stopped in time, and the operator does not wait for it any more."""
 
@@ -56,7 +56,7 @@ class DeletionFlags:
 
     def __init__(self, timers: CoalescedTimers) -> None:
         self._timers = timers
-        # Weak references: the functions hold the flags, and a flag is of no use without them.
+        # The references are weak: the running functions hold the flags, and without a function the flag is not needed.
         self._flags: weakref.WeakValueDictionary[str, _Flag] = weakref.WeakValueDictionary()
 
     def get_flag(self, uid: str, *, raised: bool) -> ReasonedFlag[DaemonStoppingReason]:

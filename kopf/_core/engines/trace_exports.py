@@ -1,7 +1,7 @@
 """
-Where the spans of OpenTelemetry go: to the provider of the program, or to the exporters of the ``OTEL_*`` variables.
+Export of OpenTelemetry's spans: by the provider of the program, or by the exporter that ``OTEL_*`` variables choose.
 
-An exporter that fails must not harm the operator: its spans are dropped and counted, and that is told once.
+An exporter that fails must not harm the operator: its spans are dropped and counted, with one warning.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ _EXPORTERS = 'opentelemetry_traces_exporter'
 """The entry points by which OpenTelemetry finds exporters."""
 
 _ALIASES = {'otlp': ('otlp_proto_http', 'otlp_proto_grpc', 'otlp')}
-"""The entry points for a name in ``OTEL_TRACES_EXPORTER``, the preferred first; others have their own names."""
+"""The entry points for known names in ``OTEL_TRACES_EXPORTER``, the preferred one first."""
 
 
 class TellingExporter:
-    """An exporter that counts the spans which could not be exported, and tells that once."""
+    """An exporter that counts the spans that could not be exported, and logs one warning."""
 
     def __init__(self, inner: Any, failure: Any) -> None:
         self._inner = inner
@@ -39,7 +39,7 @@ class TellingExporter:
 
     def export(self, spans: Sequence[Any]) -> Any:
         """Export the spans; called in a thread of OpenTelemetry."""
-        reason = "the exporter says no more"
+        reason = "the exporter gives no reason"
         try:
             result = self._inner.export(spans)
         except Exception as error:
@@ -62,7 +62,7 @@ class TellingExporter:
         self._inner.shutdown()
 
     def force_flush(self, timeout_millis: int = 30000) -> bool:
-        """Wait until the exporter has exported all that it has got."""
+        """Wait until the exporter has exported all received spans."""
         return bool(self._inner.force_flush(timeout_millis))
 
 
@@ -86,7 +86,7 @@ def load_provider() -> tuple[Any, TellingExporter | None]:
     if (inner := _make_exporter()) is not None:
         exporter = TellingExporter(inner, SpanExportResult.FAILURE)
         provider.add_span_processor(BatchSpanProcessor(exporter))
-        # Its exporters log each failed request, with tracebacks.
+        # Otherwise, the exporters of OpenTelemetry would log each failed request with its traceback.
         logging.getLogger('opentelemetry.exporter').setLevel(logging.CRITICAL)
     trace.set_tracer_provider(provider)  # so that spans of the program get there, too
     return provider, exporter
@@ -128,11 +128,11 @@ def logging_ids(tracing: Tracing) -> Iterator[None]:
 
 
 async def flush(provider: Any, exporter: TellingExporter | None) -> None:
-    """Export the last spans, for a limited time; tell how many spans were dropped."""
+    """Export the last spans, for a limited time; log how many spans were dropped."""
     if hasattr(provider, 'force_flush'):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_TIMEOUT):
-                # Not a thread of asyncio: it would be joined at exit, even if the exporter hangs.
+                # Why not asyncio.to_thread()? Its thread would be joined at exit, even if the exporter hangs.
                 flushing = DaemonicThreadPool(max_workers=1).submit(provider.force_flush, int(FLUSH_TIMEOUT * 1000))
                 await asyncio.wrap_future(flushing)
     if exporter is not None and exporter.dropped:

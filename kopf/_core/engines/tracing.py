@@ -1,12 +1,12 @@
 """
-Traces of OpenTelemetry: what an operator does for one change of an object, over all retries and restarts.
+Traces of OpenTelemetry: the work of an operator for one change of an object, across all retries and restarts.
 
-A step of an object is a span (a *cycle*), its handlers are spans in it, and their requests are spans in these. The
-first step of a change is remembered in the progress of its handlers, as a ``traceparent``, so that the next steps join
-its trace: also those of another process. The API server gets the ``traceparent`` of each request.
+A step of an object is a span (a *cycle*). Its handlers are child spans, and the requests of a handler are child spans
+of the handler. The ``traceparent`` of the first step is stored with the progress of the handlers, so that the next
+steps join its trace, also in another process. Each request sends its ``traceparent`` to the API server.
 
-Steps without handlers and without requests are not traced: most of them only find out that there is nothing to do.
-Neither are lists and watches, which belong to no object. Specified in the documentation's "Traces".
+Steps without handlers and without requests are not traced, as most of them have nothing to do. Lists and watches are
+not traced, as they belong to no object. Specified in the documentation's "Traces".
 """
 
 import logging
@@ -25,7 +25,7 @@ TRACEPARENT = 'traceparent'
 
 
 class TracingError(ExplainedError):
-    """Raised when there can be no traces. The message contains the reason and the remedy."""
+    """Raised when traces cannot be made. The message contains the reason and the remedy."""
 
 
 class _Open(NamedTuple):
@@ -33,9 +33,9 @@ class _Open(NamedTuple):
 
     span: Any
     token: Any = None
-    """What ends its being the current one."""
+    """The token that restores the previous context."""
     borrowed: bool = False
-    """Whether it is the span of the parent: parts of a trace that is not sampled have none of their own."""
+    """Whether it is the span of the parent: in a trace that is not sampled, activities have no spans of their own."""
 
 
 class Tracing(Instrument):
@@ -52,7 +52,7 @@ class Tracing(Instrument):
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         self._trace, self._context, self._propagate = trace, context, propagate
-        # Not the propagators of the settings: what is stored on objects must be readable by the next operator.
+        # Why not the configured propagators? The next operator must be able to read the stored value.
         self._stored_format = TraceContextTextMapPropagator()
         self._tracer = provider.get_tracer('kopf', version)
         self._steps: dict[ObjectStep, int] = {}
@@ -62,7 +62,7 @@ class Tracing(Instrument):
     # Steps.
 
     def step_begins(self, step: ObjectStep) -> None:
-        """Remember the time: the span is made when it is known whether the step has a trace already."""
+        """Record the time: the span is made later, when it is known whether the step continues a trace."""
         self._steps[step] = time.time_ns()
 
     def step_decides(self, step: ObjectStep) -> None:
@@ -110,7 +110,7 @@ class Tracing(Instrument):
         if parent is not None:
             context = self._trace.set_span_in_context(parent, self._context.Context())
         span = self._tracer.start_span(f'handler {call.id}', context=context)
-        # Set only now: nearly all spans are usually not sampled, and need no attributes.
+        # The attributes are set afterwards: most spans are usually not sampled, and need no attributes.
         if span.is_recording():
             span.set_attributes(
                 {
@@ -124,7 +124,7 @@ class Tracing(Instrument):
         return span
 
     def _is_in_trace(self, carried: str, parent: Any) -> bool:
-        """Check whether the step continues this trace: it can have begun before it was known, with raw events."""
+        """Check whether the step continues this trace; event handlers can have begun its span as a new trace."""
         known = self._trace.get_current_span(self._read(carried)).get_span_context()
         return not known.is_valid or known.trace_id == parent.get_span_context().trace_id
 
@@ -136,7 +136,7 @@ class Tracing(Instrument):
         return None if parent is None or parent not in self._open else self._open[parent].span
 
     def _find_origin(self, call: HandlerCall, span: Any) -> str | None:
-        """Return the text for the next attempts: of the first step of the change; without steps, of this attempt."""
+        """Return the ``traceparent`` for later attempts: of the first step; without steps, of this attempt."""
         step: Span | None = call.parent
         while step is not None and not isinstance(step, ObjectStep):
             step = step.parent
@@ -148,7 +148,7 @@ class Tracing(Instrument):
         """End the span of the handler, with its error if there is one."""
         opened = self._open.pop(call, None)
         if opened is not None:
-            # Only if there can be another attempt: otherwise, nothing is stored.
+            # Needed only if another attempt follows: otherwise, no progress is stored.
             if call.carried is None and call.key is not None and call.outcome in ('retried', 'waiting'):
                 call.carried = self._find_origin(call, opened.span)
             if not opened.borrowed and opened.span.is_recording():
@@ -158,7 +158,7 @@ class Tracing(Instrument):
     # Requests.
 
     def request_begins(self, request: ApiRequest) -> None:
-        """Begin the span of a request of a step or a handler, and tell the API server of it."""
+        """Begin the span of a request of a step or a handler, and add its ``traceparent`` to the request."""
         parent = self._find_parent_of_request(request)
         if parent is None:
             return
@@ -184,11 +184,11 @@ class Tracing(Instrument):
         self._propagate.inject(request.headers, self._trace.set_span_in_context(span, self._context.Context()))
 
     def _find_parent_of_request(self, request: ApiRequest) -> Any:
-        """Return the innermost span that the request is a part of, such as one of the user; ``None`` without any."""
+        """Return the innermost span around the request, e.g. one of the user's code; ``None`` without any."""
         parent, current = self._find_parent(request), self._trace.get_current_span()
         if parent is None:
             return current if current.is_recording() else None
-        # A worker can be started in the middle of a handler of another object, and has its context then.
+        # A handler of another object can have started this worker, so the current span can be of that handler.
         is_inside = current.get_span_context().trace_id == parent.get_span_context().trace_id
         return current if is_inside else parent
 
@@ -214,8 +214,8 @@ class Tracing(Instrument):
             self._context.detach(opened.token)
 
     def _read(self, carried: str | None) -> Any:
-        """Return the context of the remembered trace; an empty one without any."""
-        # Never the current one: a worker can be started in the middle of a handler of another object.
+        """Return the context of the stored trace; an empty one without any."""
+        # Never use the current context: a handler of another object can have started this worker.
         empty = self._context.Context()
         return empty if carried is None else self._stored_format.extract({TRACEPARENT: carried}, empty)
 

@@ -1,8 +1,8 @@
 """
-The conditions that the framework keeps for level-triggered handlers with ``conditions=True``, as kstatus reads them.
+The conditions that the framework sets for level-triggered handlers with ``conditions=True``, as kstatus expects them.
 
-``Ready`` is always there. ``Reconciling`` and ``Stalled`` are there only while they are true. An object at rest has
-only ``Ready``, and another run with the same result changes nothing. All functions are pure.
+``Ready`` always exists. ``Reconciling`` and ``Stalled`` exist only while they are true. So an object at rest has only
+``Ready``, and another run with the same result changes nothing. All functions are pure.
 """
 
 import enum
@@ -43,7 +43,7 @@ class Verdict(NamedTuple):
 
     state: State
     generation: int | None
-    """The generation that the run has seen; ``None`` if it grows not only with changes of the desired state."""
+    """The generation that the run has seen; ``None`` if changes of the status increment it, too."""
     reason: str = ''
     message: str = ''
     is_explicit: bool = False
@@ -51,22 +51,22 @@ class Verdict(NamedTuple):
 
 
 def is_own_kind(resource: Resource) -> bool:
-    """Check whether the kind can be one of the operator's own: it is not one of Kubernetes itself."""
+    """Check whether the kind can belong to the operator: built-in kinds belong to Kubernetes."""
     return '.' in resource.group and not resource.group.endswith('.k8s.io')
 
 
 def begin(entries: Sequence[Any], generation: int | None) -> dict[str, Condition | None]:
     """
-    Return what to write before a run; nothing if ``Ready`` is about this generation already, whatever its status is.
+    Return the conditions to write before a run; none if ``Ready`` has this generation already.
 
-    So a run that is a retry, or that is triggered by an interval or by another object, writes nothing when it begins.
+    So a retry, or a run that an interval or another object has triggered, writes nothing when it begins.
     """
     ready = _find(entries, READY)
     if ready is not None and (generation is None or ready.observed_generation == generation):
         return {}
     return {
-        # Some clients do not compare the generations. They must not take the readiness of the former generation for
-        # that of this one.
+        # Some clients do not compare the generations. Without this write, they would take the ``Ready`` of the former
+        # generation for that of the new one.
         READY: Condition(None, 'Progressing'),
         RECONCILING: Condition(True, 'Progressing'),
         STALLED: None,
@@ -101,7 +101,7 @@ def judge(handler: Handler, outcome: Outcome, generation: int | None, changed: M
 
 
 def describe(error: BaseException) -> str:
-    """Return the class and the text of the error, for people; characters that cannot be stored are replaced."""
+    """Return the class and the text of the error for users; replace characters that cannot be stored."""
     text = str(error)
     whole = f"{type(error).__name__}: {text}" if text and text != 'None' else type(error).__name__
     whole = whole.encode(errors='replace').decode()
@@ -114,7 +114,7 @@ def conclude(
     changed: Mapping[str, Condition | None],
 ) -> dict[str, Condition | None]:
     """
-    Return what to write after a run, besides what the handler has set itself.
+    Return the conditions to write after a run, except for those that the handler has set itself.
 
     Args:
         verdicts: the verdicts of all handlers that keep the conditions of the object, by their ids; ``None`` for those
@@ -133,10 +133,10 @@ def conclude(
             STALLED: wrong if stalled else None,
         }
         own = changed.get(READY)
-        # A failed handler can say itself why the object is not ready, but it cannot say that the object is ready.
+        # A failed handler may explain why the object is not ready, but it must not claim that the object is ready.
         kept = {type_ for type_ in changed if type_ != READY or own is None or not own.status}
     elif len(known) < len(verdicts):
-        return {}  # the others will be run, too; until then, the conditions stay as they are
+        return {}  # keep the conditions until the other handlers have run, too
     else:
         changes = {READY: Condition(True, 'Succeeded'), RECONCILING: None, STALLED: None}
         kept = {*changed}

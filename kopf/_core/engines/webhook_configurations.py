@@ -1,5 +1,5 @@
 """
-The webhook configurations of the cluster: they tell the API server to call the operator's webhook server.
+The webhook configurations in the cluster, which make the API server call the operator's webhook server.
 
 There is one object for validating and one for mutating webhooks, both with the name of ``settings.admission.managed``.
 They are written as a whole, and only when something has changed. If a webhook stayed in the cluster without a server,
@@ -96,7 +96,7 @@ class WebhookConfigurations(WebhookRegistration):
         try:
             await self._client.post_json(f'/apis/{GROUP_VERSION}/{plural}', obj, logger=logger)
         except (errors.APIConflictError, errors.APIForbiddenError) as error:
-            # Not an error yet: the object can exist, and operators can be permitted only to patch it.
+            # This is no error yet: the object can exist, and the operator can have only the permission to patch it.
             logger.debug("The webhook configuration %s is not created: %s", self._name, error)
 
     async def _write(self, type: WebhookType, webhooks: list[dict[str, Any]]) -> None:

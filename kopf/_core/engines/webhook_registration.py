@@ -2,8 +2,8 @@
 Registration of the operator's webhook server in the cluster: the base of webhook configurations and CRD conversions.
 
 The objects are written when both the served handlers and the address of the server are known, and again when either
-changes. A failed request is retried endlessly rather than raised: the API server can be unavailable for a while, and an
-administrator can grant a missing permission later. Meanwhile, the rest of the operator works.
+changes. Failed requests are retried endlessly, while the rest of the operator works: the API server can be unavailable
+for a while, and an administrator can grant a missing permission later.
 """
 
 import asyncio
@@ -67,14 +67,15 @@ class WebhookRegistration(ABC):
         failures = 0
         while True:
             await self._changed.wait()
-            # Cleared before writing: changes during the requests need another round.
+            # Clear the flag before writing: changes during the requests need another round.
             self._changed.clear()
             if self._client_config is None:
                 continue
             try:
                 async with self._writing:
                     if self._closed:
-                        # Checked under the lock: the clean-up can have been done while this round waited for it.
+                        # Check this under the lock: the clean-up can have happened while this round waited for the
+                        # lock.
                         return
                     await self.write(self._client_config)
                 failures = 0
@@ -119,4 +120,4 @@ async def attempt_all(steps: Iterable[Callable[[], Awaitable[None]]]) -> None:
         for failure in failures:
             raise failure
     finally:
-        failures.clear()  # otherwise, this frame and their tracebacks would be a reference cycle
+        failures.clear()  # otherwise, this frame and the tracebacks of the errors would be a reference cycle

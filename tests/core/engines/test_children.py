@@ -611,7 +611,7 @@ async def test_a_change_of_an_immutable_field_is_told_or_the_child_is_replaced(w
         if replace:
             await world.until_called('fn succeeded', times=2)
         else:
-            await world.until_logged("use replace=True to delete and create it anew")
+            await world.until_logged("use replace=True to delete and recreate it")
         await rest()
         child = await family.get()
     assert (child['metadata']['uid'] != first['metadata']['uid']) is replace
