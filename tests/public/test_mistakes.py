@@ -211,6 +211,11 @@ WARNED = {
         "@kopf.on.field('kopfexamples', field='spec/field')\ndef fn(**_): pass",
         "Handler 'fn/spec/field' (...) has field='spec/field', which no object has. Did you mean 'spec.field'?",
     ),
+    "a field that the schema lacks": (
+        "@kopf.on.field('stricts', field='spec.feild')\ndef fn(**_): pass",
+        "Handler 'fn/spec.feild' (...) has field='spec.feild', but the schema in the CRD 'stricts.kopf.dev' has no "
+        "such field. Did you mean 'spec.field'?",
+    ),
     "a field in a list": (
         "@kopf.on.field('kopfexamples', field='spec.items[0]')\ndef fn(**_): pass",
         "Handler 'fn/spec.items[0]' (...) has field='spec.items[0]', which no object has. Items of lists have no "
@@ -396,7 +401,15 @@ STRICT = {
                 "name": "v1",
                 "served": True,
                 "storage": True,
-                "schema": {"openAPIV3Schema": {"type": "object", "properties": {"status": {"type": "object"}}}},
+                "schema": {
+                    "openAPIV3Schema": {
+                        "type": "object",
+                        "properties": {
+                            "spec": {"type": "object", "properties": {"field": {"type": "string"}}},
+                            "status": {"type": "object"},
+                        },
+                    }
+                },
             }
         ],
     },

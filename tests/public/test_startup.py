@@ -58,6 +58,8 @@ EXTRAS = {  # of those operators only that have something for them to do
     'kopf._core.reactor.condition_schemas',
     'kopf._core.reactor.condition_writer',
     'kopf._core.reactor.permission_reviews',
+    'kopf._core.reactor.field_schemas',
+    'kopf._core.intents.field_checks',
     'kopf._core.intents.role_rules',
     'kopf._cogs.structs.conditions',
     'kopf._core.reactor.seen_states',

@@ -216,6 +216,11 @@ class Operator:
         outcomes = await self._run_activity(Activity.STARTUP)
         activities.check_outcomes(Activity.STARTUP, outcomes)
         mistakes.check_registry(self.registry)  # startup handlers can declare others
+        if self.registry.kinds:
+            from kopf._core.intents.field_checks import find_doubts_of_kinds
+
+            for doubt in find_doubts_of_kinds(self.registry):
+                logger.warning("%s", doubt)
 
     async def _clean_up(self) -> None:
         outcomes = await self._run_activity(Activity.CLEANUP)

@@ -43,14 +43,20 @@ from kopf._core.reactor.indexing_gate import IndexingGate
 from kopf._core.reactor.informer import Informer
 from kopf._core.reactor.object_records import ObjectRecord, get_api_version
 from kopf._core.reactor.processing import Processor
-from kopf._core.reactor.resource_selection import Absences, Definitions, ResourceProblems, get_groups, resolve_tables
+from kopf._core.reactor.resource_selection import (
+    Absences,
+    Definitions,
+    ResourceProblems,
+    SchemaCheck,
+    get_groups,
+    resolve_tables,
+)
 from kopf._core.reactor.sinks import EventSink, ObjectSink
 from kopf._core.reactor.watches import ResourceWatch, WatchState
 from kopf._core.reactor.workers import WorkerPool
 
 if TYPE_CHECKING:
     from kopf._core.engines.levels import Levels
-    from kopf._core.reactor.condition_schemas import ConditionSchemas
     from kopf._core.reactor.permission_reviews import PermissionReviews
     from kopf._core.reactor.webhook_runtime import WebhookRuntime
 
@@ -174,9 +180,9 @@ class Orchestrator:
         self._resources: Collection[Resource] | None = None
         self._served: dict[Scope, HandlerTable] = {}
         self._leaving: dict[Scope, Leaving] = {}
-        self._schemas = self._make_schemas()
+        self._checks = list(self._make_checks())
         self._permissions = self._make_permissions()
-        self._definitions = Definitions(self._schemas)
+        self._definitions = Definitions(self._checks)
         self._absences = Absences(self._definitions)
         self._changed = asyncio.Event()
         # Users can declare handlers at any time, and in any thread.
@@ -205,13 +211,17 @@ class Orchestrator:
             memos=self.get_memo,
         )
 
-    def _make_schemas(self) -> 'ConditionSchemas | None':
-        """Return the check of CRD schemas if any handler sets conditions; ``None`` otherwise."""
-        if not any(handler.uses_conditions for handler in self._tools.context.registry.iter_resource_handlers()):
-            return None
-        from kopf._core.reactor.condition_schemas import ConditionSchemas
+    def _make_checks(self) -> Iterator[SchemaCheck]:
+        """Yield the checks of CRDs that the handlers need."""
+        registry = self._tools.context.registry
+        if any(handler.uses_conditions for handler in registry.iter_resource_handlers()):
+            from kopf._core.reactor.condition_schemas import ConditionSchemas
 
-        return ConditionSchemas()
+            yield ConditionSchemas()
+        if any(handler.field for handler in registry.iter_resource_handlers()):
+            from kopf._core.reactor.field_schemas import FieldSchemas
+
+            yield FieldSchemas(registry)
 
     def _make_permissions(self) -> 'PermissionReviews | None':
         """Return the reviews of permissions if they are requested; ``None`` otherwise."""
@@ -288,8 +298,8 @@ class Orchestrator:
         problems = problems.with_failed_groups(discovery.failed_groups, hidden)
         problems.log(self._problems)
         self._problems = problems
-        if self._schemas is not None:
-            self._schemas.report(self._tables)
+        for check in self._checks:
+            check.report(self._tables)
         # Before `_adjust`: no watch may begin before it is known whether there are peers to ask.
         self.coordinator.rediscover(self._resources)
         unresolved = problems.unresolved
@@ -406,8 +416,8 @@ class Orchestrator:
         """Called when all CRDs are listed. Some can be newer than the last discovery."""
         if not self._definitions.compare(self._resources or (), None):
             self._changed.set()
-        if self._schemas is not None:
-            self._schemas.report(self._tables)
+        for check in self._checks:
+            check.report(self._tables)
         if self.webhooks is not None:
             self.webhooks.recheck()
 

@@ -9,14 +9,11 @@ import logging
 import time
 from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from kopf._cogs.structs.references import Resource, Selector
 from kopf._core.intents.handlers import ConversionHandler, WebhookHandler
 from kopf._core.intents.registries import HandlerTable, OperatorRegistry
-
-if TYPE_CHECKING:
-    from kopf._core.reactor.condition_schemas import ConditionSchemas
 
 logger = logging.getLogger(__name__)
 
@@ -168,6 +165,16 @@ def _find_similar(selector: Selector, resources: Collection[Resource]) -> str | 
     return names[found[0]] if found else None
 
 
+class SchemaCheck(Protocol):
+    """A check of the schemas in CRDs, for handlers that depend on them."""
+
+    def note(self, name: str, raw: Mapping[str, Any]) -> None:
+        """Look at the newest state of the CRD; an empty mapping if it is deleted."""
+
+    def report(self, tables: Mapping[Resource, HandlerTable]) -> None:
+        """Warn, once, of what is wrong for the handlers of these resources."""
+
+
 class Definitions:
     """
     The known CRDs, in order to check whether the discovery reflects them already.
@@ -175,14 +182,14 @@ class Definitions:
     The API server needs some time for that, and does not report when it is done.
     """
 
-    def __init__(self, schemas: 'ConditionSchemas | None' = None) -> None:
-        self._schemas = schemas
+    def __init__(self, checks: Iterable[SchemaCheck] = ()) -> None:
+        self._checks = tuple(checks)
         self._versions: dict[tuple[str, str], Versions] = {}  # by group and plural
 
     def note(self, name: str, raw: Mapping[str, Any]) -> None:
         """Remember the newest state of the CRD; an empty mapping if it is deleted."""
-        if self._schemas is not None:
-            self._schemas.note(name, raw)
+        for check in self._checks:
+            check.note(name, raw)
         plural, _, group = name.partition('.')
         try:
             established = any(

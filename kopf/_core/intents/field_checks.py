@@ -1,0 +1,198 @@
+"""
+Fields that decorators name, compared with the schema of the kind: `find_doubts_of_kinds`, `find_doubt`.
+
+The API server drops the fields that a closed schema does not have. So a handler with a misspelt ``field=`` would never
+be called, and nothing would tell why. Schemas are those of declared classes (JSON schemas), or those of CRDs
+(structural ones); both are read in place, without a conversion.
+"""
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kopf._cogs.structs.references import Resource, Selector
+from kopf._core.intents.handlers import ResourceHandler
+from kopf._core.intents.mistakes import locate
+from kopf._core.intents.registries import OperatorRegistry
+
+if TYPE_CHECKING:
+    from kopf._core.intents.declared_kinds import Kind  # imported only by operators with models
+
+_ALWAYS = frozenset({'apiVersion', 'kind', 'metadata'})
+"""The fields that all objects have, whether the schema names them or not."""
+
+_TEXT = re.compile(r'''r?("([^"\\]|\\.)*"|'([^'\\]|\\.)*')''')
+_SELF = re.compile(r'(?<![\w.])self((?:\s*\.\s*\w+)+)(\s*\()?')
+
+
+class UnknownField(NamedTuple):
+    """A field that a schema does not have."""
+
+    path: tuple[str, ...]
+    """The path as far as the schema has it, and the first unknown name."""
+    known: Collection[str]
+    """The names that the schema has instead."""
+
+    @property
+    def hint(self) -> str:
+        """A sentence with the most similar field, or with all fields that are there."""
+        import difflib  # only for mistakes
+
+        *parents, name = self.path
+        if found := difflib.get_close_matches(name, self.known, n=1):
+            return f"Did you mean {'.'.join([*parents, found[0]])!r}?"
+        place = '.'.join(parents)
+        return f"{place or 'It'} has: {', '.join(sorted(self.known)) or 'no fields'}."
+
+
+class Schema:
+    """
+    A schema of objects.
+
+    Args:
+        root: the JSON schema of a class, or the structural schema of a version in a CRD.
+        is_structural: whether it is a structural one, where a field without any properties has none.
+    """
+
+    def __init__(self, root: Any, *, is_structural: bool) -> None:
+        self._root = root
+        self._is_structural = is_structural
+
+    def find_unknown(self, path: Sequence[str]) -> UnknownField | None:
+        """Return the first field of the path that the schema does not have; ``None`` if it has it, or can have it."""
+        if not path or path[0] in _ALWAYS:
+            return None
+        nodes = [self._root]
+        for index, name in enumerate(path):
+            variants = [variant for node in nodes for variant in self._list_variants(node)]
+            nodes, known = [], set[str]()
+            for variant in variants:
+                properties = variant.get('properties') or {}
+                if name in properties:
+                    nodes.append(properties[name])
+                elif isinstance(others := variant.get('additionalProperties'), Mapping) and others:
+                    nodes.append(others)
+                elif self._is_open(variant):
+                    return None
+                known.update(properties)
+            if not nodes:
+                return UnknownField(tuple(path[: index + 1]), known)
+        return None
+
+    def _list_variants(self, node: Any, depth: int = 0) -> list[Mapping[str, Any]]:
+        """Return the schemas that a value can have, without references and unions."""
+        if not isinstance(node, Mapping) or depth > 20:  # true is for any value; references can be endless
+            return [{'x-kubernetes-preserve-unknown-fields': True}]
+        if self._is_structural:
+            return [node]
+        if (reference := node.get('$ref')) is not None:
+            definitions = self._root.get('$defs') or {}
+            return self._list_variants(definitions.get(str(reference).removeprefix('#/$defs/'), True), depth + 1)
+        unions = [node.get(key) for key in ('anyOf', 'oneOf', 'allOf')]
+        if any(unions) and 'properties' not in node:
+            return [
+                variant for union in unions for each in union or () for variant in self._list_variants(each, depth + 1)
+            ]
+        return [node]
+
+    def _is_open(self, node: Mapping[str, Any]) -> bool:
+        """Check whether the value can have other fields than those in the schema."""
+        if node.get('x-kubernetes-preserve-unknown-fields') or node.get('x-kubernetes-embedded-resource'):
+            return True
+        if (others := node.get('additionalProperties')) is not None:
+            return others is not False
+        if self._is_structural or node.get('properties'):
+            return False
+        return node.get('type') in (None, 'object') and not node.keys() & {'const', 'enum'}
+
+
+def find_doubts_of_kinds(registry: OperatorRegistry) -> Iterator[str]:
+    """Yield a message for each field that handlers or the declarations of kinds name, and that the class lacks."""
+    for kind in registry.kinds:
+        named = [*_list_fields_of_handlers(kind, registry), *_list_columns(kind), *_list_rules(kind)]
+        named = [(what, path) for what, path in named if not (kind.conditions and path[:2] == ('status', 'conditions'))]
+        if not named:
+            continue
+        try:
+            schema = Schema(kind.adapter.make_schema(), is_structural=False)
+        except Exception:  # of any library: the class has no schema, which is what `kopf crd` is for
+            continue
+        for what, path in named:
+            if (unknown := schema.find_unknown(path)) is not None:
+                yield f"{what}, but the class {kind.cls.__qualname__} has no such field. {unknown.hint}"
+
+
+def find_doubt(handler: ResourceHandler, schema: Schema, name: str) -> str | None:
+    """
+    Return a message if the schema does not have the field of the handler.
+
+    Args:
+        handler: the handler.
+        schema: the schema of the objects that the handler is for.
+        name: the name of the CRD with the schema.
+    """
+    unknown = schema.find_unknown(handler.field or ())
+    if unknown is None:
+        return None
+    return f"{_describe(handler)}, but the schema in the CRD {name!r} has no such field. {unknown.hint}"
+
+
+def names_field(handler: ResourceHandler) -> bool:
+    """Check whether the handler is for a field of one resource, which can have a schema."""
+    return bool(handler.field) and handler.selector is not None and handler.selector.is_specific
+
+
+def is_declared(selector: Selector, kinds: Collection['Kind']) -> bool:
+    """Check whether the selector selects one of the declared kinds."""
+    return any(selector.check(_make_resource(kind)) for kind in kinds)
+
+
+def _make_resource(kind: 'Kind') -> Resource:
+    return Resource(
+        kind.group,
+        kind.version,
+        kind.plural,
+        kind=kind.kind,
+        singular=kind.singular,
+        shortcuts=frozenset(kind.short_names),
+    )
+
+
+def _describe(handler: ResourceHandler) -> str:
+    return f"{handler} ({locate(handler.fn)}) has field={'.'.join(handler.field or ())!r}"
+
+
+def _list_fields_of_handlers(kind: 'Kind', registry: OperatorRegistry) -> Iterator[tuple[str, Sequence[str]]]:
+    for handler in registry.iter_resource_handlers():
+        if names_field(handler) and handler.selector is not None and is_declared(handler.selector, [kind]):
+            yield _describe(handler), handler.field or ()
+
+
+def _list_columns(kind: 'Kind') -> Iterator[tuple[str, Sequence[str]]]:
+    for name, column in kind.columns.items():
+        path = column if isinstance(column, str) else column.get('path', column.get('jsonPath', ''))
+        names = path.removeprefix('.').split('.')
+        # Other paths have filters and indices of lists, which only the API server evaluates.
+        if all(re.fullmatch(r'\w+', each) for each in names):
+            yield f"{kind}: columns= has {name!r} with {path!r}", names
+
+
+def _list_rules(kind: 'Kind') -> Iterator[tuple[str, Sequence[str]]]:
+    for rule in kind.rules:
+        text = rule if isinstance(rule, str) else rule[0] if isinstance(rule, tuple) else str(rule.get('rule'))
+        for path in list_fields_of_rule(text):
+            yield f"{kind}: rules= has {text!r} with 'self.{'.'.join(path)}'", path
+
+
+def list_fields_of_rule(text: str) -> list[tuple[str, ...]]:
+    """Return the paths of the fields of ``self`` in a CEL expression; not those of variables."""
+    found: dict[tuple[str, ...], None] = {}
+    for match in _SELF.finditer(_TEXT.sub("''", text)):
+        names = [name.strip() for name in match[1].split('.')[1:]]
+        if match[2]:
+            del names[-1]  # a method, such as `self.spec.items.all(...)`
+        # Names that CEL reserves or cannot spell are escaped, such as `__namespace__`.
+        escaped = next((index for index, name in enumerate(names) if '__' in name), len(names))
+        if names[:escaped]:
+            found[tuple(names[:escaped])] = None
+    return list(found)

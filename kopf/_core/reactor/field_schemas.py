@@ -1,0 +1,70 @@
+"""
+Checking whether the schemas of custom resources have the fields that handlers name.
+
+The CRDs are those of the watch that notices new resources, so there are no further requests. Kinds that are declared as
+classes are not checked here, but by their classes.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from kopf._cogs.structs.references import Resource
+from kopf._core.intents.field_checks import Schema, find_doubt, is_declared, names_field
+from kopf._core.intents.registries import HandlerTable, OperatorRegistry
+
+logger = logging.getLogger(__name__)
+
+Doubts = dict[str, list[str]]
+"""The messages by the versions of a resource."""
+
+
+class FieldSchemas:
+    """The messages about fields that are missing in CRDs."""
+
+    def __init__(self, registry: OperatorRegistry) -> None:
+        self._registry = registry
+        self._doubts: dict[tuple[str, str], Doubts] = {}  # by group and plural
+        self._reported: dict[Resource, list[str]] = {}
+
+    def note(self, name: str, raw: Mapping[str, Any]) -> None:
+        """Look at the newest state of the CRD; an empty mapping if it is deleted."""
+        plural, _, group = name.partition('.')
+        self._doubts.pop((group, plural), None)
+        try:
+            if raw and not raw['spec'].get('preserveUnknownFields'):
+                found = {version['name']: self._check(raw, version) for version in raw['spec']['versions']}
+                self._doubts[group, plural] = {version: texts for version, texts in found.items() if texts}
+        except (AttributeError, KeyError, TypeError):
+            pass  # malformed: the API server does not serve it either
+
+    def _check(self, raw: Mapping[str, Any], version: Mapping[str, Any]) -> list[str]:
+        """Return the messages about one version. Only they are kept: CRDs can be large."""
+        spec, names = raw['spec'], raw['spec']['names']
+        resource = Resource(
+            spec['group'],
+            version['name'],
+            names['plural'],
+            kind=names['kind'],
+            singular=names.get('singular'),
+            shortcuts=frozenset(names.get('shortNames') or ()),
+        )
+        schema = Schema((version.get('schema') or {}).get('openAPIV3Schema'), is_structural=True)
+        found = []
+        for handler in self._registry.iter_resource_handlers():
+            selector = handler.selector
+            if not names_field(handler) or selector is None or not selector.check(resource):
+                continue
+            if not is_declared(selector, self._registry.kinds):
+                found.append(find_doubt(handler, schema, raw['metadata']['name']))
+        return [text for text in found if text is not None]
+
+    def report(self, tables: Mapping[Resource, HandlerTable]) -> None:
+        """Warn, once, of each field that the schema of a served resource does not have."""
+        for resource in tables:
+            texts = self._doubts.get((resource.group, resource.plural), {}).get(resource.version, [])
+            known = self._reported.get(resource, [])
+            self._reported[resource] = texts
+            for text in texts:
+                if text not in known:
+                    logger.warning("%s", text)
