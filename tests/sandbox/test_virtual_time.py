@@ -584,6 +584,48 @@ def test_nothing_of_a_killed_operator_goes_on(kopf_sandbox, kopf_operator, write
     assert len(kopf_sandbox.requests) == made
 
 
+@virtual
+def test_a_suspended_operator_does_nothing_and_then_goes_on(kopf_sandbox, kopf_operator, write):
+    handlers = """
+        import time
+
+        @kopf.timer('kopfexamples', interval=10)
+        async def tick(**_):
+            print('ticks')
+
+        @kopf.daemon('kopfexamples')
+        def daemon(stopped, **_):
+            while not stopped:
+                time.sleep(10)
+                print('sleeps')
+    """
+    with kopf_operator(write(handlers)) as operator:
+        kopf_sandbox.create("kex", "x")
+        kopf_sandbox.advance(25)
+        operator._control.freeze(100)
+        before, made = operator.output, len(kopf_sandbox.requests)
+        kopf_sandbox.patch("kex", "x", {"spec": {"field": 1}})
+        kopf_sandbox.advance(99)
+        assert operator.output == before and len(kopf_sandbox.requests) == made
+        kopf_sandbox.advance(12)
+        assert operator.output.count("ticks") > before.count("ticks")
+        assert operator.output.count("sleeps") > before.count("sleeps")
+    assert operator.returncode == 0
+
+
+@virtual
+def test_a_suspended_operator_can_be_killed(kopf_sandbox, kopf_operator, write):
+    with kopf_operator(write(TIMER)) as operator:
+        kopf_sandbox.create("kex", "x")
+        kopf_sandbox.advance(25)
+        operator._control.freeze(100)
+        kopf_sandbox.advance(1)
+        operator.kill()
+        made = len(kopf_sandbox.requests)
+        kopf_sandbox.advance(1000)
+        assert len(kopf_sandbox.requests) == made
+
+
 def test_the_end_of_the_sandbox_does_not_wait_for_killed_operators(write, caplog):
     with Sandbox(virtual_time=True, crds=CRD) as sandbox:
         with Operator(sandbox, write(TIMER)) as operator:

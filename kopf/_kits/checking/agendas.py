@@ -22,6 +22,9 @@ FROZEN_FOR = 30.0
 AWAY_FOR = 5.0
 """How long no operator runs while the user edits objects (in seconds)."""
 
+HANGS_FOR = 100.0
+"""How long an operator is suspended (in seconds): longer than its lease, or its record in the peering, is valid."""
+
 DELAYED_FOR = 90.0
 """The delay of a late request (in seconds): longer than the timeouts of clients."""
 
@@ -170,6 +173,21 @@ class Planner:
         for do in ('kill', 'stop'):
             for step in [*range(len(outcome.steps), 0, -1), 0]:
                 yield Plan(seed=self._seed, do=do, step=step, seconds=AWAY_FOR, edits=edits)
+
+    def plan_replicas(self, agenda: Agenda, outcome: Outcome) -> None:
+        """Add the plans with two operators: the one that works is killed, stopped, or suspended."""
+        moments = [moment for moment, request in list_moments(outcome.requests, ('scenario', 'deletion'))]
+        moments = spread(moments)
+        base: dict[str, Any] = {'seed': self._seed, 'replicas': 2}
+        hang: dict[str, Any] = {'do': 'hang', 'seconds': HANGS_FOR, **base}
+        steps = [*range(len(outcome.steps), 0, -1), 0]
+        agenda.add('replicas', [Plan(**base)])
+        agenda.add('replicas', (Plan(do='kill', when='unanswered', request=moment, **base) for moment in moments))
+        agenda.add('hang', (Plan(step=step, **hang) for step in steps))
+        agenda.add('hang', (Plan(when='unanswered', request=moment, **hang) for moment in moments))
+        agenda.add('hang', (Plan(when='before', request=moment, **hang) for moment in moments))
+        agenda.add('replicas', (Plan(do='stop', step=step, seconds=AWAY_FOR, **base) for step in steps))
+        agenda.add('replicas', (Plan(do='kill', when='before', request=moment, **base) for moment in moments))
 
     def _plan_deletions(self, moments: Sequence[Moment], base: Mapping[str, Any]) -> Iterator[Plan]:
         for when in ('unanswered', 'before'):

@@ -1,11 +1,18 @@
 """The calls of handlers in a course: which of them run at the same time, and how they end."""
 
+import dataclasses
+import itertools
+import math
+import time
 from typing import NamedTuple
 
 from kopf._cogs.structs.instruments import HandlerCall, Instrument
 
 _CONCURRENT = frozenset({'Indexer', 'Webhook', 'Activity', 'Schedule'})
 """Kinds of handlers that have no object, or can be called for the same object several times at once."""
+
+MOMENT = 0.0002
+"""How long a call lasts that does nothing (in seconds of virtual time): connections in memory are not faster."""
 
 Key = tuple[str, str]
 """The uid of an object, and the id of a handler."""
@@ -21,16 +28,40 @@ class Call(NamedTuple):
     message: str
 
 
+@dataclasses.dataclass(eq=False)
+class Running:
+    """One call of a handler."""
+
+    call: HandlerCall
+    started: float
+    lasted: float = math.inf
+    """How long it has lasted (in seconds); infinite while it runs."""
+
+
 class CallRecord:
     """All calls of handlers in one course, for all operators that were started in it."""
 
     def __init__(self) -> None:
         self.last: dict[Key, Call] = {}
-        self.overlaps: list[str] = []
+        self._recorders: list[CallRecorder] = []
+        self._repeated: list[HandlerCall] = []
+        self._pairs: list[tuple[Running, Running]] = []
 
-    def begin(self, key: Key) -> None:
+    def add(self) -> 'CallRecorder':
+        """Create the recorder of another operator."""
+        recorder = CallRecorder(self)
+        self._recorders.append(recorder)
+        return recorder
+
+    def begin(self, key: Key, running: Running, recorder: 'CallRecorder') -> None:
         """Record the start of a call. The failure of the previous call is forgotten: the handler is retried."""
         self.last.pop(key, None)
+        if key in recorder.running:
+            self._repeated.append(running.call)
+        # Different handlers of one operator may run at the same time for the same object; those of two operators may not.
+        for other in self._recorders:
+            if other is not recorder:
+                self._pairs += [(running, each) for (uid, _), each in other.running.items() if uid == key[0]]
 
     def end(self, key: Key, call: Call) -> None:
         """Record how a call has ended."""
@@ -42,10 +73,26 @@ class CallRecord:
                 if self.last[other].outcome == 'retried':
                     del self.last[other]
 
-    def overlap(self, call: HandlerCall) -> None:
-        """Record that a handler was called while it still ran for the same object."""
-        if call.key is not None:
-            self.overlaps.append(f'{call.id} of {call.key.resource.plural} {call.key.name}')
+    def watch_rest(self) -> None:
+        """Called at rest: from now on, operators hand over no objects, so each object has one operator."""
+        for recorder in self._recorders:
+            recorder.handled.clear()
+
+    def end_rest(self) -> None:
+        """Called at the end of the rest: record the objects that several operators have handled in turns."""
+        for one, other in itertools.combinations(self._recorders, 2):
+            self._pairs += [(running, other.handled[uid]) for uid, running in one.handled.items() if uid in other.handled]
+
+    @property
+    def overlaps(self) -> list[str]:
+        """The handlers that were called while they, or those of another operator, ran for the same object."""
+        # If the handlers themselves check whether their replica is the leader, those of the other replicas return at once.
+        doubled = [one.call for one, other in self._pairs if min(one.lasted, other.lasted) > MOMENT]
+        return [
+            f'{call.id} of {call.key.resource.plural} {call.key.name}'
+            for call in (*self._repeated, *doubled)
+            if call.key is not None
+        ]
 
     def list_unsuccessful(self, uids: frozenset[str], outcome: str) -> list[Call]:
         """Return the last calls of handlers for existing objects, if they have ended with this outcome."""
@@ -53,24 +100,41 @@ class CallRecord:
 
 
 class CallRecorder(Instrument):
-    """Records the calls of one operator."""
+    """
+    Records the calls of one operator.
+
+    Args:
+        record: the calls of all operators of the course.
+    """
 
     def __init__(self, record: CallRecord) -> None:
         self._record = record
-        self._running: set[Key] = set()
+        self.running: dict[Key, Running] = {}
+        self.handled: dict[str, Running] = {}
+        """The longest calls since the start of the rest, by the uids of the objects."""
+        self.last_at = 0.0
+        """When the last call has begun (by the monotonic clock)."""
+
+    def forget(self) -> None:
+        """Called when the operator is killed or suspended: its running calls may overlap with those of other operators."""
+        self.running.clear()
 
     def handler_begins(self, call: HandlerCall) -> None:
-        """Record the start, and whether the handler runs for the same object already."""
+        """Record the start, and the other calls for the same object that run already."""
         if (key := _get_key(call)) is not None:
-            if key in self._running:
-                self._record.overlap(call)
-            self._running.add(key)
-            self._record.begin(key)
+            running = Running(call, time.monotonic())
+            self._record.begin(key, running, self)
+            self.running[key] = running
+            self.last_at = running.started
 
     def handler_ends(self, call: HandlerCall) -> None:
         """Record the end."""
         if (key := _get_key(call)) is not None and call.key is not None:
-            self._running.discard(key)
+            running = self.running.pop(key, None)
+            if running is not None:
+                running.lasted = time.monotonic() - running.started
+                if key[0] not in self.handled or running.lasted > self.handled[key[0]].lasted:
+                    self.handled[key[0]] = running
             resource, name = call.key.resource.plural, call.key.name or ''
             self._record.end(key, Call(resource, name, call.id, call.outcome or '', call.message or ''))
 

@@ -276,6 +276,8 @@ class Check:
             agenda.add('fresh', [Plan(seed=self._seed, fresh=True)])
         planner.plan_course(agenda, self._base, (), ('scenario', 'deletion'))
         planner.plan_children(agenda, self._base)
+        if facts.is_coordinated:
+            planner.plan_replicas(agenda, self._base)
         for resource in sorted({parent.resource for parent in facts.parents}):
             if not (facts.schemas.get(resource, {}).get('properties') or {}).get('spec', {}).get('properties'):
                 self._report.untried.append(
@@ -347,7 +349,7 @@ class Check:
     def _expect(self, plan: Plan) -> Expectation | None:
         """Return the undisturbed course that this plan's course is compared with; None if there is none."""
         edits = () if plan.do in ('tamper', 'annotate') else plan.edits
-        if plan.do:
+        if plan.do or plan.replicas > 1:
             outcome = self._outcomes.get(repr(edits))
             history = plan.do not in ('edit', 'stale', 'recreate')
         elif plan.fresh and not plan.edits:
@@ -431,7 +433,7 @@ class Check:
                 edited = Plan(seed=plan.seed, edits=needed, without=plan.without)
                 self._outcomes[repr(needed)] = self._run_alone(edited)
         outcome = self._run_alone(plan, log=log)
-        if not plan.do and not plan.edits and not plan.fresh:
+        if not (plan.do or plan.edits or plan.fresh or plan.replicas > 1):
             return outcome, judge_undisturbed(outcome, self._normalizer)
         return outcome, self._judge(plan, outcome)
 

@@ -6,12 +6,15 @@ plan gives the same requests at the same times.
 """
 
 import contextlib
+import contextvars
 import dataclasses
+import os
 import sys
+import unittest.mock
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from kopf._core.intents.causes import Reason
 from kopf._core.intents.handlers import (
@@ -36,6 +39,7 @@ from kopf._kits.testing.operator_processes import OWN_RESOURCES, WEBHOOKS
 from kopf._kits.testing.sandbox import UNIMPORTANT, Sandbox
 from kopf._kits.testing.serving.faults import SeenRequest
 from kopf._kits.testing.serving.waits import WaitTimeout
+from kopf._kits.testing.virtual.outputs import output_var
 from kopf._kits.testing.virtual.virtual_clocks import EPOCH, VirtualTimeError
 from kopf._kits.testing.wire.manifests import ManifestError, Source
 from kopf._kits.testing.wire.statuses import Refusal
@@ -82,6 +86,9 @@ The resources that are not compared as a part of the end state.
 
 Configurations of webhooks, for example, belong to the operator and not to its objects.
 """
+
+COORDINATING = frozenset({'leases', 'clusterkopfpeerings', 'kopfpeerings'})
+"""The resources through which several operators agree on the one that works."""
 
 T = TypeVar('T')
 
@@ -191,6 +198,8 @@ class Facts:
     """The schemas of custom resources."""
     is_limited: bool = False
     """Whether some handlers have a limit for their retries or their time."""
+    is_coordinated: bool = False
+    """Whether several operators would agree on the one that works: by peering, or by the election of a leader."""
     is_periodic: bool = False
     """Whether some handlers are called periodically."""
     imports: list[str] = dataclasses.field(default_factory=list)
@@ -321,6 +330,18 @@ def _name(source: Any) -> str:
     return str(source).partition('\n')[0]
 
 
+class Replica(NamedTuple):
+    """One of the operators that run at the same time."""
+
+    operator: InlineOperator
+    recorder: CallRecorder
+
+    def kill(self) -> None:
+        """Kill it at once."""
+        self.operator.kill()
+        self.recorder.forget()
+
+
 class Course:
     """
     One course, which can be run once.
@@ -353,7 +374,7 @@ class Course:
         self.sandbox: Sandbox = CourseSandbox(
             self, seed=plan.seed, kubeconfig=subject.folder / f'kubeconfig-{id(plan)}', **subject.options
         )
-        self._operator: InlineOperator | None = None
+        self._replicas: list[Replica | None] = [None] * plan.replicas
         self._outputs: list[InlineOperator] = []
         self._modules = UserModules()
         self._record = CallRecord()
@@ -369,26 +390,49 @@ class Course:
     # Called by the disturbance.
 
     def kill_operator(self) -> None:
-        """Kill the operator at once."""
-        operator, self._operator = self._operator, None
-        if operator is not None:
-            operator.kill()
+        """Kill the operator that works at once."""
+        if (replica := self._take_replica()) is not None:
+            replica.kill()
 
     def stop_operator(self) -> None:
-        """Stop the operator gracefully."""
-        operator, self._operator = self._operator, None
-        if operator is not None:
-            operator.stop(60)
+        """Stop the operator that works gracefully."""
+        if (replica := self._take_replica()) is not None:
+            replica.operator.stop(60)
+            replica.recorder.forget()
+
+    def hang_operator(self, seconds: float) -> None:
+        """Suspend the operator that works for a time."""
+        if (replica := self._find_working()) is not None:
+            replica.recorder.forget()  # its running handlers may continue later, but it must not start others
+            replica.operator.freeze(seconds)
 
     def start_operator(self) -> None:
-        """Start the operator if it does not run."""
+        """Start the operators that do not run."""
+        for number, replica in enumerate(self._replicas):
+            if replica is None:
+                self._replicas[number] = self._start_replica(number)
+
+    def _start_replica(self, number: int) -> 'Replica':
         assert self.sandbox.world is not None
-        if self._operator is None:
-            self._operator = InlineOperator(self.sandbox, self.sandbox.world, instruments=[CallRecorder(self._record)])
-            self._outputs.append(self._operator)
-            with self._modules.loading(self._operator.registry):
-                self._operator.start(self._subject.arguments, env={}, cwd=None)
-            self._registry = self._operator.registry
+        recorder = self._record.add()
+        operator = InlineOperator(self.sandbox, self.sandbox.world, instruments=[recorder])
+        self._outputs.append(operator)
+        # Peers with equal priorities would all pause.
+        priority = [] if len(self._replicas) == 1 else ['--priority', str(100 - number)]
+        with self._modules.loading(operator.registry):
+            operator.start([*self._subject.arguments, *priority], env={}, cwd=None)
+        self._registry = operator.registry
+        return Replica(operator, recorder)
+
+    def _find_working(self) -> 'Replica | None':
+        """Return the operator with the latest call of a handler; usually, the other ones have called none."""
+        running = [replica for replica in self._replicas if replica is not None]
+        return max(running, key=lambda replica: replica.recorder.last_at, default=None)
+
+    def _take_replica(self) -> 'Replica | None':
+        replica = self._find_working()
+        self._replicas = [None if other is replica else other for other in self._replicas]
+        return replica
 
     def find(self, target: Target) -> Mapping[str, Any] | None:
         """Return the object, if it exists."""
@@ -451,7 +495,8 @@ class Course:
         try:
             self.sandbox.__enter__()
             self._initial = self._list_versions()
-            self._go()
+            with unittest.mock.patch.object(os, '_exit', self._end_process):
+                self._go()
         except ScenarioFailed as error:
             self._outcome.scenario_error = str(error)
         except CourseFailed as error:
@@ -468,6 +513,17 @@ class Course:
         if self._has_log:
             self._outcome.log = self._write_log()
         return self._outcome
+
+    def _end_process(self, code: int) -> NoReturn:
+        """Called instead of `os._exit`, which would end this process, not only that operator."""
+        world = self.sandbox.world
+        assert world is not None
+        owner = world.turns.current.owner if world.turns.current is not None else output_var.get()
+        for replica in self._replicas:
+            if replica is not None and replica.operator.is_owner(owner):
+                # Not from within the operator itself: its thread has to end first.
+                world.loop.call_soon(replica.kill, context=contextvars.Context())
+        raise SystemExit(code)
 
     def _go(self) -> None:
         self._enter_phase('start')
@@ -498,7 +554,9 @@ class Course:
         self._outcome.retried = self._list_calls('retried')
         self._collect_facts()
         self._enter_phase('quiet')
+        self._record.watch_rest()
         self._outcome.quiet_writes = self._watch_rest()
+        self._record.end_rest()
         if self._plan.restart:
             self._restart()
         self._delete()
@@ -593,10 +651,16 @@ class Course:
         return max((request.time - EPOCH for request in self._seen if _matters(request)), default=0.0)
 
     def _check_operator(self) -> None:
-        """Raise an error if the operator has ended by itself."""
-        if self._operator is not None and self._operator.returncode is not None:
-            lines = self._operator.output.strip().splitlines()[-1:]
-            raise CourseFailed(f'The operator has exited with the code {self._operator.returncode}: {"".join(lines)}')
+        """Raise an error if an operator has ended by itself."""
+        for number, replica in enumerate(self._replicas):
+            if replica is None or replica.operator.returncode is None:
+                continue
+            if self._plan.do == 'hang':  # a replica that has missed its deadlines may exit; Kubernetes would restart it
+                replica.recorder.forget()
+                self._replicas[number] = self._start_replica(number)
+                continue
+            code, lines = replica.operator.returncode, replica.operator.output.strip().splitlines()[-1:]
+            raise CourseFailed(f'The operator has exited with the code {code}: {"".join(lines)}')
 
     def _enter_phase(self, name: str) -> None:
         self._phase = name
@@ -672,6 +736,7 @@ class Course:
         facts.created = list(self._created.items())
         facts.watched = sorted({request.resource for request in self._seen if request.verb == 'watch'} - OWN_RESOURCES)
         facts.imports = self._modules.foreign
+        facts.is_coordinated = any(request.resource in COORDINATING and is_write(request) for request in self._seen)
         if self._registry is not None:
             describe(facts, self._registry, {self._name_resource(kind): kind for kind in self._iter_kinds()})
         for item in self._outcome.end.objects:
@@ -759,7 +824,12 @@ def as_data(value: Any) -> Any:
 
 
 def _matters(request: SeenRequest) -> bool:
-    return request.method not in ('GET', 'HEAD') and request.resource not in HIDDEN and bool(request.resource)
+    return is_write(request) and request.resource not in HIDDEN and bool(request.resource)
+
+
+def is_write(request: SeenRequest) -> bool:
+    """Check whether the request can change something."""
+    return request.method not in ('GET', 'HEAD')
 
 
 def _tell(request: SeenRequest) -> str:

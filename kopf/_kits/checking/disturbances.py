@@ -34,6 +34,7 @@ EDITING = frozenset({'edit', 'stale', 'tamper', 'annotate'})
 ACTIONS: Mapping[str, str] = {
     'kill': 'the operator is killed, and started again',
     'stop': 'the operator is stopped gracefully, and started again',
+    'hang': 'the process of the operator is suspended for a while, and goes on',
     'error': 'the API answers with an error',
     'drop': 'the connection breaks off, and the request is not done',
     'lose': 'the request is done, but the connection breaks off before the response',
@@ -59,6 +60,9 @@ class Stage(Protocol):
 
     def stop_operator(self) -> None:
         """Stop the operator gracefully. It must not be called within the event loop."""
+
+    def hang_operator(self, seconds: float) -> None:
+        """Suspend the operator for a time."""
 
     def start_operator(self) -> None:
         """Start the operator if it does not run."""
@@ -140,6 +144,8 @@ class Disturbance:
             case 'kill':
                 self._stage.kill_operator()
                 self._later(plan.seconds or KILLED_FOR, self._stage.start_operator)
+            case 'hang':
+                self._stage.hang_operator(plan.seconds)
             case 'freeze':
                 self._freeze()
             case 'stale':
@@ -195,6 +201,8 @@ class Disturbance:
             self._stage.kill_operator()
         elif plan.do == 'stop':
             self._stage.stop_operator()
+        elif plan.do == 'hang':
+            self._stage.hang_operator(plan.seconds)
         elif plan.do == 'freeze':
             self._freeze()
 
@@ -218,6 +226,9 @@ class Disturbance:
                 sandbox.run(self._write())
             case 'recreate':
                 self._recreate()
+            case 'hang':
+                self._begin(plan.seconds)
+                self._stage.hang_operator(plan.seconds)
             case 'kill':
                 self._stage.kill_operator()
                 is_away = True

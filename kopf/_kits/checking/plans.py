@@ -91,6 +91,8 @@ class Plan:
     """The number of such requests that fail."""
     seconds: float = 0
     """The duration of the disturbance."""
+    replicas: int = 1
+    """How many operators run at the same time; the disturbance concerns the one that works."""
     edits: tuple[Edit, ...] = ()
     """The edits that the user makes at rest, after the scenario."""
     fresh: bool = False

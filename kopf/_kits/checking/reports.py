@@ -24,6 +24,8 @@ def describe(plan: Plan) -> str:
         sentences.append('The objects were created with their final specs.')
     if plan.without:
         sentences.append(f'Of the loaded objects, {", ".join(f"#{number}" for number in plan.without)} were left out.')
+    if plan.replicas > 1:
+        sentences.append(f'{plan.replicas} operators were there.')
     if plan.do:
         sentences.append(f'{_describe_action(plan)}, {_describe_time(plan)}.')
     return ' '.join(sentences) or 'Nothing was disturbed.'
@@ -36,6 +38,8 @@ def _describe_action(plan: Plan) -> str:
             return f'The operator was killed, and started again {plan.seconds or 1:g} s later'
         case 'stop':
             return f'The operator was stopped, and started again {plan.seconds or 1:g} s later'
+        case 'hang':
+            return f'The process of the operator was suspended for {plan.seconds:g} s'
         case 'error':
             times = f' ({plan.times} times)' if plan.times > 1 else ''
             return f'The API answered with the error {plan.status}{times}'

@@ -114,6 +114,15 @@ class InlineOperator:
             self.returncode = -9
             self._stack.close()
 
+    def freeze(self, seconds: float) -> None:
+        """Let everything of the operator wait for a time (in seconds), as if its process was stopped by a signal."""
+        if self.returncode is None:
+            self._world.freeze(self._text, seconds)
+
+    def is_owner(self, owner: object) -> bool:
+        """Check whether the owner of a task, thread or connection is this operator."""
+        return owner is self._text
+
     def _load(self, arguments: Sequence[str]) -> Mapping[str, Any] | None:
         """Run the command line up to the start of the operator; return the options to start it with."""
         output_var.set(self._text)

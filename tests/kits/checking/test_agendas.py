@@ -134,6 +134,18 @@ def test_children_are_disturbed_if_the_operator_watches_them():
     assert list_children(watched=["pods", "webs"], owned=["pods"]) == owned
 
 
+def test_two_operators_are_killed_and_suspended_at_each_request_and_each_write_of_the_user():
+    agenda, outcome = Agenda(), make_outcome()
+    Planner(1, outcome.facts).plan_replicas(agenda, outcome)
+    plans = take_all(agenda)
+    assert {plan.replicas for plan in plans} == {2}
+    assert {(plan.do, plan.when) for plan in plans if plan.request is not None} == {
+        (do, when) for do in ("kill", "hang") for when in ("before", "unanswered")
+    }
+    assert {plan.step for plan in plans if plan.do == "hang"} == {None, 0, 1, 2}
+    assert Plan(seed=1, replicas=2) in plans
+
+
 def test_only_applied_fields_are_tampered_with():
     body = {"metadata": {}, "spec": {"replicas": 1, "image": "a"}}
     assert find_tampering(body) == {}

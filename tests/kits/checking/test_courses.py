@@ -26,19 +26,42 @@ HANDLERS = """
 """
 
 
+ELECTED = """
+    import asyncio
+
+    @kopf.on.startup()
+    def configure(settings, **_):
+        settings.leadership.enabled = True
+
+    @kopf.on.create('webs')
+    @kopf.on.resume('webs')
+    async def serve(spec, patch, **_):
+        await asyncio.sleep(5)
+        patch.status['size'] = spec['size']
+"""
+
+EAGER = """
+    import asyncio
+
+    @kopf.on.event('webs')
+    async def serve(**_):
+        await asyncio.sleep(5)
+"""
+
+
 @pytest.fixture
 def run(write, tmp_path):
     """Run a course by a plan in a copy of this process; return its outcome."""
-    app = write(HANDLERS)
     subject = Subject(
-        arguments=["--all-namespaces", str(app)],
+        arguments=["--all-namespaces", str(tmp_path / "app.py")],
         options={"crds": tmp_path / "crd.yaml"},
         scenario=Loading([body for _, body in read(tmp_path / "web.yaml")]),
         observers={},
         folder=tmp_path,
     )
 
-    def run(plan=None, **options):
+    def run(plan=None, text=HANDLERS, **options):
+        write(text)
         return ForkPool(1, 60).call(lambda: Course(subject, plan or Plan(), **options).run(), None)
 
     return run
@@ -100,6 +123,32 @@ def test_a_careful_operator_comes_to_the_same_end(run, plan):
     assert outcome.has_begun is bool(plan.do)
     assert get_statuses(outcome) == [2]
     assert not outcome.final.objects
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"do": "kill", "when": "unanswered", "request": PATCH},
+        {"do": "hang", "when": "before", "request": PATCH, "seconds": 100},
+        {"do": "hang", "step": 1, "seconds": 100},
+        {"do": "hang", "step": 0, "seconds": 100},
+        {"do": "stop", "step": 0, "seconds": 5},
+    ],
+    ids=str,
+)
+def test_one_of_two_operators_handles_the_objects(run, fields):
+    outcome = run(Plan(replicas=2, **fields), ELECTED)
+    assert outcome.has_begun is bool(fields)
+    assert get_statuses(outcome) == [2]
+    assert (outcome.overlaps, outcome.failure, outcome.problem) == ([], "", "")
+    assert outcome.facts.is_coordinated
+
+
+def test_two_operators_that_handle_the_same_object_are_seen(run):
+    outcome = run(Plan(replicas=2), EAGER)
+    assert set(outcome.overlaps) == {"serve of webs w1"}
+    assert not outcome.facts.is_coordinated
 
 
 def test_edits_are_made_at_rest_or_at_a_request(run):

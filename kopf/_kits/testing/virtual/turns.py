@@ -91,6 +91,7 @@ class TurnTaking:
         self._on_hang = on_hang
         self._local = threading.local()
         self._strands: dict[Strand, None] = {}
+        self._frozen: dict[int, tuple[object, list[Strand]]] = {}
 
     @property
     def current(self) -> Strand | None:
@@ -154,12 +155,26 @@ class TurnTaking:
 
     def end_all(self, owner: object = None) -> None:
         """End all threads, or those that an operator has started, wherever they wait."""
+        self._frozen.pop(id(owner), None)
         for strand in list(self._strands):
             if owner is None or strand.owner is owner:
                 strand.is_ending = True
                 self._give_turn(strand)
 
+    def freeze(self, owner: object) -> None:
+        """Give no turns to the threads that an operator has started."""
+        self._frozen[id(owner)] = owner, []
+
+    def thaw(self, owner: object) -> None:
+        """Give the turns that were due meanwhile."""
+        _, strands = self._frozen.pop(id(owner), (None, []))
+        for strand in strands:
+            self._give_turn(strand)
+
     def _give_turn(self, strand: Strand) -> None:
+        if id(strand.owner) in self._frozen and not strand.is_ending:
+            self._frozen[id(strand.owner)][1].append(strand)
+            return
         if not strand.is_over and not strand.take_turn():
             self._strands.pop(strand, None)
             self._on_hang(

@@ -12,6 +12,7 @@ order in each run.
 import asyncio
 import contextvars
 import gc
+import heapq
 import itertools
 import random
 from collections.abc import Callable, Coroutine, Generator
@@ -84,6 +85,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._uncollected = 0
         self._destinations: dict[Any, tuple[str, int]] = {}
         self._dead: list[object] = []  # the outputs of operators that are killed
+        self._frozen: dict[int, tuple[object, list[asyncio.Handle]]] = {}  # by the id of the output: what waits
         self.network = Network(self, rng)
         self.set_task_factory(self._make_task)
 
@@ -97,6 +99,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Move the clock to the next timer; called by the base class when it would wait for sockets."""
         self._clock.move_to(self._clock.now + STEP)
         self._iterations += 1
+        if self._frozen:
+            self._park()
         if timeout is None:
             self._refuse(
                 "Nothing can happen any more: no timer is set and no thread runs, but the awaited result is not there."
@@ -105,7 +109,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._iterations = 0
             self._collect_garbage()
             # Exactly to the time of the timer: a sum of differences would be early by a rounding error.
-            self._clock.move_to(min(self._clock.now + timeout, self._scheduled[0].when() - ORIGIN))
+            until = self._clock.now + timeout
+            self._clock.move_to(min(until, self._scheduled[0].when() - ORIGIN) if self._scheduled else until)
         elif self._iterations > MAX_ITERATIONS:
             self._iterations = 0
             busy = next(iter(self._get_ready()), None)
@@ -153,14 +158,52 @@ class VirtualLoop(asyncio.BaseEventLoop):
             owner: the output of the operator, by which its contexts are recognised.
         """
         self._dead.append(owner)
+        self._frozen.pop(id(owner), None)
         for handle in (*self._get_ready(), *self._scheduled):
             self._cancel_dead(handle)
         # Nothing will wake them up, but their coroutines must not be closed by the garbage collector either.
         loops.abandon({task for task in asyncio.all_tasks(self) if get_context(task).get(output_var) is owner})
         self.network.kill(owner)
 
+    # Freezing.
+
+    def freeze(self, owner: object) -> None:
+        """
+        Let everything of an operator wait until `thaw`, as if its process was stopped by a signal.
+
+        Args:
+            owner: the output of the operator, by which its contexts are recognised.
+        """
+        self._frozen[id(owner)] = owner, []
+
+    def thaw(self, owner: object) -> None:
+        """Let the operator go on: what was due meanwhile happens at once."""
+        _, handles = self._frozen.pop(id(owner), (None, []))
+        for handle in handles:
+            if handle.cancelled():
+                continue
+            if isinstance(handle, asyncio.TimerHandle):
+                handle._scheduled = True  # type: ignore[attr-defined]
+                heapq.heappush(self._scheduled, handle)
+            else:
+                self._ready.append(handle)  # type: ignore[attr-defined]
+
+    def _park(self) -> None:
+        """Take what belongs to frozen operators out of the queues."""
+        for owner, handles in self._frozen.values():
+            ready = [handle for handle in self._get_ready() if _is_owned(handle, owner)]
+            timers = [handle for handle in self._scheduled if _is_owned(handle, owner)]
+            for handle in ready:
+                self._ready.remove(handle)  # type: ignore[attr-defined]
+            for timer in timers:
+                self._scheduled.remove(timer)
+                timer._scheduled = False  # type: ignore[attr-defined]
+            if timers:
+                heapq.heapify(self._scheduled)
+            handles += [*ready, *timers]
+
     def _cancel_dead(self, handle: HandleT) -> HandleT:
-        if self._dead and any(handle._context.get(output_var) is owner for owner in self._dead):  # type: ignore[attr-defined]
+        if self._dead and any(_is_owned(handle, owner) for owner in self._dead):
             handle.cancel()
         return handle
 
@@ -256,6 +299,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
     add_reader = add_writer = connect_read_pipe = connect_write_pipe = _refuse_socket
     sock_recv = sock_recv_into = sock_sendall = sock_accept = _refuse_socket
     subprocess_exec = subprocess_shell = _refuse_process
+
+
+def _is_owned(handle: asyncio.Handle, owner: object) -> bool:
+    return handle._context.get(output_var) is owner  # type: ignore[attr-defined]
 
 
 NO_SOCKETS = (

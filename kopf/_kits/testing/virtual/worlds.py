@@ -8,6 +8,7 @@ sequence of steps, and the same sequence gives the same course of events.
 
 import asyncio
 import contextlib
+import contextvars
 import gc
 import random
 import threading
@@ -135,6 +136,24 @@ class World:
         """
         self.loop.kill(owner)
         self.turns.end_all(owner)
+
+    def freeze(self, owner: object, seconds: float) -> None:
+        """
+        Let the tasks and threads of one operator wait, as if its process was stopped by a signal.
+
+        Args:
+            owner: the output of the operator, which identifies it.
+            seconds: how long it waits.
+        """
+        self.loop.freeze(owner)
+        self.turns.freeze(owner)
+        # In an empty context: that of the caller can be the one of the frozen operator.
+        self.loop.call_later(seconds, self.thaw, owner, context=contextvars.Context())
+
+    def thaw(self, owner: object) -> None:
+        """Let the operator go on: what was due meanwhile happens at once."""
+        self.loop.thaw(owner)
+        self.turns.thaw(owner)
 
     def reseed(self) -> None:
         """
