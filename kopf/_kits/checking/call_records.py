@@ -81,7 +81,9 @@ class CallRecord:
     def end_rest(self) -> None:
         """Called at the end of the rest: record the objects that several operators have handled in turns."""
         for one, other in itertools.combinations(self._recorders, 2):
-            self._pairs += [(running, other.handled[uid]) for uid, running in one.handled.items() if uid in other.handled]
+            self._pairs += [
+                (running, other.handled[uid]) for uid, running in one.handled.items() if uid in other.handled
+            ]
 
     @property
     def overlaps(self) -> list[str]:
