@@ -58,7 +58,7 @@ class CallRecord:
         self.last.pop(key, None)
         if key in recorder.running:
             self._repeated.append(running.call)
-        # Different handlers of one operator may run at the same time for the same object; those of two operators may not.
+        # Different handlers of one operator may run at the same time for the same object. Two operators may not do so.
         for other in self._recorders:
             if other is not recorder:
                 self._pairs += [(running, each) for (uid, _), each in other.running.items() if uid == key[0]]
@@ -88,7 +88,7 @@ class CallRecord:
     @property
     def overlaps(self) -> list[str]:
         """The handlers that were called while they, or those of another operator, ran for the same object."""
-        # If the handlers themselves check whether their replica is the leader, those of the other replicas return at once.
+        # Handlers that check by themselves whether their replica is the leader return at once in the other replicas.
         doubled = [one.call for one, other in self._pairs if min(one.lasted, other.lasted) > MOMENT]
         return [
             f'{call.id} of {call.key.resource.plural} {call.key.name}'
@@ -118,7 +118,7 @@ class CallRecorder(Instrument):
         """When the last call has begun (by the monotonic clock)."""
 
     def forget(self) -> None:
-        """Called when the operator is killed or suspended: its running calls may overlap with those of other operators."""
+        """Called when the operator is killed or suspended: its running calls may overlap with those of others."""
         self.running.clear()
 
     def handler_begins(self, call: HandlerCall) -> None:
