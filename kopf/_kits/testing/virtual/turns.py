@@ -162,11 +162,11 @@ class TurnTaking:
                 self._give_turn(strand)
 
     def freeze(self, owner: object) -> None:
-        """Give no turns to the threads that an operator has started."""
+        """Postpone the turns of the threads that an operator has started."""
         self._frozen[id(owner)] = owner, []
 
     def thaw(self, owner: object) -> None:
-        """Give the turns that were due meanwhile."""
+        """Let the threads take the postponed turns."""
         _, strands = self._frozen.pop(id(owner), (None, []))
         for strand in strands:
             self._give_turn(strand)
