@@ -20,7 +20,7 @@ def make_call(id="serve", kind="Handler"):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The time as the recorders see it: a list with one number."""
+    """Replace the clock of the recorders; return a list with the time."""
     clock = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     return clock
