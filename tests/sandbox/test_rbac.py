@@ -6,6 +6,7 @@ import re
 import shutil
 import ssl
 import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 import yaml
 from snippets import find_page
 
-from kopf.testing import Sandbox
+from kopf.testing import Refusal, Sandbox
 
 ROOT = Path(__file__).resolve().parents[2]
 ROLES = "/apis/rbac.authorization.k8s.io/v1"
@@ -389,6 +390,69 @@ def test_operators_that_lack_a_permission(kopf_sandbox, kopf_operator, tmp_path)
         sandbox.wait_for(
             "configmap", "x", lambda it: it["metadata"].get("annotations", {}).get("seen") == "yes", timeout=60
         )
+
+
+TYPED = """
+import dataclasses, kopf
+
+@dataclasses.dataclass
+class Spec:
+    size: int = 0
+
+@kopf.kind("example.com/v1")
+@dataclasses.dataclass
+class Thing:
+    spec: Spec
+
+@kopf.on.startup()
+def configure(settings, **_):
+    settings.admission.server = kopf.WebhookServer()
+    settings.admission.managed = "things.example.com"
+
+@kopf.on.create(Thing)
+def create_fn(spec: Spec, patch, **_):
+    patch.metadata.annotations["size"] = str(spec.size)
+
+@kopf.on.validate(Thing)
+def check_size(spec: Spec, **_):
+    if spec.size > 10:
+        raise kopf.AdmissionError(f"{spec.size} is too large.", code=422)
+"""
+
+
+def is_sized(body):
+    return body["metadata"]["annotations"]["size"] == "1"
+
+
+@pytest.mark.kopf_sandbox(rbac=True)
+def test_operators_with_an_account_of_their_own_do_not_apply_their_definitions(kopf_sandbox, kopf_operator, tmp_path):
+    (tmp_path / "typed.py").write_text(TYPED)
+    made = subprocess.run(
+        [sys.executable, "-m", "kopf", "manifests", "typed.py", "--image", "example:1", "--name", "robot"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    kopf_sandbox.apply(made.stdout)
+    own = kopf_sandbox.kubeconfig_for("system:serviceaccount:default:robot")
+    with kopf_operator("typed.py", env={"KUBECONFIG": str(own)}, cwd=tmp_path) as operator:
+        operator.wait_for_output("Reconfiguring the validating webhook")
+        kopf_sandbox.create("things", "one", spec={"size": 1})
+        kopf_sandbox.wait_for("things", "one", is_sized)
+    assert "forbidden" not in operator.output
+
+
+def test_webhooks_with_classes_get_the_changed_object(kopf_sandbox, kopf_operator, tmp_path):
+    (tmp_path / "typed.py").write_text(TYPED)
+    with kopf_operator("typed.py", cwd=tmp_path) as operator:
+        operator.wait_for_output("Reconfiguring the validating webhook")
+        kopf_sandbox.create("things", "one", spec={"size": 1})
+        kopf_sandbox.wait_for("things", "one", is_sized)
+        for size in (11, 12):
+            with pytest.raises(Refusal, match=f"{size} is too large"):
+                kopf_sandbox.patch("things", "one", {"spec": {"size": size}})
+        kopf_sandbox.patch("things", "one", {"spec": {"size": 2}})
 
 
 def documented(*kinds):

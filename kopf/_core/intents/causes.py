@@ -223,9 +223,9 @@ class ActivityCause(Cause):
 
 
 TYPED_GETTERS: Mapping[str, Callable[[Any, Any], Any]] = {
-    'obj': lambda cause, handler: handler.model.load(cause.body),
-    'spec': lambda cause, handler: handler.model.load_part(cause.body, 'spec'),
-    'status': lambda cause, handler: handler.model.load_part(cause.body, 'status'),
+    'obj': lambda cause, handler: handler.model.load(cause.body, stored=cause.IS_STORED),
+    'spec': lambda cause, handler: handler.model.load_part(cause.body, 'spec', stored=cause.IS_STORED),
+    'status': lambda cause, handler: handler.model.load_part(cause.body, 'status', stored=cause.IS_STORED),
 }
 """The getters of the arguments that handlers get as objects of a class, if their resource is named by the class."""
 
@@ -241,6 +241,7 @@ class ResourceCause(Cause):
     """Whether the server has selected the object by the label selectors of the handlers, so that it matches them."""
     _shared: dict[str, Any] | None = dataclasses.field(default=None, init=False)
 
+    IS_STORED = True  # whether equal resource versions of an object mean equal contents
     EXTRA_GETTERS = TYPED_GETTERS
     ARGUMENTS = {
         **Cause.ARGUMENTS,
@@ -465,6 +466,7 @@ class WebhookCause(ResourceCause):
     new: Body | None = None
     diff: Diff | None = None
 
+    IS_STORED = False  # a changed object has the resource version of the stored one until it is stored itself
     ARGUMENTS = {
         **ResourceCause.ARGUMENTS,
         'dryrun': 'dryrun',
@@ -511,6 +513,7 @@ class ConversionCause(ResourceCause):
     headers: Mapping[str, str]
     sslpeer: Mapping[str, Any]
 
+    IS_STORED = False  # the API server converts the objects in requests, too
     ARGUMENTS = {
         **ResourceCause.ARGUMENTS,
         'from_version': 'from_version',

@@ -72,16 +72,22 @@ class Kind:
         """The adapter of the class."""
         return get_adapter(self.cls)
 
-    def load(self, body: Mapping[str, Any]) -> Any:
+    def load(self, body: Mapping[str, Any], *, stored: bool = True) -> Any:
         """
         Return the object as an instance of the class. The same version of an object is validated only once.
+
+        Args:
+            body: the object.
+            stored: whether the API server has stored it. The objects in requests for admission are not stored yet, so
+                they have other contents than the stored ones of the same resource version.
 
         Raises:
             InvalidObjectError: if the object does not conform to the class.
         """
         meta = body.get('metadata') or {}
         key = (meta.get('uid') or '', meta.get('resourceVersion') or '')
-        if all(key) and key in self._cache:
+        cacheable = stored and all(key)
+        if cacheable and key in self._cache:
             self._cache.move_to_end(key)
             return self._cache[key]
         try:
@@ -90,20 +96,25 @@ class Kind:
             raise InvalidObjectError(
                 f"{self.kind} {meta.get('name')!r} does not conform to the class {self.cls.__qualname__}: {error}"
             ) from None
-        if all(key):
+        if cacheable:
             self._cache[key] = obj
             if len(self._cache) > _CACHE_SIZE:
                 self._cache.popitem(last=False)
         return obj
 
-    def load_part(self, body: Mapping[str, Any], name: str) -> Any:
+    def load_part(self, body: Mapping[str, Any], name: str, *, stored: bool = True) -> Any:
         """
         Return an attribute of the object as the class has it: the spec or the status; ``None`` if it is absent.
+
+        Args:
+            body: the object.
+            name: the name of the attribute.
+            stored: the same as in `load`.
 
         Raises:
             InvalidObjectError: if the object does not conform to the class.
         """
-        obj = self.load(body)
+        obj = self.load(body, stored=stored)
         return obj.get(name) if isinstance(obj, Mapping) else getattr(obj, name, None)
 
     def check_beside(self, other: 'Kind') -> None:

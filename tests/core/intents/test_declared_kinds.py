@@ -141,6 +141,13 @@ def test_the_same_version_of_an_object_is_validated_only_once(registry):
     assert kind.load(make_body('2', spec={'replicas': 4})).spec.replicas == 4
 
 
+def test_an_object_that_is_not_stored_yet_is_not_mistaken_for_the_stored_one(registry):
+    kind = get_kind(declare(registry))
+    first = kind.load(make_body(spec={'replicas': 3}))
+    assert kind.load_part(make_body(spec={'replicas': 4}), 'spec', stored=False).replicas == 4
+    assert kind.load(make_body(spec={'replicas': 3})) is first
+
+
 def test_a_wrong_object_is_a_permanent_error_that_names_the_object_and_the_field(registry):
     kind = get_kind(declare(registry))
     with pytest.raises(kopf.InvalidObjectError, match=r"WebApp 'a' does not conform to the class .*WebApp: spec.rep"):
