@@ -111,9 +111,10 @@ class Operator:
     """
     A running ``kopf run`` with these arguments: files of handlers, and options.
 
-    All namespaces are served unless the arguments say otherwise. The context begins when the operator watches its
-    resources (or, if it has nothing but webhooks, when they are configured) and ends with its graceful exit.
-    `OperatorFailed` is raised if it does not start within ``timeout`` seconds.
+    All namespaces are served unless the arguments say otherwise. The CRDs of declared kinds are applied, except with a
+    ``KUBECONFIG`` in ``env``: then, the test applies them with the other manifests. The context begins when the
+    operator watches its resources (or, if it has nothing but webhooks, when they are configured) and ends with its
+    graceful exit. `OperatorFailed` is raised if it does not start within ``timeout`` seconds.
 
     It is a process of its own; or in a sandbox with virtual time, a task in the process of the test. Only there, it can
     be given a ``registry`` of handlers and ``settings`` to begin with.
@@ -179,7 +180,9 @@ class Operator:
         scoped = any(re.match(r'-[An]|--(namespace|all-namespaces)', argument) for argument in self._arguments)
         started = time.time()
         # The kinds that the operator declares are its own; those of others are put into the sandbox by the test.
-        arguments = ['--apply-crds', *([] if scoped else ['--all-namespaces']), *self._arguments]
+        # An account of the test's choice is that of a deployed operator, which does not apply its CRDs, either.
+        applying = [] if 'KUBECONFIG' in self._env else ['--apply-crds']
+        arguments = [*applying, *([] if scoped else ['--all-namespaces']), *self._arguments]
         self._control.start(arguments, env=self._env, cwd=self._cwd)
         deadline = time.monotonic() + self._timeout
         while not self._serves(started):
