@@ -29,7 +29,7 @@ class Application(NamedTuple):
     """The result of applying a patch."""
 
     done: bool
-    """Whether the patch is applied completely, or the object is gone."""
+    """Whether the patch was applied completely, or the object does not exist any more."""
     delay: float | None = None
     """The delay (in seconds) until the next attempt, if no event comes earlier."""
 
@@ -50,7 +50,7 @@ class Applier:
         conclusion: Patch,
     ) -> Application:
         """
-        Send the patch with the conclusion, and keep what could not be applied.
+        Send the patch with the conclusion, and keep the changes that could not be applied.
 
         Args:
             record: the record of the object.
@@ -59,7 +59,7 @@ class Applier:
             conclusion: the framework's own data (progress, handled state, finalizers), stored only with all the
                 changes.
         """
-        # Taken before the request: events that arrive while it is in progress can be newer than its response.
+        # Take it before the request: events that arrive during the request can be newer than its response.
         asked_at = time.monotonic()
         try:
             result = await self._send(
@@ -71,7 +71,7 @@ class Applier:
                 make_logger(record, self._decider.table.resource, self._settings),
                 conclusion,
             )
-        except BaseException:  # a cancellation, too: it is unknown then whether the patch was stored
+        except BaseException:  # a cancellation, too: it is unknown whether the patch was stored
             self.keep_unsaved(record, decision, patch)
             raise
         if result.unserved:
@@ -92,14 +92,14 @@ class Applier:
             self._accept(record, result.body, patch, asked_at)
             if decision is not None and record.cycle is not None:
                 self._decider.compare_with_response(decision, stored, Body(result.body))
-            # The next step begins with the response. If it waited for the echo instead, each step of a cycle would take
-            # as long as the stream lags behind; and a patch that changes nothing has no echo.
+            # The next step begins with the response. Why not wait for the echo? Each step of a cycle would be delayed
+            # by the lag of the stream, and a patch without changes has no echo.
             if self._decider.table.managing and not result.remaining_fns:
-                # Why not wait for the event of this patch? It is dropped as an echo, and this state is at hand already.
+                # Why not wait for the event of this patch? It will be dropped as an echo of this state.
                 record.requeue()
         if record.requeued or not result.remaining_fns:
             return Application(not result.remaining_fns)
-        # Usually, an event brings the state that the functions can be applied to. If it is late, or if the refusal
+        # Usually, an event brings the state to which the functions can be applied. If it is late, or if the refusal
         # had another reason, the state is requested: otherwise, the same patch would be refused again and again.
         record.mark_outdated()
         return Application(False, CONFLICT_DELAYS[-1])
@@ -127,12 +127,12 @@ class Applier:
         for delay in CONFLICT_DELAYS:
             asked_at = time.monotonic()
             result = await self._send(record, record.daemons.identity.uid, patch, raw, record.daemons.logger)
-            # Ignored if the object was deleted meanwhile: the response would make it look alive again.
+            # If the object was deleted meanwhile, ignore the response: it would make the object seem to exist again.
             if result.body is not None and not record.daemons.gone:
                 at_rest = record.body is None
                 self._accept(record, result.body, patch, asked_at)
-                # The echo will be dropped, as it is the operator's own. So, check here whether this patch is a change
-                # for the handlers: it would never reach them otherwise.
+                # The echo of the operator's own patch will be dropped. So, check here whether this patch is a change
+                # for the handlers: otherwise, it would never reach them.
                 if record.has_worker or not is_settled(record, cast(RawBody, record.body)):
                     resume(record)
                 elif at_rest:
@@ -155,7 +155,7 @@ class Applier:
         logger: AnyLogger,
     ) -> patching.PatchResult:
         """
-        Apply the patch of a level-triggered handler, once. Nothing is kept: the handler is run again instead.
+        Apply the patch of a level-triggered handler once. After a failure, the handler runs again instead of the patch.
 
         Args:
             record: the record of the object.
@@ -187,8 +187,8 @@ class Applier:
         """
         Send the conditions of an object, once.
 
-        Neither the record nor what is expected changes: the event of this patch is an event like any other. Conditions
-        are in the status, so other handlers of the object seldom have anything to do for them.
+        The record does not change, and the echo is not expected: the event of this patch is an ordinary event.
+        Conditions are in the status, so other handlers of the object seldom react to them.
         """
         return await self._send(record, seen['metadata'].get('uid'), patch, body, logger)
 
@@ -201,12 +201,12 @@ class Applier:
             raw = await self._client.get_json(url, logger=make_logger(record, resource, self._settings))
         except APIForbiddenError:
             record.clear_outdated()
-            return  # RBAC permits watching, but not getting: only an event can bring the state
+            return  # RBAC permits to watch the object, but not to get it: only an event can bring the state
         except APINotFoundError:
             raw = None
-        record.clear_outdated()  # not before: if the request fails, it is repeated
-        # The response can be about a new object of the same name. It is ignored: a patch for the former object must
-        # never reach the new one, which comes by its own event.
+        record.clear_outdated()  # not earlier: if the request fails, it must be repeated
+        # Ignore the response if it is about a new object of the same name: a patch for the former object must never
+        # reach the new one, which has its own events.
         if raw is not None and raw['metadata'].get('uid') == known['metadata'].get('uid'):
             self._accept(record, raw, Patch(), asked_at)
         else:
@@ -256,16 +256,16 @@ class Applier:
                 self._decider.retract(decision, stored)
 
     def _forget(self, record: ObjectRecord) -> None:
-        """Forget the state of an object that the API server reports as gone. Its DELETED event is still to come."""
+        """Forget the state of an object that the API server reports as missing. Its DELETED event will come later."""
         record.forget_state()
-        record.mark_outdated()  # late events must be verified: they can be from before the deletion
+        record.mark_outdated()  # late events must be verified, because they can be older than the deletion
         record.expect(Expectation.of_deletion(timeout=self._settings.persistence.consistency_timeout))
 
     def _accept(self, record: ObjectRecord, raw: RawBody, patch: Patch, asked_at: float) -> None:
-        """Take the state from the response to a patch, and expect its echo in the stream."""
+        """Accept the state from the response to a patch, and expect its echo in the stream."""
         if record.daemons is not None:
             if not record.daemons.update(raw, patch, asked_at=asked_at):
-                raw = record.daemons.packed.copy()  # a newer state has come: from a daemon's patch, or from the stream
+                raw = record.daemons.packed.copy()  # a daemon's patch or the stream has brought a newer state
         record.accept(raw)
         timeout = self._settings.persistence.consistency_timeout
         record.expect(Expectation.after_patch(raw, record.expected, timeout=timeout))
@@ -280,9 +280,9 @@ def complete(record: ObjectRecord, patch: Patch, log: AnyLogger) -> None:
 
 def _merge(patch: Patch, older: Patch) -> None:
     """Add older changes to the patch. Newer values override older values and the results of older functions."""
-    # A copy, as the patch itself gets the older values, too, and the function below must set only the newer ones.
+    # Copy it: the patch itself gets the older values, too, but the function below must set only the newer ones.
     newer = Patch(copy.deepcopy(dict(patch)))
     patch.update(copy.deepcopy(dict(combine_values(older, newer))))
     # The older functions come first. They are applied after all values, so the newer values are set once more after
-    # them: otherwise, a function from a former step would undo what a handler has requested since.
+    # them: otherwise, a function from a former step would undo the newer changes of a handler.
     patch.fns[:0] = [*older.fns, *([newer.apply_to] if older.fns and newer else [])]

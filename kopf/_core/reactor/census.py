@@ -1,8 +1,8 @@
 """
-A census: what an operator knows of its objects and watches at this moment, for metrics.
+A census: the present states of an operator's objects and watches, for metrics.
 
-Nothing is counted while the operator works: the records and the watches are looked at when the numbers are requested.
-This is done in another thread, so each collection is copied at once before it is looked through.
+The numbers are computed from the records and the watches when they are requested, so that the operator has no work with
+them. Another thread does this, so it copies each collection at once before it iterates over the copy.
 """
 
 import time

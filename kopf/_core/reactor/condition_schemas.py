@@ -1,8 +1,8 @@
 """
-Checking whether the schemas of custom resources keep the conditions that handlers set.
+Checks whether the schemas of custom resources keep the conditions that handlers set.
 
-The API drops fields that are not in the schema, and reports no error. The handlers would set the same conditions again
-and again, and other clients would see none of them. So a warning at the start says what to add to the CRD.
+The API server drops fields that are not in the schema, without an error. The handlers would set the same conditions
+again and again, and other clients would never see them. So a warning at the start names the missing parts of the CRD.
 """
 
 import logging
@@ -35,7 +35,7 @@ _STATUS_YAML: Final = f'status: {{type: object, properties: {{{_CONDITIONS_YAML}
 
 
 def explain_pruning(schema: Any) -> str | None:
-    """Return which field of conditions the schema of a version drops, and what to add; ``None`` if it drops none."""
+    """Return an explanation if the schema of a version drops fields of conditions; ``None`` if it keeps all."""
     root = 'schema.openAPIV3Schema'
     status = _descend(schema, 'status')
     if status is None or status is True:
@@ -64,7 +64,7 @@ def _descend(schema: Any, name: str) -> Any:
 
 
 def explain(version: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with this version of a CRD for conditions; ``None`` if nothing is."""
+    """Return an explanation if this version of a CRD does not support conditions; ``None`` if it does."""
     wrong = []
     pruning = explain_pruning((version.get('schema') or {}).get('openAPIV3Schema'))
     if pruning is not None:
@@ -86,7 +86,7 @@ class ConditionSchemas:
         self._foreign: set[Resource] = set()
 
     def note(self, name: str, raw: Mapping[str, Any]) -> None:
-        """Look at the newest state of the CRD; an empty mapping if it is deleted."""
+        """Check the newest state of the CRD; an empty mapping if it is deleted."""
         plural, _, group = name.partition('.')
         self._explanations.pop((group, plural), None)
         try:
@@ -94,10 +94,10 @@ class ConditionSchemas:
                 found = {version['name']: explain(version) for version in raw['spec']['versions']}
                 self._explanations[group, plural] = {version: text for version, text in found.items() if text}
         except (AttributeError, KeyError, TypeError):
-            pass  # malformed: the API server does not serve it either
+            pass  # the CRD is malformed, so the API server does not serve it either
 
     def report(self, tables: Mapping[Resource, HandlerTable]) -> None:
-        """Warn, once, of each resource whose handlers set conditions that are not kept."""
+        """Warn once about each resource whose schema drops the conditions of its handlers."""
         for resource, table in tables.items():
             self._report_foreign(resource, table)
             text = self._explanations.get((resource.group, resource.plural), {}).get(resource.version)
@@ -108,7 +108,7 @@ class ConditionSchemas:
                 logger.warning("Conditions of %s (%r) are not kept by its CRD: %s.", resource.kind, resource, text)
 
     def _report_foreign(self, resource: Resource, table: HandlerTable) -> None:
-        """Warn once if handlers have ``conditions=True`` for a kind of Kubernetes itself, where it has no effect."""
+        """Warn once if handlers have ``conditions=True`` for a built-in kind, where it has no effect."""
         keepers = [handler for handler in table.of(ReconcilingHandler) if handler.conditions]
         if keepers and not is_own_kind(resource) and resource not in self._foreign:
             self._foreign.add(resource)

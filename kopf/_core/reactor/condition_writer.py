@@ -1,8 +1,8 @@
 """
-Writing the conditions of objects with level-triggered handlers: those set by handlers, and those kept for them.
+Writing the conditions of objects with level-triggered handlers: those set by handlers, and those set by the framework.
 
-Why are they not a part of the handler's patch? Only after that patch is it known whether the run has succeeded, and
-which generation the patch has made. And if the API server refuses the patch, the conditions must say why.
+Why are they not a part of the handler's patch? The conditions depend on the success of the patch and on the generation
+that it makes. And if the API server refuses the patch, the conditions must contain the reason.
 """
 
 import asyncio
@@ -56,11 +56,11 @@ class ConditionWriter:
             self._leveler.refresh(run)
 
     def take(self, run: Run) -> list[ConditionEdits]:
-        """Take the changes that the handler has made to the conditions out of its patch."""
+        """Remove the changes of conditions from the handler's patch, and return them."""
         edits = find_edits(run.patch)
         run.patch.fns[:] = [fn for fn in run.patch.fns if fn not in edits]
-        # If the handler has set no conditions, but some are kept for it, the edits are created here, before its patch
-        # is sent: `ConditionEdits.follow` then tells them the state after the patch.
+        # If only the framework sets conditions, the edits are created here, before the handler's patch is sent:
+        # `ConditionEdits.follow` then updates them with the state after the patch.
         return edits or ([self._make_edits(run, run.patch)] if self._leveler.keeps_conditions(run) else [])
 
     async def conclude(
@@ -86,8 +86,8 @@ class ConditionWriter:
             if is_refusal(error):
                 reason = explain_refusal(error, is_users_fault=not isinstance(error, APIForbiddenError))
             run.logger.error("The conditions of the object can't be written: %s", reason)
-            # The handler is run again even after a permanent failure: otherwise, clients would wait in vain for the
-            # conditions that report it.
+            # The handler runs again even after a permanent failure: otherwise, clients would wait in vain for the
+            # conditions that report the failure.
             return self._leveler.fail(run, error) if outcome.final else outcome
         self._leveler.carry(run, () if done else edits)
         return outcome
@@ -113,9 +113,9 @@ class ConditionWriter:
         """Write the conditions; return false if the next run must write them, true if they are written or obsolete."""
         level = run.plan.level
         if record.level is not level:
-            return True  # it is being deleted, or is gone
+            return True  # it is being deleted, or does not exist any more
         known = cast(RawBody | None, level.packed.copy())
-        # Without the marker, the whole object would be copied, even if there is nothing to write.
+        # This marker is checked first, because the writing would copy the whole object even without any changes.
         patch = Patch(fns=[Replacing(each) for each in edits])
         for delay in (*delays, None):
             with self._leveler.patching(run):

@@ -1,5 +1,5 @@
 """
-Coordination between operators: which of them may handle objects now, and in which namespaces.
+Coordination between operators: decides whether this operator may handle objects now, and in which namespaces.
 
 The orchestrator asks one `Coordinator`. Each way of coordination, such as peering, is a class that implements this
 protocol; `make_coordinator` creates it if the settings enable it. If there are several, all of them must permit the
@@ -36,9 +36,9 @@ class Controls(NamedTuple):
     changed: Changed
     """Reports that the decision has changed."""
     abort: Callable[[], None]
-    """Cancels all work at once, without waiting: the operator has lost the right to do it. A pause follows."""
+    """Cancels all work at once, without waiting, because another operator may begin. A pause follows."""
     find_running: Callable[[], list[str]]
-    """Returns the names of all work that still runs, including threads and what ignores its cancellation."""
+    """Returns the names of all running work, including threads and tasks that ignore their cancellation."""
     run_activity: Callable[[Activity], Awaitable[Mapping[HandlerId, Outcome]]]
     """Runs the handlers of an activity; returns their outcomes."""
 
@@ -56,7 +56,7 @@ class Coordinator(Protocol):
 
     @property
     def keeps_warm(self) -> bool:
-        """Return whether a paused operator is ready only when it can take over at once, with complete indices."""
+        """Return whether a paused operator needs complete indices to be ready, so that it can take over at once."""
 
     @property
     def leases(self) -> Mapping[str, bool]:
@@ -74,7 +74,7 @@ class Coordinator(Protocol):
         """Check whether watching may begin in this namespace; with ``None``, for the whole cluster."""
 
     def rediscover(self, resources: Collection[Resource]) -> None:
-        """Select the resources to use, of all discovered ones. A call of `adjust` follows."""
+        """Select the resources to use from all discovered ones. A call of `adjust` follows."""
 
     def adjust(self, namespaces: Set[Namespace], affected: Affected = None) -> Affected:
         """
@@ -87,11 +87,11 @@ class Coordinator(Protocol):
             affected: the namespaces that were added or removed since the last call; by default, all of them.
 
         Returns:
-            The affected namespaces; ``None`` (all of them) if decisions for others can have changed, too.
+            The affected namespaces; ``None`` (all of them) if decisions for other namespaces can have changed, too.
         """
 
     def note_ending(self, namespace: Namespace, ending: bool) -> None:
-        """Called with true when the namespace is being deleted, with false when it is gone or is created again."""
+        """Called with true when the namespace is being deleted, with false when it was deleted or is created again."""
 
     def halt(self, halted: bool) -> None:
         """Called with true when all work has stopped for a pause, with false when the work resumes."""
@@ -104,7 +104,7 @@ class Coordinator(Protocol):
 
 
 class Unanimity:
-    """Several coordinators as one: all of them must permit the work. Without any, the work is always permitted."""
+    """A coordinator made of several ones, which must all permit the work. Without any, the work is always permitted."""
 
     def __init__(self, coordinators: Collection[Coordinator]) -> None:
         self._coordinators = tuple(coordinators)
@@ -129,11 +129,11 @@ class Unanimity:
 
     @property
     def overdue_check(self) -> OverdueCheck | None:
-        # It is called for each event. So, a single check is returned as it is, without a call in between.
+        # The check is called for each event. So, a single check is returned unwrapped.
         return self._check_all if len(self._checks) > 1 else self._checks[0] if self._checks else None
 
     def _check_all(self) -> bool:
-        # Why not `any()` of a generator? Each check must be called, as it can begin a pause of its coordinator.
+        # Why not `any()` of a generator? All checks must be called, as each can begin a pause of its coordinator.
         answers = [check() for check in self._checks]
         return any(answers)
 
@@ -165,12 +165,12 @@ class Unanimity:
             each.end()
 
     async def leave(self) -> None:
-        # One after another: the next leader joins the peerings when the former one has left them.
+        # They leave one after another: the next leader must join the peerings after this one has left them.
         errors: list[Exception] = []
         for each in self._coordinators:
             try:
                 await each.leave()
-            except Exception as error:  # the others must leave nevertheless
+            except Exception as error:  # the other coordinators must leave nevertheless
                 errors.append(error)
         if errors:
             raise errors[0]
@@ -206,7 +206,8 @@ def make_coordinator(
             PeeringCoordinator(
                 client,
                 settings,
-                # Only the leader has a record. The next one takes it over, and need not wait for the end of a dead one.
+                # All replicas share one identity, because only the leader has a record: the next leader takes it over
+                # at once.
                 identity=find_lease_name(settings) if elected else identity,
                 tasks=tasks,
                 changed=controls.changed,
@@ -214,7 +215,7 @@ def make_coordinator(
         )
     coordinators += peerings
     if elected:
-        # Imported here, as most operators have no replicas, and would start more slowly.
+        # Why not at the top? Most operators have no replicas, and would start more slowly.
         from kopf._core.reactor.election_coordinator import ElectionCoordinator
 
         for peering in peerings:

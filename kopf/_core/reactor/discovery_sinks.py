@@ -1,4 +1,4 @@
-"""The sinks of the watches of namespaces and CRDs, which tell the orchestrator what to serve."""
+"""The sinks of the watches of namespaces and CRDs: they notify the orchestrator of changes in what it has to serve."""
 
 import logging
 from collections.abc import Collection
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class DefinitionsSink(EventSink):
-    """Notes the definitions of resources (CRDs); triggers the discovery when they change after the first list."""
+    """Records the definitions of resources (CRDs); triggers the discovery when they change after the first list."""
 
     def __init__(self, orchestrator: 'Orchestrator', definitions: Definitions) -> None:
         self._orchestrator = orchestrator
@@ -42,7 +42,7 @@ class DefinitionsSink(EventSink):
             del self._uids[crd.name]
             self._definitions.note(crd.name, {})
         if self._listed:
-            # The CRDs of the first list are compared at its end, all at once.
+            # The CRDs of the first list are compared together at its end.
             self._orchestrator.note_definition()
 
     def listed(self, watch: ResourceWatch) -> None:

@@ -1,15 +1,15 @@
 """
-Distinguishing new states of an object from stale ones, which are from before the operator's last patch.
+Distinction of new states of an object from stale ones, which are older than the operator's last patch.
 
 Stale states must not be handled as if they were new. A watch stream lags behind: after a patch, it brings older states,
-then the echo of the patch, then newer states. Numeric resource versions are compared. Other versions are only compared
-for equality with that of the echo: an event before it is held back until the echo comes, or until
+then the echo of the patch, then newer states. Numeric resource versions are compared. Other versions can only be equal
+to that of the echo or not: an event before the echo is held back until the echo comes, or until
 ``settings.persistence.consistency_timeout`` is over. After that, the event counts as new. Specified in the
 documentation's "Consistency".
 
 Resource versions go back when the cluster's storage is restored from a backup. A list that was requested after the
-patch reveals this. But the caches of API servers can lag behind, too, so older versions from a list, and those that
-follow it, are also held back until the timeout.
+patch reveals this. But the caches of API servers can lag behind, too. So older versions in a list, and in the events
+after it, are also held back until the timeout.
 """
 
 import enum
@@ -23,16 +23,16 @@ _NEVER: Final = str(2**128)
 
 
 class Verdict(enum.Enum):
-    """How the state in an event relates to the state after the operator's last patch."""
+    """The relation of the state in an event to the state after the operator's last patch."""
 
     ECHO = enum.auto()
-    """It is that state."""
+    """The event has that state."""
     OLDER = enum.auto()
-    """It is from before that patch."""
+    """The event is older than that patch."""
     NEWER = enum.auto()
-    """It is newer, or counts as newer because the timeout is over."""
+    """The event is newer, or counts as newer because the timeout is over."""
     UNSURE = enum.auto()
-    """Its version cannot be compared or trusted: the event is held back."""
+    """The version cannot be compared or trusted: the event is held back."""
 
 
 class Expectation:
@@ -44,19 +44,19 @@ class Expectation:
         self._version = version
         self._made_at = made_at  # the time of the response to the patch (by the monotonic clock)
         self._deadline = deadline  # until when events that cannot be compared are held back (by the monotonic clock)
-        self._doubted = False  # whether lower versions can be new nevertheless, as a list was requested after the patch
+        self._doubted = False  # whether lower versions can be new, because a list was requested after the patch
         self._unsure = unsure
         self._reset = False  # whether the record has been reset since the patch, so that the echo counts as new
-        self._absent = False  # whether the watch has reported the object as deleted, and not again since then
+        self._absent = False  # whether the last report of the watch was that the object is deleted
 
     @classmethod
     def after_patch(cls, raw: RawBody, former: 'Expectation | None', *, timeout: float) -> 'Expectation | None':
         """
-        Return the expectation after the response to a patch, if anything is to be expected.
+        Return the expectation after the response to a patch; ``None`` if there is nothing to expect.
 
         Args:
             raw: the state from the response.
-            former: what was expected until now. The event that it holds back stays held back.
+            former: the previous expectation. Its held-back event stays held back.
             timeout: how long to hold back events that cannot be compared (in seconds); if zero, nothing is expected.
         """
         version = raw['metadata'].get('resourceVersion')
@@ -70,8 +70,8 @@ class Expectation:
         """
         Return the expectation of a deletion for some time (in seconds): the API server has reported a missing object.
 
-        The events that the stream still brings are from before that, and would be handled as if the object were new.
-        After the timeout, they are handled nevertheless: a proxy or a failing server could have given a wrong answer.
+        The stream can still bring older events, which would be handled as if the object were new. After the timeout,
+        they are handled nevertheless: the response of a proxy or of a failing server could have been wrong.
         """
         if timeout <= 0:
             return None
@@ -84,22 +84,22 @@ class Expectation:
 
     @property
     def unsure(self) -> RawEvent | None:
-        """The newest event that is held back, as it is unknown whether it is stale."""
+        """The newest event that is held back, because it can be stale."""
         return self._unsure
 
     @property
     def remaining(self) -> float:
-        """The time until events that are held back count as new (in seconds); zero if it is over."""
+        """The time until held-back events count as new (in seconds); zero if it is over."""
         return max(0.0, self._deadline - time.monotonic())
 
     @property
     def is_ending(self) -> bool:
-        """Return whether nothing but the deletion of the object is expected; see `of_deletion`."""
+        """Return whether only the deletion of the object is expected; see `of_deletion`."""
         return self._version == _NEVER and time.monotonic() < self._deadline
 
     @property
     def is_absent(self) -> bool:
-        """Return whether the object is not watched any more, so that nothing is expected after the deadline."""
+        """Return whether the watch does not have the object any more, so that the expectation ends at the deadline."""
         return self._absent
 
     @property
@@ -139,11 +139,11 @@ class Expectation:
 
     def after_deletion(self, event: RawEvent, *, timeout: float) -> 'Expectation | None':
         """
-        Return what is expected after a DELETED event: nothing, unless the event is older than the last patch.
+        Return the expectation after a DELETED event; ``None`` unless the event is older than the last patch.
 
-        If the event is older, the object existed after it: it has only stopped matching the selectors of the watch.
+        If the event is older, the object has existed after it: it has only stopped matching the selectors of the watch.
         When it matches again, events from before the patch are stale. The echo of the patch is not stale, because the
-        record has been reset by then.
+        record was reset by then.
 
         Args:
             event: the DELETED event. Without a version, it is from a list that does not have the object; `after_list`
@@ -155,16 +155,16 @@ class Expectation:
             return None
         if self._doubted if version is None else (not version.isdecimal() or int(version) >= int(self._version)):
             return None
-        # Why not the deadline of the patch? It can be over, as the stream lags behind: this event comes after the patch
-        # was made. The events that follow it come even later.
+        # Why not the deadline of the patch? The stream lags behind, so that deadline can be over, and the next events
+        # come even later.
         deadline = time.monotonic() + timeout
         expected = Expectation(self._version, made_at=self._made_at, deadline=deadline)
         expected._reset = expected._absent = True
         return expected
 
     def after_list(self, *, since: float) -> 'Expectation | None':
-        """Return what is expected after a list; doubt the order of versions if it was requested after the patch."""
-        # By then, caches are assumed to have caught up: a lower version means that a backup was restored.
+        """Return the expectation after a list; doubt the order of versions if it was requested after the patch."""
+        # After the timeout, the caches should be up to date, so a lower version means that a backup was restored.
         if since > self._deadline:
             return None
         if since > self._made_at:

@@ -1,11 +1,11 @@
 """
-Coordination by election: of all replicas of the operator, one works; the others are warm and take over.
+Coordination by election: one replica of the operator works; the others are standbys that can take over at once.
 
 A replica that is not elected is paused: it watches, indexes, serves webhooks and probes, but handles nothing. The
 leader works from its election until it releases the Lease at its end, or until it could not renew the Lease in time.
 Then its work is cancelled, and it writes nothing any more; it is a standby again when all work has ended. If some work
-cannot be ended in time, such as a thread, the process is ended, as another replica begins. Specified in the
-documentation's "Replicas".
+cannot be stopped in time, such as a thread, the process exits, because another replica begins to work. Specified in
+the documentation's "Replicas".
 """
 
 import asyncio
@@ -39,28 +39,28 @@ ENDING_INTERVAL = 0.05
 """How often to check whether the cancelled work has ended (in seconds)."""
 
 LAST_RESPITE = 1.0
-"""The least time for cancelled work to end (in seconds), even if the term was over before, after a suspension."""
+"""The minimal time for cancelled work to end (in seconds), even if the term has ended during a suspension."""
 
 BLOCKED_RESPITE = 3.0
-"""How long an event loop may do nothing after the end of its term (in seconds), until the process is ended."""
+"""How long a blocked event loop is tolerated after the end of its term (in seconds), until the process exits."""
 
 
 class Follower(Protocol):
-    """Another way of coordination that only the leader takes part in."""
+    """A coordinator in which only the leader takes part."""
 
     def stand_by(self, standing: bool, /) -> None:
         """Called with true when the operator stops leading, with false when it begins to lead."""
 
 
 class Phase(enum.Enum):
-    """What this replica does."""
+    """The phases of a replica."""
 
     STANDING_BY = 'standing by'
     PREPARING = 'preparing'
-    """It is elected, and its handlers of `Activity.LEADING` run."""
+    """The replica is elected, and its handlers of `Activity.LEADING` run."""
     LEADING = 'leading'
     LOSING = 'losing'
-    """It holds the Lease no longer, and its work is ending."""
+    """The replica does not hold the Lease any more, and its work is ending."""
     LEFT = 'left'
     """The operator is ending, and its work has ended."""
 
@@ -86,7 +86,7 @@ class ElectionCoordinator:
             settings: the settings of the operator.
             identity: the first part of the identity of this replica; by default, the name of the host or the pod.
             tasks: the group of the operator's tasks, which fails if the election does.
-            controls: what can be done with the work of the operator.
+            controls: the functions that control the work of the operator.
             followers: other coordinators that only the leader takes part in.
         """
         check_settings(settings.leadership)
@@ -98,9 +98,9 @@ class ElectionCoordinator:
         self._followers = followers
         self._phase = Phase.STANDING_BY
         self._candidate: LeaseCandidate | None = None
-        self._oriented = False  # whether it is known if this replica begins as the leader or as a standby
+        self._oriented = False  # whether the first election was decided, for or against this replica
         self._ending = False  # whether the operator is ending
-        self._prepared = False  # whether the handlers of the beginning leadership were called
+        self._prepared = False  # whether the handlers for the beginning of the leadership were called
         self._watch: ResourceWatch | None = None
         self._watching: asyncio.Task[None] | None = None
         self._preparing: asyncio.Task[None] | None = None
@@ -170,7 +170,7 @@ class ElectionCoordinator:
 
     def _start(self) -> None:
         leadership = self._settings.leadership
-        # Why not in the constructor? The namespace of the credentials is known after the first request.
+        # Why not in the constructor? The namespace of the credentials is only known after the first request.
         store = LeaseStore(
             self._client,
             namespace=leadership.namespace or find_namespace(self._client),
@@ -199,7 +199,7 @@ class ElectionCoordinator:
         """
         Create a task whose failure ends the operator.
 
-        Not in the task group of the operator: its tasks are cancelled at the beginning of the exit, while the Lease
+        Why not in the task group of the operator? Its tasks are cancelled at the beginning of the exit, but the Lease
         must be renewed until all work has ended.
         """
         task = asyncio.create_task(coro, name=name)
@@ -249,12 +249,12 @@ class ElectionCoordinator:
             self._report()
 
     def _report(self) -> None:
-        """Report the new decision, unless the operator is ending: it begins nothing any more."""
+        """Report the new decision, unless the operator is ending, so that it begins no further work."""
         if not self._ending:
             self._controls.changed(None)
 
     def _watch_again(self) -> None:
-        """Called when the API is available again: the watch can be pausing after its failures, for half a minute."""
+        """Called when the API is available again: restart the watch, which can be in a back-off of half a minute."""
         if self._phase is Phase.STANDING_BY and self._watching is not None:
             self._stop_watching()
             self._stand_by()
@@ -266,7 +266,7 @@ class ElectionCoordinator:
 
     def _prepare(self) -> None:
         self._phase = Phase.PREPARING
-        self._stop_watching()  # the leader sees others by conflicts with its renewals; it would only watch itself
+        self._stop_watching()  # the leader sees changes of the Lease by conflicts with its renewals
         if self._watchdog is not None:
             self._watchdog.begin()
         self._preparing = self._create_task(self._lead(), 'beginning of the leadership')
@@ -303,7 +303,7 @@ class ElectionCoordinator:
             self._note()
 
     async def _outwait(self, find_running: Callable[[], Collection[str]]) -> None:
-        """Wait until no work is running; end the process if some still is when the term is over."""
+        """Wait until no work is running; exit from the process if some work is still running when the term is over."""
         term, now = self._get_last_term(), read_time()
         limit = max(now if term is None else term.expiry, now + LAST_RESPITE)
         while running := find_running():
@@ -312,7 +312,7 @@ class ElectionCoordinator:
             await asyncio.sleep(ENDING_INTERVAL)
 
     async def _yield(self) -> None:
-        """Call the handlers of the ending leadership, if those of its beginning were called."""
+        """Call the handlers for the end of the leadership, if those for its beginning were called."""
         if self._prepared:
             self._prepared = False
             await self._controls.run_activity(Activity.YIELDING)
@@ -320,7 +320,7 @@ class ElectionCoordinator:
     # The end of the operator.
 
     def end(self) -> None:
-        pass  # the tasks are not those of the operator's group, so the Lease is renewed further on
+        pass  # the tasks are not in the operator's group, so they continue to renew the Lease
 
     async def leave(self) -> None:
         """Release the Lease when all work has ended; end the process if the Lease expires before."""
@@ -332,7 +332,7 @@ class ElectionCoordinator:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        # The operator does not wait for threads that do not end in time; but other replicas must not begin beside them.
+        # The operator exits without waiting for slow threads, but other replicas must not begin while these run.
         if self._phase is not Phase.STANDING_BY and (running := self._controls.find_running()):
             logger.warning("The Lease is released when these have ended: %s.", ', '.join(running))
             await self._outwait(self._controls.find_running)
@@ -340,7 +340,7 @@ class ElectionCoordinator:
         await self._release()
         if self._watchdog is not None:
             self._watchdog.end()
-        # Handlers of the cleanup may write, as those of the startup may: in all replicas.
+        # Cleanup handlers may write in all replicas, like startup handlers.
         self._client.fence(None)
 
     async def _release(self) -> None:
@@ -379,10 +379,10 @@ class LeaseSink(EventSink):
 
 class TermWatchdog:
     """
-    A thread that ends the process after the end of a term if the event loop does not stop the work, as it is blocked.
+    A thread that ends the process after the end of a term if the event loop is blocked, and so does not stop the work.
 
     Args:
-        get_term: returns the current term, or the last one, whose work is ending.
+        get_term: returns the current term, or the last one while its work is ending.
         find_running: returns the names of the work that is running.
     """
 
@@ -404,7 +404,7 @@ class TermWatchdog:
 
     def _run(self, ended: threading.Event) -> None:
         while not ended.wait(self._find_delay()):
-            # Once more: after a suspension of the process, the event loop has to be given its time, too.
+            # Wait once more: after a suspension of the process, the event loop needs some time, too.
             if self._find_delay() <= 0 and not ended.wait(BLOCKED_RESPITE) and self._find_delay() <= 0:
                 running = self._find_running()
                 if running or not self._is_over():
@@ -419,7 +419,7 @@ class TermWatchdog:
 
 
 def end_process(running: Collection[str]) -> None:
-    """End the process at once, as another replica can begin to work; name what still runs."""
+    """Exit from the process at once, because another replica can begin to work; log the work that still runs."""
     logger.critical(
         "The Lease has expired, and another replica can begin to work. These could not be stopped, so the process is "
         "ended: %s.",
@@ -432,5 +432,5 @@ def end_process(running: Collection[str]) -> None:
 def make_identity(name: str | None) -> str:
     """Return the identity of this process: the given name or that of the pod, and a part that no other process has."""
     prefix = name or os.environ.get('POD_NAME') or socket.gethostname()
-    # Why not a random number of Python? Programs that seed it would get the same one in all replicas.
+    # Why not the `random` module? Programs that seed it would get the same identity in all replicas.
     return f'{prefix}_{uuid.uuid4()}'

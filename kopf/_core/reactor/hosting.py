@@ -2,8 +2,8 @@
 The host of daemons: the connection between the daemons of an object and its processing.
 
 Daemons and timers run in parallel to the processing of their object. The host applies their patches to the newest
-state of the object, and requeues the object when they have ended. It also provides what daemons and handlers share:
-the memo and the deletion flag.
+state of the object, and requeues the object when they have ended. It also provides the memo and the deletion flag,
+which daemons and handlers share.
 """
 
 from collections.abc import Collection
@@ -111,7 +111,7 @@ class ObjectHost:
 
     def report_mutation(self, record: ObjectRecord, explanation: str, keys: Collection[HandlerId]) -> None:
         """Warn, once for each handler, that its in-place changes of the object are undone."""
-        # Why not once for each object? The remedy is the same, and there can be thousands of objects.
+        # Why not warn for each object? The remedy is the same, and there can be thousands of objects.
         if not self._told.issuperset(keys):
             self._told.update(keys)
             log = make_logger(record, self._decider.table.resource, self._settings)

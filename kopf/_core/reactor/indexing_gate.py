@@ -15,7 +15,7 @@ from kopf._cogs.aiokits.loops import end
 logger = logging.getLogger(__name__)
 
 REMINDER_INTERVAL = 30.0
-"""The interval of log messages about what handlers wait for (in seconds)."""
+"""The interval of log messages about the lists that handlers wait for (in seconds)."""
 
 EXIT_TIMEOUT = 2.0
 """How long cancelled index functions may take to end (in seconds)."""
@@ -30,11 +30,11 @@ class AwaitedList:
         self.title = title
         self.indices = indices
         self.initial = True
-        """Whether all handlers wait for it, not only those that can use its indices."""
+        """Whether all handlers wait for the list, not only those that can use its indices."""
         self.listing = False
         """Whether the list is not complete yet."""
         self.objects = 0
-        """The number of its objects that are being indexed."""
+        """The number of the listed objects that are being indexed."""
 
 
 class IndexingGate:
@@ -65,7 +65,7 @@ class IndexingGate:
         return not self._awaited
 
     def is_open(self, arguments: frozenset[str] | None) -> bool:
-        """Check whether handlers that can use these arguments may run; ``None`` means that they can use any."""
+        """Check whether handlers that can use these arguments may run; ``None`` means all arguments."""
         if not self._awaited:
             return True
         if self._initial or arguments is None:
@@ -94,7 +94,7 @@ class IndexingGate:
             self._remind_later()
 
     def dismiss(self, key: Hashable) -> None:
-        """Stop waiting for the list, but not for its listed objects: it is complete, or cannot be completed."""
+        """Stop waiting for the list, but not for its listed objects: the list is complete, or cannot be completed."""
         if (awaited := self._awaited.get(key)) is not None and awaited.listing:
             awaited.listing = False
             self._check(key, awaited)
@@ -112,16 +112,16 @@ class IndexingGate:
     def start(self, work: Coroutine[None, None, None], key: Hashable = None) -> None:
         """Start a task that indexes an object; the gate also waits for the task if it waits for the list of the key."""
         if self._closed:
-            # For a coroutine that is neither awaited nor closed, Python would print a warning.
+            # Close the coroutine: otherwise, Python would warn that it was never awaited.
             work.close()
             return
         task = asyncio.create_task(work)
-        # Kept here, as the event loop has only weak references to its tasks.
+        # Keep a reference: the event loop has only weak references to its tasks.
         self._tasks.add(task)
         if (awaited := self._awaited.get(key)) is None:
             task.add_done_callback(self._end)
         else:
-            # A counter, not a flag for each object: checking all flags whenever a task ends would be quadratic.
+            # Why a counter? To check a flag for each object whenever a task ends would be quadratic.
             awaited.objects += 1
             task.add_done_callback(functools.partial(self._end_counted, key, awaited))
 
@@ -136,7 +136,7 @@ class IndexingGate:
             self.failure.set_exception(error)
 
     def _check(self, key: Hashable, awaited: AwaitedList) -> None:
-        """Open the gate for the handlers that have waited for this list, unless they wait for another one."""
+        """Open the gate for the handlers that have waited for this list, unless they also wait for another one."""
         if awaited.listing or awaited.objects:
             return
         del self._awaited[key]

@@ -3,7 +3,7 @@ Indexing the objects of a watch before their events are processed.
 
 If a resource is indexed, there is an `Informer` between its watch and its `Processor`. It passes an event on when the
 object is indexed. So, slow index functions delay the handlers of the object, but slow handlers do not delay indexing.
-Of an indexed object, the memory holds only its values in the indices, and the indices that it is excluded from.
+For an indexed object, the memory holds only its values in the indices, and the indices that it is excluded from.
 
 The `IndexingGate` delays all handlers until the indices that they can use are complete.
 """
@@ -32,11 +32,11 @@ from kopf._core.reactor.watches import ResourceWatch
 logger = logging.getLogger(__name__)
 
 MAX_REFUSALS = 2
-"""The number of refused lists of a resource, after which no handlers wait for its objects any more."""
+"""The number of refused lists of a resource after which handlers do not wait for its objects any more."""
 
 MAX_FAILURES = 2
 """
-The number of otherwise failed lists of a resource, after which only handlers that can use its indices wait for it.
+The number of lists failed for other reasons, after which only handlers that can use the indices wait for it.
 """
 
 
@@ -52,24 +52,24 @@ class IndexingState:
     def __init__(self) -> None:
         self.events: list[ListedEvent] = []
         """
-        The newest event that is not indexed yet. If it is of an object that was deleted and is back, the deletion
-        precedes it.
+        The newest event that is not indexed yet. If the object was deleted and exists again, the deletion precedes the
+        event.
         """
         self.running = False
         """Whether a task is indexing the object."""
         self.ended: asyncio.Future[None] | None = None
-        """Done when that task has ended; ``None`` if nothing waits for it."""
+        """Done when the task that indexes the object has ended; ``None`` if no code waits for it."""
         self.excluded: dict[HandlerId, HandlerState] = {}
         """The states of the index functions that have excluded the object by their errors."""
         self.retried: RawEvent | None = None
-        """The last indexed event, if it is to be indexed again."""
+        """The last indexed event, if it must be indexed again."""
         self.timer: asyncio.TimerHandle | None = None
         """The timer of the next attempt."""
         self.delays: Delays | None = None
-        """The delays between the attempts to pass an event on, if that has failed."""
+        """The delays between the attempts to pass an event on, after a failure."""
 
     def put(self, event: RawEvent, listed_since: float | None) -> None:
-        """Keep the event, instead of an older one. A deletion is kept beside it: the handlers must not miss it."""
+        """Keep the event instead of an older one, but keep a pending deletion, too: the handlers must not miss it."""
         deletions = [each for each in self.events[:1] if is_deletion(each[0]) and not is_deletion(event)]
         self.events = [*deletions, (event, listed_since)]
 
@@ -85,7 +85,7 @@ class IndexingState:
         return self.events.pop(0) if self.events else None
 
     def keep_deletion(self) -> None:
-        """Drop all events except for the deletion: the next watch lists these states again, but never a deletion."""
+        """Drop all events except for the deletion: the next watch lists the other states again."""
         self.events = [each for each in self.events if is_deletion(each[0])]
 
     def end(self) -> None:
@@ -149,7 +149,7 @@ class Informer(ObjectSink):
         state.put(event, listed_since)
         if state.running:
             return  # the event must not overtake the event that is being indexed
-        # At once, if no function runs: deletions are not indexed.
+        # If no index function runs, pass it on at once: deletions are not indexed.
         if is_deletion(event):
             self._pass_deletion_on(record, state)
         else:
@@ -264,7 +264,7 @@ class Informer(ObjectSink):
                 if is_deletion(event):
                     self._discard(record)
                 else:
-                    if record.indexing is not state:  # the object was deleted by the previous event, and is back
+                    if record.indexing is not state:  # the previous event was a deletion, and the object exists again
                         record.begin_indexing(state)
                     await self._index(record, state, event)
                     if self._is_over():
@@ -273,7 +273,7 @@ class Informer(ObjectSink):
                     break
         finally:
             state.end()
-            # Why once more? A function that was running during `_remove` has stored its values after it.
+            # Why remove it once more? A function that was running during `_remove` has stored its values afterwards.
             if self._dropped:
                 self._discard(record)
                 self._hand_over(record, state)
@@ -323,7 +323,7 @@ class Informer(ObjectSink):
         return self._dropped
 
     def _hand_over(self, record: ObjectRecord, state: IndexingState) -> None:
-        """Let the successor pass on the deletion, if it is still pending, and what has come after it."""
+        """Let the successor pass on the deletion, if it is still pending, and the later event."""
         if self._successor is None or not state.events:
             return
         if isinstance(self._successor, Informer):
@@ -332,7 +332,7 @@ class Informer(ObjectSink):
         while (listed_event := state.take()) is not None:
             try:
                 self._successor.receive(record, listed_event[0], listed_since=listed_event[1])
-            except Exception:  # not raised: the other objects are still to be handed over
+            except Exception:  # not raised, because the other objects must still be handed over
                 logger.exception("An event of %r of %s could not be processed.", record, self._resource)
 
     def resume_indexing(self, record: ObjectRecord, state: IndexingState) -> None:
@@ -369,7 +369,7 @@ class Informer(ObjectSink):
             delay = get_retry_delay(state.excluded)
             if delay is None:
                 return
-            # A newer event ends the retries at once, as the values of this state would be replaced anyway.
+            # A newer event ends the retries, because its values would replace those of this state anyway.
             if delay or state.events:
                 state.retried = event
                 state.timer = asyncio.get_running_loop().call_later(delay, self._retry, record, state)
@@ -381,21 +381,20 @@ class Informer(ObjectSink):
     async def _update(
         self, record: ObjectRecord, cause: IndexingCause, state: IndexingState, *, retrying: bool
     ) -> None:
-        """Update the object in the indices. A failure to store the results is logged; it concerns no other object."""
+        """Update the object in the indices; log an error if the results cannot be stored."""
         try:
             await self._indexing.index(record, cause, state.excluded, retrying=retrying)
-        # Errors of the functions are handled there. Keys of users can still fail when they are compared, for example.
+        # `index` handles the errors of functions. But other user code can still fail, e.g. the comparison of keys.
         except Exception:
             logger.exception("%r of %s could not be indexed.", record, self._resource)
 
     def _retry(self, record: ObjectRecord, state: IndexingState) -> None:
         state.timer = None
         if not state.running:
-            # The handlers wait only for the first attempt of each object, not for its retries, so this one is not
-            # counted.
+            # This attempt is not counted: handlers wait only for the first attempt of each object, not for its retries.
             self._start(record, state, counted=False)
 
 
 def is_deletion(event: RawEvent) -> bool:
-    """Check whether the object is gone, not only marked for deletion."""
+    """Check whether the object was really deleted, and not only marked for deletion."""
     return event['type'] == 'DELETED'

@@ -1,7 +1,7 @@
 """
-What an operator is doing at this moment: which handlers run and where, which objects wait and why, how the watches are.
+The present activities of an operator: running handlers and their lines, waiting objects, the states of watches.
 
-All of it is looked up when it is requested, in the thread of the status server. The event loop goes on meanwhile, or is
+All facts are computed on request, in the thread of the status server. Meanwhile, the event loop continues, or is
 stuck; so each collection is copied at once, and the facts about one object can be a moment older than those about
 another one.
 """
@@ -36,7 +36,7 @@ MAX_STACKS = 50
 
 class OperatorInspection:
     """
-    Looks up what an operator is doing.
+    Provides the facts about the present activities of an operator.
 
     Args:
         orchestrator: knows the watches with the records of the objects.
@@ -182,7 +182,7 @@ class OperatorInspection:
                 yield watch, record
 
     def _iter_waiting(self) -> Iterator[dict[str, Any]]:
-        """Return what waits for a time: objects with delayed handlers, daemons and timers, and planned runs."""
+        """Return everything that waits for a certain time: delayed handlers, daemons, timers, planned runs."""
         now = self._loop.time()
         for watch, record in self._iter_records():
             for facts in _find_delays(record, now):

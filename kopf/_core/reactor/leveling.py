@@ -1,11 +1,11 @@
 """
 Level-triggered handlers in the reactor: the workers that run them, and the watches that trigger them.
 
-The objects of a resource with such handlers have a `LevelProcessor`: a processor whose workers run these handlers when
-the other work on the object is done, delayed or throttled. So they never run at the same time as other handlers of the
-object, and delayed retries and refused patches of other handlers do not delay them. Both have patches of their own, so
-that none is refused because of the other. Resources without such handlers have a plain `Processor`, so that these
-features cost them nothing.
+A resource with such handlers has a `LevelProcessor`, whose workers run these handlers when the other work on the object
+is done, delayed or throttled. So they never run at the same time as other handlers of the object, and delayed retries
+and refused patches of other handlers do not delay them. They have separate patches, so that the API server does not
+refuse the changes of one handler because of another. Resources without such handlers have a plain `Processor`, so that
+these features cost them nothing.
 
 A `RelationSink` is put between the watch and the processor of a resource that such handlers depend on.
 """
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LIST_PATIENCE = 30.0
-"""How long a list may bring nothing before handlers are run without it (in seconds)."""
+"""How long a list may bring no objects before handlers are run without it (in seconds)."""
 
 RELEASE_DELAY = 2.0
 """
@@ -80,12 +80,12 @@ class LevelProcessor(Processor):
         self._leveler = Leveler(self, self._decider, levels)
         self._operator = context.settings.applying.operator
         if not self._observing and not self._managing:
-            self._step_meter = None  # such steps only plan the runs, and the runs are the reconciliations
+            self._step_meter = None  # steps only plan runs: the runs are the measured reconciliations
         self._ending: dict[ObjectRecord, RawBody] = {}
         """The objects that are being deleted, and wait for the deletion of their remote children."""
         self._release_delays: dict[ObjectRecord, float] = {}
-        """The delays of the next attempts for those of them whose children could not be deleted."""
-        self._unreleased: set[ObjectRecord] = set()  # those of them that wait for another attempt
+        """The delays of the next attempts for objects whose children could not be deleted."""
+        self._unreleased: set[ObjectRecord] = set()  # the objects that wait for another attempt
         self._writer: ConditionWriter | None = None
         if self._leveler.uses_conditions:
             self._writer = make_writer(self._leveler, self._applier)
@@ -186,12 +186,11 @@ class LevelProcessor(Processor):
         return self._leveler.is_pending(record) or (record in self._ending and record not in self._unreleased)
 
     async def work(self, record: ObjectRecord) -> None:
-        # First of all: the parent class would hand the work over, but is not called for throttled objects.
+        # This comes first: the parent class would also hand the work over, but it is not called for throttled objects.
         if self._successor is not None:
             await self._successor.work(record)
             return
-        # Why not also without an event, for a requeued object with delayed handlers? Two such objects would yield to
-        # each other for ever. Their other handlers are seldom due at the very moment when they get a slot.
+        # Why not also for a requeued object without an event? Two such objects could yield to each other for ever.
         if not record.throttled and record.pending is not None:
             self._leveler.yield_slots(record)
         has_run = False
@@ -200,7 +199,7 @@ class LevelProcessor(Processor):
             # throttled, their events and patches are kept for their next attempt.
             if not record.throttled:
                 await super().work(record)
-            # Checked after each `await`, as another processor can have taken over the objects meanwhile.
+            # This is checked after each `await`, as another processor can have taken over the objects meanwhile.
             if self._has_successor() or self._dropped:
                 return
             if super().is_due(record) or self._workers.halted or (has_run and self._workers.is_overloaded):
@@ -217,8 +216,8 @@ class LevelProcessor(Processor):
 
     async def _process(self, record: ObjectRecord, event: RawEvent | None) -> float | None:
         delay = await super()._process(record, event)
-        if record.body is not None and not record.is_vanishing:  # a handler can have run while the object was deleted
-            # The body is the response to the patch of the other handlers: the stream can bring this state much later.
+        if record.body is not None and not record.is_vanishing:  # the object can have been deleted while a handler ran
+            # The body is the response to the patch of the other handlers: the watch can bring this state much later.
             self._leveler.receive(record, record.body)
         return delay
 
@@ -230,7 +229,7 @@ class LevelProcessor(Processor):
             outcome = await self._execute(record, run)
         except LoginError:
             raise
-        # The errors of the function are handled there. Any other error must concern neither other objects, nor the
+        # `_execute` handles the errors of the function. Any other error must affect neither other objects nor the
         # operator.
         except Exception as error:
             run.logger.exception("%s could not be run.", run.plan.controller.handler)
@@ -269,7 +268,7 @@ class LevelProcessor(Processor):
     async def _call(self, record: ObjectRecord, run: Run) -> Outcome:
         if run.children is None:
             return await self._leveler.execute(run)
-        # After a restart, all children of all objects are applied: live changes of others go before that.
+        # After a restart, all children of all objects are applied: live changes of other objects take precedence.
         with background(not self._workers.is_urgent(record), self._workers.pressure):
             return await self._leveler.execute(run)
 
@@ -277,8 +276,8 @@ class LevelProcessor(Processor):
         """
         Apply the patch of the handler to the state that the run has seen, or to newer ones if it conflicts.
 
-        Nothing of it is kept for the patches of other handlers, nor is anything of theirs applied here: each of them
-        could be refused because of the other.
+        Changes are not exchanged with the patches of other handlers: the API server could refuse one because of the
+        other.
         """
         patch, known = run.patch, cast(RawBody | None, run.raw)
         discard_unstorable(patch, run.logger)
@@ -289,7 +288,7 @@ class LevelProcessor(Processor):
         for delay in (*CONFLICT_DELAYS, None):
             if not patch or await self._apply_once(record, run, patch, known, edits):
                 return
-            # Other handlers wait for this worker. The first attempt to follow is made at once, and nearly all succeed.
+            # Other handlers wait for this worker. So the second attempt is made at once, and nearly always succeeds.
             if delay is None or (delay and super().is_due(record)):
                 break
             patch, known = Patch(fns=patch.fns), None  # the values are stored by now
@@ -304,13 +303,13 @@ class LevelProcessor(Processor):
         known: RawBody | None,
         edits: 'Collection[ConditionEdits]',
     ) -> bool:
-        """Apply the patch to this state, or to the newest one if it is not given; return whether that is done."""
+        """Apply the patch to this state, or to the newest one if it is not given; return whether it was applied."""
         with self._leveler.patching(run):
             with background(not self._workers.is_urgent(record), self._workers.pressure):
                 result = await self._applier.apply_of_level(record, run.raw, patch, known, run.logger)
             if result.body is not None:
                 is_ours = self._leveler.receive_response(run, result.body, patch)
-                # What has come before the patch has triggered the next run: this one has not seen it.
+                # The states from before the patch have triggered the next run: this run has not seen them.
                 if is_ours and not run.plan.reasons:
                     for each in edits:
                         each.follow(run.plan.level.packed.copy())
@@ -344,7 +343,7 @@ class LevelProcessor(Processor):
         return self._host.get_memo(record)
 
     async def patch_owner(self, plan: HandlerPlan, body: Body, patch: Patch, logger: ObjectLogger) -> None:
-        """Apply the patch to the object of the plan, which does not trigger its handler."""
+        """Apply the patch to the object of the plan, without triggering the handler of the plan."""
         level = plan.level
         known: RawBody | None = cast(RawBody, level.packed.copy())
         run = Run(plan, NONE, cast(RawBody, known), patch, logger)
@@ -395,10 +394,10 @@ def make_writer(leveler: Leveler, applier: Applier) -> 'ConditionWriter':
 
 class RelationSink(ObjectSink):
     """
-    Triggers the objects that depend on the objects of one watch, and passes the events on to the next sink.
+    Triggers the handlers of objects that depend on the objects of one watch, and passes events on to the next sink.
 
-    The handlers wait for the first list, because they would be run twice otherwise. If the list fails, or does not
-    come, they do not wait any longer.
+    The handlers wait for the first list, because they would be run twice otherwise. They stop waiting if the list
+    fails, or takes too long.
     """
 
     def __init__(
@@ -412,7 +411,7 @@ class RelationSink(ObjectSink):
         self._table = table
         self._levels = levels
         self._dependents = levels.find_dependents(table.dependents, table.resource)
-        self._timer: asyncio.TimerHandle | None = None  # of the patience with the first list
+        self._timer: asyncio.TimerHandle | None = None  # the timeout of the first list
         self._is_listed_now = False  # whether the list has brought objects since the timer was set
 
     def expect(self) -> None:
@@ -433,7 +432,7 @@ class RelationSink(ObjectSink):
         if self._levels.is_closed:
             return
         if self._is_listed_now:
-            self._is_listed_now = False  # it is only long
+            self._is_listed_now = False  # the list is long, but it keeps bringing objects
             self._timer = asyncio.get_running_loop().call_later(LIST_PATIENCE, self._lose_patience)
             return
         logger.warning(
@@ -472,7 +471,7 @@ class RelationSink(ObjectSink):
         self._sink.outdated(record)
 
     def missed(self, uid: str) -> None:
-        # The handler that has written the object knows it from the response, and would never write it again.
+        # Trigger the handler that has written the object: it would not notice the deletion, and never write it again.
         for (_, source), (controller, relations) in zip(self._table.dependents, self._dependents, strict=True):
             controller.trigger_all(relations.forget(uid), self._get_reason(source), None)
         self._sink.missed(uid)
@@ -498,8 +497,8 @@ class RelationSink(ObjectSink):
         self._sink.listed(watch)
 
     def refused(self, watch: ResourceWatch, error: APIError) -> bool:
-        # Already at the first failure, unlike the gate of indices: a run that is too early is never wrong, it only
-        # causes one more run later.
+        # Why stop waiting at the first failure, unlike the gate of indices? A run that is too early is not wrong: it
+        # only causes another run later.
         self._stop_waiting()
         return self._sink.refused(watch, error)
 

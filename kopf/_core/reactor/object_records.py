@@ -2,7 +2,7 @@
 The records of the objects that an operator has seen.
 
 Each object has one slotted record. For an object at rest, the record holds only its identity and a few flags.
-Everything else (the body, the progress of a change, the timer, the memo) is only set while it is needed.
+All other attributes (the body, the progress of a change, the timer, the memo) are only set while they are needed.
 """
 
 import asyncio
@@ -83,17 +83,17 @@ class ObjectRecord:
         """
         The newest event that is not processed yet; serialized if it has to wait. Read it by `take_pending`.
 
-        It is a list of two events if the object was deleted and is back, e.g. because it matches the label selector
-        again.
+        It is a list of two events if the object was deleted and exists again, e.g. because it matches the label
+        selector again.
         """
         self.body: RawBody | None = None
         """The newest known state, while the object has work, a timer, or a cycle."""
         self.outdated = False
         """
-        Whether that state is known to be outdated, as the API server refused a patch made for it.
+        Whether that state is known to be outdated, because the API server has refused a patch made for it.
 
-        If no state is known: whether the next one must be verified, as the API server has reported the object as
-        missing.
+        If no state is known: whether the next one must be verified, because the API server has reported the object
+        as missing.
         """
         self.requeued = False
         """Whether the object is to be processed without an event."""
@@ -102,7 +102,7 @@ class ObjectRecord:
         self.wakeup: asyncio.TimerHandle | None = None
         """The timer that requeues the object."""
         self.throttle: Throttle | None = None
-        """The failures in a row to process the object, if the last attempt has failed."""
+        """The consecutive failures to process the object, if the last attempt has failed."""
         self.throttled = False
         """Whether events are kept until the next attempt after a failure."""
 
@@ -111,17 +111,17 @@ class ObjectRecord:
         self.unverified = False
         """Whether other operators can have handled that change in a pause, before its progress could be stored."""
         self.deletion_handled = False
-        """Whether the deletion is handled, so that only the finalizer of the operator is to be removed."""
+        """Whether the deletion is handled, so that only the finalizer must be removed."""
         self.handled_digest: str | None = None
         """The digest of the last handled state, if that state cannot be stored on the object."""
         self.missing_fields: frozenset[FieldPath] = NO_FIELDS
         """The fields whose absence keeps some handlers from matching: adding such a field counts as an update."""
         self.selftriggering: SelfTriggering | None = None
-        """The updates in a row that the handlers have triggered by their own patches, if there are any."""
+        """The consecutive updates that the handlers have triggered by their own patches, if there are any."""
         self.selfpatching: SelfTriggering | None = None
-        """The patches in a row that handlers of raw events have triggered by their own patches, if there are any."""
+        """The consecutive patches that handlers of raw events have triggered by their own patches, if there are any."""
         self.pending_patch: Patch | None = None
-        """The changes that handlers have requested, and that could not be applied to the object yet."""
+        """The changes that handlers have requested, but that could not be applied to the object yet."""
         self.indexing: IndexingState | None = None
         """The state of indexing while the object is being indexed, or excluded from an index."""
         self.memo: Any = _UNSET
@@ -185,7 +185,7 @@ class ObjectRecord:
     # Events.
 
     def put_pending(self, event: RawEvent) -> None:
-        """Keep the event for the worker. It replaces an older one, except for a deletion: handlers must not miss it."""
+        """Keep the event for the worker. It replaces an older event, except for a deletion, which handlers must see."""
         if self.pending is not None and event['type'] != 'DELETED' and (departure := self._get_departure()) is not None:
             self.pending = [departure, event]
         else:
@@ -196,9 +196,9 @@ class ObjectRecord:
         return pending if isinstance(pending, list) else [] if pending is None else [pending]
 
     def _get_departure(self) -> RawEvent | None:
-        """Return the pending deletion, even if it is followed by an event of the object that is back."""
-        # Why not parse it first? This is called for each event of a queued object, and hardly any pending event is a
-        # deletion.
+        """Return the pending deletion, even if the object exists again and its next event is pending, too."""
+        # Why not parse it first? This is called for each event of a queued object, and pending events are seldom
+        # deletions.
         if isinstance(self.pending, bytes) and b'"DELETED"' not in self.pending:
             return None
         pending = self._get_pending()
@@ -230,7 +230,7 @@ class ObjectRecord:
         self.expected = expectation
 
     def stop_expecting(self, expectation: 'Expectation') -> None:
-        """Expect nothing any more, unless another state is expected by now."""
+        """Stop expecting this state; do nothing if another state is expected by now."""
         if self.expected is expectation:
             self.expected = None
 
@@ -287,11 +287,11 @@ class ObjectRecord:
         self.throttle = None
 
     def watch_selftriggering(self, triggering: 'SelfTriggering | None') -> None:
-        """Remember the updates that the handlers trigger by their own patches; ``None`` when that has ended."""
+        """Set the updates that the handlers trigger by their own patches; ``None`` when they have ended."""
         self.selftriggering = triggering
 
     def watch_selfpatching(self, triggering: 'SelfTriggering | None') -> None:
-        """Remember the patches that handlers of raw events trigger themselves; ``None`` when that has ended."""
+        """Set the patches that handlers of raw events trigger themselves; ``None`` when they have ended."""
         self.selfpatching = triggering
 
     # The state, and the cycle that handles it.
@@ -310,7 +310,7 @@ class ObjectRecord:
         self.body = original
 
     def mark_outdated(self) -> None:
-        """Called when the known state turns out to be outdated, or the object to be gone."""
+        """Called when the known state turns out to be outdated, or the object does not exist any more."""
         self.outdated = True
 
     def clear_outdated(self) -> None:
@@ -318,7 +318,7 @@ class ObjectRecord:
         self.outdated = False
 
     def drop_body(self) -> None:
-        """Called when the object comes to rest. Bodies are not kept then, as they take most of the memory."""
+        """Called when the object comes to rest: drop the body, because bodies take most of the memory."""
         self.body = None
 
     def begin_cycle(self, cycle: 'Cycle') -> None:
@@ -330,7 +330,7 @@ class ObjectRecord:
         self.cycle, self.initial = followup, False
 
     def leave_cycle(self) -> None:
-        """Called when no handlers match. If some match again later, the progress is read from the object."""
+        """Called when no handlers match. If handlers match again later, the progress is read from the object."""
         self.cycle = None
 
     def note_missing_fields(self, fields: frozenset[FieldPath]) -> None:
@@ -388,9 +388,9 @@ class ObjectRecord:
 
     def forget_plans(self, *, working: bool) -> None:
         """
-        Drop all but the identity: other operators could have handled the object, so only its next state counts.
+        Keep only the identity: other operators could have handled the object, so only its next state counts.
 
-        Progress that could not be stored before the pause is kept until that state tells whether it still counts.
+        Progress that could not be stored before the pause is kept until the next state shows whether it is still valid.
 
         Args:
             working: whether a worker still handles the object; then, the progress and the patch are kept for it.
@@ -406,7 +406,7 @@ class ObjectRecord:
             self.cycle.note_external(None)
 
     def verify(self, *, untouched: bool) -> None:
-        """Go on with the kept progress after a pause if no other operator has touched the object; else, drop it."""
+        """Use the kept progress after a pause if no other operator has changed the object; otherwise, drop it."""
         self.unverified = False
         if not untouched:
             self.cycle = self.pending_patch = None
@@ -414,7 +414,7 @@ class ObjectRecord:
             self.cycle.note_external(None)
 
     def abandon(self) -> None:
-        """Called when the object is not served any more: a running step may end, but no other one begins."""
+        """Called when the object is not served any more: a running step may end, but no further step begins."""
         self.cancel_wakeup()
         self.requeued = self.throttled = False
         self.pending = self.expected = None
@@ -475,7 +475,7 @@ def is_deleted(event: RawEvent) -> bool:
 
 
 def identify(raw: Mapping[str, Any]) -> str:
-    """Return the key that identifies an object: its uid, which differs from that of a deleted object of that name."""
+    """Return the key that identifies an object: its uid, which differs from the uid of a deleted namesake."""
     metadata = raw['metadata']
     uid = metadata.get('uid')
     return str(uid) if uid else f"{metadata.get('namespace') or ''}/{metadata.get('name')}"

@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar('T')
 
 Command = Callable[[ApiClient, OperatorSettings, Collection[Resource], Collection[NamespacePattern]], Awaitable[None]]
-"""A coroutine function to run instead of serving, with the discovered resources and the requested namespaces."""
+"""A coroutine function that runs instead of serving; it gets the discovered resources and requested namespaces."""
 
 
 class OperatorOptions(TypedDict, total=False):
@@ -112,7 +112,7 @@ class Operator:
         self._adopt_options()
 
     def _adopt_options(self) -> None:
-        """Put the options into the settings, so that startup handlers can read and change them."""
+        """Copy the options into the settings, so that startup handlers can read and change them."""
         options, settings = self._options, self.settings.peering
         if (elected := options.get('leader_election')) is not None:
             self.settings.leadership.enabled = elected
@@ -122,7 +122,7 @@ class Operator:
         if (priority := options.get('priority')) is not None:
             settings.priority = priority
         if (name := options.get('peering_name')) is not None:
-            # Documented: an explicitly named peering is waited for, while the default one can be absent.
+            # As documented, an operator waits for an explicitly named peering, while the default one can be absent.
             settings.name, settings.mandatory = name, True
         if (endpoint := options.get('metrics_endpoint')) is not None:
             self.settings.metrics.endpoint = endpoint
@@ -133,7 +133,7 @@ class Operator:
 
     def _make_children(self, cause: ResourceCause, handler: Handler) -> Any:
         """Create the argument ``children`` of a handler that is not level-triggered."""
-        from kopf._core.engines.applied_objects import make_applying  # few handlers of changes name the argument
+        from kopf._core.engines.applied_objects import make_applying  # few handlers of changes need it
 
         return make_applying(cause, handler, self.settings.applying.operator)
 
@@ -145,7 +145,7 @@ class Operator:
         """Run until stopped; raise the error if the operator cannot continue."""
         logger.debug("Starting Kopf %s.", version)
         flag = asyncio.create_task(self._wait_for_flag(), name='stop-flag')
-        client = ApiClient(self.vault, self.settings, self.instruments)  # it logs in with the first request
+        client = ApiClient(self.vault, self.settings, self.instruments)  # the client logs in with the first request
         if self.vault.authenticate is None:
             self.vault.authenticate = self._log_in
         try:
@@ -160,7 +160,7 @@ class Operator:
                         await self._clean_up()
         finally:
             flag.cancel()
-            await self._tell_readiness(serving=False)  # the threads that wait for the flag must not hang
+            await self._tell_readiness(serving=False)  # threads that wait for the flag must not wait for ever
             await asyncio.wait({flag})
             await client.close()
             await self.vault.close()
@@ -215,7 +215,7 @@ class Operator:
         mistakes.check_registry(self.registry)
         outcomes = await self._run_activity(Activity.STARTUP)
         activities.check_outcomes(Activity.STARTUP, outcomes)
-        mistakes.check_registry(self.registry)  # startup handlers can declare others
+        mistakes.check_registry(self.registry)  # startup handlers can declare further handlers
         if self.registry.kinds:
             from kopf._core.intents.field_checks import find_doubts_of_kinds
 
@@ -278,9 +278,8 @@ class Operator:
                 tasks=tasks,
             )
             stack.enter_context(self._write_through.connected(orchestrator))
-            # These are called in reverse order: nothing new begins; indexing and workers end; results that are only in
-            # memory are stored. The record in the peering is removed last, as the peers then take over the objects at
-            # once.
+            # The stack calls these in reverse order: no further work begins; indexing and workers end; progress that is
+            # only in memory is stored. The record in the peering is removed last, because the peers take over at once.
             stack.callback(orchestrator.close)
             stack.push_async_callback(orchestrator.coordinator.leave)
             stack.push_async_callback(orchestrator.save)
@@ -295,7 +294,7 @@ class Operator:
                 tasks.create_task(self._watch_failures(indexing_gate.failure), name='indexing')
                 if orchestrator.webhooks is not None:
                     tasks.create_task(orchestrator.webhooks.run(), name='webhooks')
-                # The probes are answered before the start is complete: they report what it is waiting for.
+                # The probes respond before the start is complete: they report why it is not complete yet.
                 await orchestrator.start()
                 tasks.create_task(schedules.run(), name='schedules')
                 await self._tell_readiness(serving=True)

@@ -72,7 +72,7 @@ Watching = tuple[ResourceWatch, ObjectSink, asyncio.Task[None]]
 """A watch with its sink, and the task that runs it."""
 
 Leaving = tuple[ResourceWatch, ObjectSink, asyncio.Task[None], asyncio.Task[None] | None]
-"""A watch that is being stopped, its sink, its task, and the task that releases its objects, if it has begun."""
+"""A watch that is being stopped: its sink, its task, and the task that releases its objects, if it has begun."""
 
 NAMESPACE = Resource('', 'v1', 'namespaces', kind='Namespace', namespaced=False)
 """The resource of namespaces. Every cluster has it, so it is not discovered."""
@@ -81,7 +81,7 @@ SETTLING_DELAYS = (0.2, 0.5, 1, 2, 5, 10, 20, 30)
 """The delays (in seconds) between discoveries, while the discovery API does not reflect the known CRDs yet."""
 
 LAST_EVENTS_DELAYS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4)
-"""The delays (in seconds) for a stream to bring the last events of a deleted namespace or resource."""
+"""The delays (in seconds) until the watch has brought the last events of a deleted namespace or resource."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,9 +100,10 @@ class Tools:
 
 class WriteThrough:
     """
-    Lets the handlers of an operator know the states from the responses to writes, ahead of the streams.
+    Passes the states from the responses to writes to the watches of an operator, ahead of the streams.
 
-    It is created before the watches, as tasks inherit it that are older than these. Without watches, nothing is known.
+    It is created before the watches, because older tasks inherit it as a context variable. Without watches, it ignores
+    all states.
     """
 
     def __init__(self, settings: OperatorSettings) -> None:
@@ -113,7 +114,7 @@ class WriteThrough:
 
     @contextlib.contextmanager
     def connected(self, orchestrator: 'Orchestrator') -> Iterator[None]:
-        """Let the watches of the orchestrator get the states, as long as they run."""
+        """Pass the states to the watches of the orchestrator while they run."""
         self._orchestrator = orchestrator
         try:
             yield
@@ -126,7 +127,7 @@ class WriteThrough:
         return self._orchestrator is not None
 
     def see(self, raw: RawBody, *, is_deleted: bool = False) -> Collection[ObjectRecord]:
-        """Let the handlers know the state; see `Orchestrator.see`."""
+        """Pass the state to the watches; see `Orchestrator.see`."""
         return () if self._orchestrator is None else self._orchestrator.see(raw, is_deleted=is_deleted)
 
 
@@ -155,7 +156,7 @@ class Orchestrator:
             tasks=tasks,
             controls=Controls(self._adjust, self._abort, self._find_running, tools.run_activity),
         )
-        # Why not a guard that always permits, if there are no peers? It would be called for each event.
+        # Why not a function that always permits, if there are no peers? It would be called for each event.
         if (overdue_check := self.coordinator.overdue_check) is not None:
             tools.workers.set_overdue_check(overdue_check)
             tools.schedules.set_overdue_check(overdue_check)
@@ -173,7 +174,7 @@ class Orchestrator:
         self._watches: dict[Scope, Watching] = {}
         self._halting: asyncio.Task[None] | None = None
         self._saving: asyncio.Task[None] | None = None
-        self._handed_over = False  # in a pause, after the running handlers have ended: peers can work since then
+        self._handed_over = False  # in a pause, whether all handlers have ended, so that peers can work
         self._resuming: asyncio.Task[None] | None = None
         self._observers: list[ResourceWatch] = []
         self._problems = ResourceProblems()
@@ -190,7 +191,7 @@ class Orchestrator:
         registry.listeners.append(self._listener)
 
     def end(self) -> None:
-        """Called when the operator stops serving and waits for its running handlers: nothing new may start."""
+        """Called when the operator stops serving and waits for its running handlers: no further handlers may start."""
         self._ending = True
         self.coordinator.end()
 
@@ -242,8 +243,8 @@ class Orchestrator:
         self._namespaces = {None} if not self._patterns else set(specific)
         self._listing_namespaces = bool(self._patterns) and not self._tools.context.settings.scanning.disabled
         with explaining_discovery_errors():
-            # Only the first discovery ends the operator if it fails:
-            # later ones are retried, as there is something to serve then.
+            # A failure of the first discovery ends the operator. Later ones are retried, because the operator serves
+            # the known resources meanwhile.
             settled = await self._discover()
         if self._tools.context.settings.scanning.disabled:
             if len(specific) < len(set(self._patterns)):
@@ -300,7 +301,7 @@ class Orchestrator:
         self._problems = problems
         for check in self._checks:
             check.report(self._tables)
-        # Before `_adjust`: no watch may begin before it is known whether there are peers to ask.
+        # This comes before `_adjust`: no watch may begin until it is known whether peerings exist.
         self.coordinator.rediscover(self._resources)
         unresolved = problems.unresolved
         if self.webhooks is not None:
@@ -327,18 +328,18 @@ class Orchestrator:
 
     def see(self, raw: RawBody, *, is_deleted: bool = False) -> Collection[ObjectRecord]:
         """
-        Let the handlers know the state of an object from the response to a write, ahead of the streams.
+        Pass the state of an object from the response to a write to the watches, ahead of the streams.
 
         Args:
             raw: the object. It must not be changed afterwards.
-            is_deleted: whether the API server has said that the object is deleted, and not only marked for deletion.
+            is_deleted: whether the response reports a completed deletion, not only a mark for deletion.
 
         Returns:
-            The records of the object where the state is news.
+            The records of the object, in the watches for which the state is new.
         """
         metadata, records = raw['metadata'], []
         if metadata.get('finalizers') or metadata.get('deletionGracePeriodSeconds'):
-            is_deleted = False  # such an object is only marked for deletion, whatever the writer says
+            is_deleted = False  # an object with finalizers is only marked for deletion
         for resource in self._tables:
             if resource.kind == raw.get('kind') and get_api_version(resource) == raw.get('apiVersion'):
                 for namespace in {metadata.get('namespace'), None}:
@@ -367,12 +368,12 @@ class Orchestrator:
             yield f"The login has been failing for {self._tools.vault.failing_for:.0f} s."
 
     def find_delays(self) -> Iterator[str]:
-        """Return messages about what is not started yet, for the probes. A paused operator is ready."""
+        """Return messages about parts that have not started yet, for the probes. A paused operator is ready."""
         if self._resources is None:
             yield "The resources are not discovered yet."
         if self.webhooks is not None and not self.webhooks.listening:
             yield "The webhook server does not listen yet."
-        # Unless it must take over at once: then, it is warm when all objects are listed and indexed.
+        # A paused operator is ready, unless it must be able to take over at once: then, it needs all lists and indices.
         is_cold = self._paused and not self.coordinator.keeps_warm
         if self.coordinator.keeps_warm and not self.coordinator.is_open(None):
             yield "It is not known yet which replica of the operator is the leader."
@@ -400,7 +401,7 @@ class Orchestrator:
             else:
                 delays = itertools.chain(SETTLING_DELAYS, itertools.repeat(SETTLING_DELAYS[-1]))
                 await asyncio.sleep(0.1)  # changes usually come together, such as CRDs of one chart
-            # Cleared before the discovery: changes that are made while it is in progress can be missing in its result.
+            # The flag is cleared before the discovery, because its result can lack changes that are made meanwhile.
             self._changed.clear()
             try:
                 if await self._discover():
@@ -438,11 +439,11 @@ class Orchestrator:
             if self._permissions is not None:
                 self._permissions.recheck()
             self._adjust(gone)
-        for name in gone:  # only after `_adjust`, where the operator leaves their peerings: it must not pause for them
+        for name in gone:  # after `_adjust`, which leaves their peerings: otherwise, the operator would pause for them
             self.coordinator.note_ending(name, False)
 
     def compare_namespaces(self, names: Collection[str]) -> None:
-        """Called when all namespaces are listed. Stop serving those that were only assumed to exist."""
+        """Called when all namespaces are listed: stop serving the namespaces that do not exist."""
         if missing := self._namespaces.difference(names):
             logger.warning("These namespaces are served as soon as they exist: %s.", join_names(missing))
             self.remove_namespaces(missing)
@@ -454,7 +455,7 @@ class Orchestrator:
 
     def _check_started(self) -> None:
         """
-        End the start of the operator when everything that existed before is being served.
+        End the start phase when all resources and namespaces found at the start are being served.
 
         From then on, handlers wait only for the indices that they can use.
         """
@@ -463,14 +464,15 @@ class Orchestrator:
 
     def _adjust(self, affected: Collection[Namespace] | None = None) -> None:
         """
-        Start the watches that are missing, stop those that are not needed; or pause and resume them all.
+        Start missing watches, and stop those that are not needed any more; or pause or resume all watches.
 
         Args:
             affected: the namespaces that were created or deleted, or can be served now; by default, all of them. With
                 hundreds of namespaces, it would take too long to check all of them whenever one of them changes.
         """
         if self._ending:
-            # The peers may begin now, so the last workers must do no further steps. Nothing else is changed at the end.
+            # At the end of the operator, only a pause matters: peers may begin, so the last workers must do no further
+            # steps.
             if self.coordinator.paused:
                 self._tools.workers.pause()
             return
@@ -483,7 +485,7 @@ class Orchestrator:
         for scope in leaving:
             watch, sink, task = self._watches.pop(scope)
             del self._served[scope]
-            # The streams of deleted namespaces and resources go on for a moment: they can still bring the last events.
+            # The watches of deleted namespaces and resources run a little longer: they can still bring the last events.
             if not self._is_gone(*scope):
                 task.cancel()
             self._leaving[scope] = watch, sink, task, None
@@ -500,8 +502,8 @@ class Orchestrator:
                 former = scope if scope in self._leaving else predecessors.pop(get_place(*scope), None)
                 self._watches[scope] = self._start_watch(scope, table, former and self._leaving.pop(former))
                 self._served[scope] = table
-        # Why not earlier? A watch that was started above can have taken over the objects of a leaving watch, with their
-        # workers and daemons. If the leaving watch ended first, it would stop these daemons and wait for these workers.
+        # Why not end these watches earlier? A new watch can have taken over their objects, with workers and daemons. If
+        # the old watch ended first, it would stop these daemons and wait for these workers.
         for scope in leaving:
             if scope in self._leaving:
                 self._leaving[scope] = self._end_watch(scope, *self._leaving[scope][:3])
@@ -533,7 +535,7 @@ class Orchestrator:
         if table is None or table != served:
             return False
         if not table.resource.is_same(served.resource):
-            self._watches[scope][1].revise(table)  # for example, with other subresources
+            self._watches[scope][1].revise(table)  # the table can differ in verbs or subresources, for example
             self._served[scope] = table
         return True
 
@@ -548,19 +550,19 @@ class Orchestrator:
         # The deletions of objects that go with their namespace or resource are reported a moment later.
         for watch, sink, _, _ in self._leaving.values():
             sink.paused(watch)
-        # Also without watches: the handlers of a former watch can be running, and peers wait until this is reported.
-        # Saving starts at once, not after the daemons have ended: the pause can be over by then.
+        # Do this even without watches: handlers of a former watch can be running, and peers wait for their end. Why
+        # save before the daemons have ended? The pause can be over by then.
         self._halting = self._tasks.create_task(self._halt(self._start_saving()), name='pausing')
 
     def _abort(self) -> None:
         """Cancel all work at once: another replica can begin to handle the objects. A pause follows."""
-        self._handed_over = True  # nothing is stored any more
+        self._handed_over = True  # so that nothing is stored any more
         self._tools.schedules.permit(False)
         self._tools.workers.abort()
         self._tools.schedules.abort()
 
     def _find_running(self) -> list[str]:
-        """Return the names of all handlers that run, including those that ignore their cancellation, and threads."""
+        """Return the names of all running handlers, including threads and tasks that ignore their cancellation."""
         executors = [self._tools.context.settings.execution.executor, self._tools.workers.background.threads]
         return [
             *self._tools.workers.find_running(),
@@ -572,21 +574,21 @@ class Orchestrator:
         # Why not `await saving`? If the pause ends meanwhile, this task is cancelled, and would cancel the saving, too.
         await asyncio.wait({saving})
         await self._tools.workers.drain()
-        # Once more, as workers that were running in the meantime have ended.
+        # Save once more, because the last workers have ended in the meantime.
         await asyncio.wait({self._start_saving()})
         await self._tools.schedules.drain()
-        # Last, as peers that take over wait for exactly this.
+        # This comes last, because peers that take over wait for it.
         self._handed_over = True
         self.coordinator.halt(True)
 
     def _start_saving(self) -> asyncio.Task[None]:
-        """Start to store what is only in memory; it continues even if the pause ends meanwhile."""
+        """Start to store the progress that is only in memory; continue even if the pause ends meanwhile."""
         self._saving = self._tasks.create_task(self.save(), name='saving')
         return self._saving
 
     async def save(self) -> None:
-        """Store on the objects what is only in memory, before the operator exits or pauses."""
-        # Peers can have handled the objects meanwhile, and would take the old progress for that of their own handlers.
+        """Store the progress that is only in memory on the objects, before the operator exits or pauses."""
+        # Peers can have handled the objects meanwhile, and would use the old progress for their own handlers.
         if self._handed_over:
             return
         timeout = self._tools.context.settings.queueing.exit_timeout
@@ -619,7 +621,7 @@ class Orchestrator:
         if self._halting is not None:
             self._halting.cancel()
         if self._saving is not None and not self._saving.done():
-            # Resuming drops the progress in memory. If it were dropped before it is stored, handlers would run twice.
+            # The resumption drops the progress in memory. If it were not stored before, handlers would run twice.
             self._resuming = self._tasks.create_task(self._resume_later(self._saving), name='resuming')
         else:
             self._go_on()
@@ -631,8 +633,8 @@ class Orchestrator:
     def _go_on(self) -> None:
         self._handed_over = False
         self.coordinator.halt(False)
-        # Why not continue the streams? Events of the pause were not handled. And a peer can have died in the middle of
-        # handling an object that did not change: only a list brings that object.
+        # Why not continue the watches? Events during the pause were not handled. And a peer can have died while it was
+        # handling an object: if the object has not changed since, only a list brings it.
         for scope, (watch, sink, task) in self._watches.items():
             task.cancel()
             watch.restart()
@@ -645,7 +647,7 @@ class Orchestrator:
         return self._tasks.create_task(self._watch(watch, former), name=f'watch of {watch}')
 
     async def _watch(self, watch: ResourceWatch, former: asyncio.Task[None] | None) -> None:
-        # The cancelled task needs a moment. Two tasks in one watch would mix two lists.
+        # Wait until the cancelled task has ended: two tasks of one watch would mix two lists.
         if former is not None:
             await asyncio.wait({former})
         await watch.run()
@@ -666,7 +668,7 @@ class Orchestrator:
 
     async def _bury(self, watch: ResourceWatch, sink: ObjectSink, task: asyncio.Task[None]) -> None:
         """Report the objects of a deleted namespace or resource as deleted, and release the watch."""
-        # The stream can lag behind that of the namespaces or CRDs. Its events are better, as they have the last states.
+        # This watch can lag behind that of namespaces or CRDs. Wait for its events, because they have the last states.
         for delay in LAST_EVENTS_DELAYS:
             if watch.records and watch.state is WatchState.STREAMING:
                 await asyncio.sleep(delay)
@@ -711,13 +713,13 @@ class Orchestrator:
             instruments=tools.context.instruments,
         )
         sink.processor.attach_watch(watch)
-        # Before the watch runs: its list must not be complete before the gate knows of it.
+        # This comes before the watch runs: the gate must expect the list before the list can be complete.
         if informer is not None:
             informer.expect(str(watch), initial=self._starting)
         if former is not None:
             self._take_over(watch, sink, former)
-        # A watch that begins in the pause runs nevertheless: webhooks and probes use the indices, which must not be
-        # stale.
+        # A watch that begins during a pause runs nevertheless: webhooks and probes use the indices, which must be up to
+        # date.
         if self._paused:
             sink.paused(watch)
             watch.pause(True)
@@ -732,7 +734,7 @@ class Orchestrator:
         )
         if processor is not None and not table.dependents:
             return processor
-        # Imported here, as few operators have such handlers, and all others would start more slowly.
+        # Why not at the top? Few operators have such handlers, and all others would start more slowly.
         from kopf._core.engines.levels import Levels
         from kopf._core.reactor.leveling import LevelProcessor, RelationSink
 

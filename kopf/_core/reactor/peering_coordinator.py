@@ -1,8 +1,8 @@
 """
 Coordination by peering objects: one for the whole cluster, or one in each served namespace.
 
-Peering objects are watched as other resources are. The operator pauses if it must do so in any of them. A namespace is
-not served until its peering object is read. If the cluster does not have the CRD of peerings, nothing is requested.
+Peering objects are watched like other resources. The operator pauses if any of them requires it. A namespace is not
+served until its peering object was read. If the cluster does not have the CRD of peerings, no requests are made.
 """
 
 import asyncio
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MIN_LIFETIME = 1.0
-"""The least lifetime of records in peering objects (in seconds)."""
+"""The minimal lifetime of records in peering objects (in seconds)."""
 
 ENDING_DELAY = 0.5
-"""After how long an ending operator begins to renew its records (in seconds); most operators have ended by then."""
+"""The time after which an ending operator begins to renew its records (in seconds); most have ended by then."""
 
 
 REFUSAL_DELAYS = (0.5, 1.0, 2.0)
 """
 The delays of the next requests (in seconds) before a refused list of peering objects means that there is no peering.
 
-Without that, an operator would begin beside others if its first request was refused only for a moment, as by an API
-server that has just started, or when its role is created at the same time.
+A refusal can be temporary: the API server has just started, or the role of the operator was just created. Without the
+retries, such an operator would work at the same time as its peers.
 """
 
 FOLLOWING_DELAYS = (5.0, 10.0, 20.0, 40.0)
-"""The delays of further requests (in seconds) by an operator that works without an optional peering meanwhile."""
+"""The delays of further requests (in seconds), while the operator works without the optional peering."""
 
 
 class JoinedPeering(NamedTuple):
@@ -83,16 +83,16 @@ class PeeringCoordinator:
         self._joined: dict[Namespace, JoinedPeering] = {}
         self._complained = False
         self._discovered = False  # whether it is known which kind of peerings exists
-        self._holding = False  # the pause goes on until all members of another kind of peerings have a verdict
-        self._oriented = False  # whether all members had a verdict at the same time, at least once
-        self._safe_until = 0.0  # until when no record can expire, so that the members need not be asked
-        # The verdicts are cached here: with hundreds of namespaces, asking all members at each change takes too long.
-        self._halted = False  # in a pause, when all running handlers have ended
+        self._holding = False  # whether to stay paused until all members of another kind of peerings have a verdict
+        self._oriented = False  # whether all members have had verdicts at the same time, at least once
+        self._safe_until = 0.0  # before this time, no record can expire, so the members need not be checked
+        # The verdicts are cached here: with hundreds of namespaces, it would take too long to ask all members.
+        self._halted = False  # whether all handlers have ended in a pause
         self._unknown: set[Namespace] = set()  # the namespaces of members without a verdict
         self._pausing: set[Namespace] = set()  # the namespaces of members that require a pause
         self._ending: set[Namespace] = set()  # the namespaces that are being deleted
         self._staying: asyncio.Task[None] | None = None  # renews the records of an ending operator
-        self._standing_by = False  # whether only the leader of the replicas joins the peerings, and that is another one
+        self._standing_by = False  # whether another replica can be the leader, which alone joins the peerings
 
     @property
     def leases(self) -> Mapping[str, bool]:
@@ -105,7 +105,7 @@ class PeeringCoordinator:
     @property
     def paused(self) -> bool:
         if self._standing_by:
-            return False  # it is paused anyway
+            return False  # the operator is paused anyway
         if self._resource is None:
             return self._settings.peering.mandatory
         return bool(self._pausing) or (self._holding and bool(self._unknown))
@@ -122,12 +122,12 @@ class PeeringCoordinator:
         """
         Return whether a record of this operator has expired by the clock; if so, request the pause.
 
-        After a suspension (SIGSTOP, a laptop's lid), all timers are overdue at once. Other operators can have taken
-        over, so no handlers may be called before that is checked. It is called before any work begins, so it is cheap.
+        After a suspension (SIGSTOP, a laptop's lid), all timers are overdue at once. Peers can have taken over, so this
+        check precedes any work. It must be cheap.
         """
         if not self._joined:
             return False
-        # Imported here and below, as operators without peering objects do not need the module.
+        # Why not at the top? Operators without peering objects do not need the module.
         from kopf._core.engines.peering_member import read_time
 
         now = read_time()
@@ -147,11 +147,11 @@ class PeeringCoordinator:
         return [joined.watch for joined in list(self._joined.values())]
 
     def stand_by(self, standing: bool) -> None:
-        """Called with true when other replicas can be the leader, so that this one must have no records; or false."""
+        """Called with true when another replica can be the leader, so that this one must have no records; or false."""
         if standing:
             self._stop(list(self._joined))
-        # As after the discovery of another kind of peerings: the watches run already, but no work may begin before it
-        # is known whether other operators have higher priorities.
+        # As after the discovery of another kind of peerings, the watches run already, but no work may begin until the
+        # priorities of other operators are known.
         self._standing_by, self._holding = standing, not standing
 
     def is_open(self, namespace: Namespace) -> bool:
@@ -161,8 +161,8 @@ class PeeringCoordinator:
             return not self._settings.peering.mandatory
         if self._oriented and namespace in self._joined:
             return self._joined[namespace].member.joined
-        # At first, the verdicts of all members must be known: an operator of a lower priority that sees this one in
-        # one namespace pauses in all its namespaces, and needs the time for that.
+        # At first, wait for the verdicts of all members: an operator with a lower priority that sees this one in one
+        # namespace pauses in all its namespaces, and needs time for that.
         return not self._unknown
 
     def note_ending(self, namespace: Namespace, ending: bool) -> None:
@@ -180,8 +180,8 @@ class PeeringCoordinator:
     def rediscover(self, resources: Collection[Resource]) -> None:
         resource = select_peerings(resources, clusterwide=self._settings.peering.clusterwide)
         if resource != self._resource:
-            # The members of the other kind know nothing yet. If the pause ended before they do, this operator would
-            # work beside the one that it has paused for.
+            # The members of the other kind have not read their objects yet. If the pause ended now, this operator
+            # would work at the same time as the peer that it has paused for.
             holding = self._discovered and self.paused
             self._stop(list(self._joined))
             self._resource, self._holding = resource, holding
@@ -240,15 +240,15 @@ class PeeringCoordinator:
             refusal_delays=REFUSAL_DELAYS,
         )
         member.note_ending(namespace in self._ending)
-        # Peers would wait for ever for a member that knows nothing of the end of the running handlers.
+        # A new member must know that the handlers have ended: otherwise, peers would wait for it for ever.
         member.halt(self._halted)
         self._unknown.add(namespace)
         self._joined[namespace] = JoinedPeering(
             member,
             watch,
             [
-                # Retried even if it is refused, as the rights can be granted later. Without the watch, the operator
-                # would not notice its peers, and would handle the same objects as they do.
+                # Refused watches are retried, because the permissions can be granted later. Without the watch, the
+                # operator would not notice its peers, and would handle the same objects.
                 self._tasks.create_task(watch.persist(FOLLOWING_DELAYS), name=f'observer of {watch}'),
                 self._tasks.create_task(member.run(), name=f'keep-alive in {watch}'),
             ],
@@ -270,7 +270,7 @@ class PeeringCoordinator:
             self._oriented, self._holding = True, False
 
     def _stop(self, namespaces: Collection[Namespace]) -> None:
-        # The records are not removed: either the peering objects are deleted, too, or the records expire soon.
+        # Why not remove the records? Either the peering objects are deleted, too, or the records expire soon.
         for namespace in namespaces:
             self._unknown.discard(namespace)
             self._pausing.discard(namespace)
@@ -279,14 +279,14 @@ class PeeringCoordinator:
         self._orient()
 
     def end(self) -> None:
-        """Renew the records until the last handlers and daemons have ended: the peers would begin beside them."""
-        # Not in the task group of the operator: it is cancelled by now, and its members with it.
+        """Renew the records until the last handlers and daemons have ended: otherwise, peers would begin too early."""
+        # Why not in the task group of the operator? It is cancelled by now.
         self._staying = asyncio.create_task(self._stay(), name='last keep-alives')
 
     async def _stay(self) -> None:
         await asyncio.sleep(ENDING_DELAY)
         coros = [coro for joined in self._joined.values() for coro in (joined.watch.persist(), joined.member.run())]
-        # An error must not stop the others, nor the end of the operator. It is logged by the watch or by the member.
+        # An error must neither stop the others nor delay the end of the operator. The watch or the member logs it.
         await asyncio.gather(*coros, return_exceptions=True)
 
     async def leave(self) -> None:

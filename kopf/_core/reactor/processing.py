@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from kopf._cogs.structs.meters import ResourceMeter
 
 MAX_RECENT = 256
-"""How many objects with changes in a pause are handled first after it, for operators that take over from a leader."""
+"""The number of objects changed in a pause that are handled first after it, in operators that elect a leader."""
 
 MAX_STEPS = 1000
-"""The number of steps without an event, after which the object is throttled: only a bug can cause so many."""
+"""The number of consecutive steps without an event, after which the object is throttled: there must be a bug."""
 
 
 class Processor(ObjectSink):
@@ -83,7 +83,7 @@ class Processor(ObjectSink):
         self._observing, self._managing = bool(table.watching), table.managing
         self._dropped = False
         self._known: Set[str] = frozenset()  # the uids of the objects that existed when the operator paused
-        self._inherited: set[ObjectRecord] = set()  # taken over from a predecessor: echoes are to be handled, too
+        self._inherited: set[ObjectRecord] = set()  # the records from a predecessor, whose echoes must be handled, too
         self._successor: Processor | None = None
         # The last changes of a pause. A new leader begins with them, as the list of all objects can take seconds.
         self._recent: dict[ObjectRecord, RawEvent] = {}
@@ -111,7 +111,7 @@ class Processor(ObjectSink):
         return self._decider.table.resource
 
     def attach_watch(self, watch: ResourceWatch) -> None:
-        """Remember the watch that the events come from."""
+        """Set the watch that the events come from."""
         self._watch = weakref.ref(watch)  # no reference cycle, as watches come and go
 
     # Receiving: called by the watch, synchronous.
@@ -122,7 +122,7 @@ class Processor(ObjectSink):
         if self._successor is not None:
             self._successor.receive(record, event, listed_since=listed_since)
             return
-        # First, as it can end the expectation, and the checks below compare the event with the expectation.
+        # This comes first, because it can end the expectation that the checks below use.
         if record.expected is not None:
             self._adjust_expectation(record, event, listed_since=listed_since)
         if record.daemons is not None:
@@ -131,20 +131,20 @@ class Processor(ObjectSink):
                 record.daemons.reappear()
             if is_deleted(event):
                 self._workers.background.deletions.announce(record.uid)
-                # Why not in the worker? It can be busy with a handler for long, or be queued.
+                # Why not in the worker? It can be busy with a handler for a long time, or be queued.
                 record.daemons.stop(DaemonStoppingReason.RESOURCE_DELETED)
-        # Without a worker, no handler is running that could have the flag `deleting`.
+        # Without a worker, no running handler can have the flag `deleting`.
         elif record.has_worker and is_deleted(event):
             self._workers.background.deletions.announce(record.uid)
         # Why not check for a pause first? Daemons that are still stopping must see the newest state, and the deletion.
         if self._workers.paused and not self._receive_in_pause(record, event):
             return
-        # An object with a worker is not screened here: the step in progress can change the state that the event would
-        # be compared with. The worker compares the event when it takes it.
+        # Why not screen an object with a worker? The step in progress can change the state that the event would be
+        # compared with. The worker compares the event when it takes it.
         if not record.has_worker and not record.throttled and not self._screen(record, event):
             return
-        # Why not a queue of events? A busy object is handled from its newest state, as documented; and the memory is
-        # bounded, however often the object changes.
+        # Why not a queue of events? As documented, handlers get only the newest state of a busy object, and so the
+        # memory is bounded, however often the object changes.
         record.put_pending(event)
         if not record.throttled:
             self._workers.start(self, record, urgent=listed_since is None)
@@ -189,13 +189,13 @@ class Processor(ObjectSink):
                 self.receive(record, event, listed_since=None)
 
     def paused(self, watch: ResourceWatch) -> None:
-        """Remember the objects that exist when the pause begins: handlers must learn of their deletions after it."""
+        """Remember the objects that exist when the pause begins: deletions during the pause are handled after it."""
         self._known = {record.uid for record in watch.get_known()}
 
     def resumed(self, watch: ResourceWatch) -> None:
         """Forget the states and the plans of all objects: other operators could have handled them in the pause."""
         working = self._workers.find_working()
-        # deleted objects are not among them: their deletions are still to be handled
+        # without deleted objects, as their deletions must still be handled
         for record in watch.records.values():
             # Other operators wait for handlers that began before the pause: keep their outcomes, which are not stored
             # yet.
@@ -215,7 +215,7 @@ class Processor(ObjectSink):
     def dropped(self, watch: ResourceWatch) -> None:
         """Start no more steps: the watch is stopped. A running step may finish."""
         self._dropped = True
-        # Also for deleted objects that still have workers or daemons: these must not start further steps either.
+        # This includes deleted objects that still have workers or daemons, which must not start further steps either.
         for record in watch.get_known():
             record.abandon()
             if record.daemons is not None:
@@ -238,20 +238,20 @@ class Processor(ObjectSink):
         return self
 
     def retire(self, successor: ObjectSink, records: Collection[ObjectRecord]) -> None:
-        """Hand the objects over to another processor. Objects with running workers follow when their step has ended."""
+        """Hand the objects over to another processor; those with running workers, when their step has ended."""
         self._dropped, self._successor = True, successor.processor
         self._successor.take_over(self, records)
 
     def take_over(self, predecessor: 'Processor', records: Collection[ObjectRecord]) -> None:
-        """Handle these objects from now on, with what their records contain."""
+        """Handle these objects from now on, continuing with the state in their records."""
         redefined = predecessor.table.resource != self.table.resource
         for record in records:
             record.change_hands(redefined=redefined)
             if record.expected is not None or record.has_worker:
-                # The echo of the predecessor's patch must be handled, as this processor can have other handlers.
+                # The echo of the predecessor's patch must be handled, because this processor can have other handlers.
                 self._inherited.add(record)
             self._host.take_over(record, redefined=redefined)
-            # A throttled object with a pending deletion: no list of the new watch would bring it.
+            # The object is throttled and has a pending deletion, which no list of the new watch would bring.
             if record.has_work and not record.has_worker:
                 self._workers.start(self, record, at_once=False)
 
@@ -259,19 +259,19 @@ class Processor(ObjectSink):
         """Return whether the event of an object at rest needs a worker. A stale event does not; see `echoes`."""
         if not self._observing and not self._managing:
             return False
-        # Handlers of raw events get all events, stale ones included. A known body shows that a timer or a cycle is in
+        # Handlers of raw events get all events, including stale ones. A known body means that a timer or a cycle is in
         # progress.
         if self._observing or record.body is not None or record.cycle is not None or event['type'] == 'DELETED':
             return True
-        # A stale event must not reach `is_settled`: compared with the known state, it looks as if another client had
-        # undone the operator's last patch.
+        # A stale event must not reach `is_settled`: it would look as if another client had undone the operator's last
+        # patch.
         if not self._managing or self._check_stale(record, event):
             return False
         return not self._reconciler.is_settled(record, event['object'])
 
     def _check_stale(self, record: ObjectRecord, event: RawEvent) -> bool:
         """
-        Return whether the event is stale: from before the operator's last patch, or the echo of it.
+        Return whether the event is stale: older than the operator's last patch, or the echo of that patch.
 
         An event that cannot be compared is held back as if it were stale. A new event ends the expectation.
         """
@@ -298,7 +298,7 @@ class Processor(ObjectSink):
         asyncio.get_running_loop().call_later(expected.remaining, self._reconsider, record)
 
     def _reconsider(self, record: ObjectRecord) -> None:
-        """Handle the event that is held back, as the echo has not come in time."""
+        """Handle the event that was held back, because the echo has not come in time."""
         expected = record.expected
         if expected is None or expected.unsure is None:
             return
@@ -318,17 +318,16 @@ class Processor(ObjectSink):
         return record.has_work and not record.throttled
 
     async def work(self, record: ObjectRecord) -> None:
-        """Process the object, step by step, until nothing is left to do now."""
+        """Process the object, step by step, until it has no work that is due now."""
         if self._successor is not None:
             await self._successor.work(record)
             return
         steps = 0
         while record.has_work and not self._workers.halted and not self._dropped:
             if steps and record.pending is not None and self._workers.is_overloaded:
-                return  # the queue is next: an object that changes all the time must not keep its worker forever
+                return  # let queued objects run: an object that changes all the time must not keep its worker forever
             event = record.take_pending()
-            # Only steps without events are counted: many steps with events are no sign of a bug, as other clients can
-            # change the object all the time.
+            # Why count only steps without events? Other clients can change the object all the time, which is no bug.
             steps = 1 if event is not None else steps + 1
             try:
                 if steps > MAX_STEPS:
@@ -345,15 +344,15 @@ class Processor(ObjectSink):
             except Exception as error:
                 self._wake_later(record, self._throttling.fail(record, error), reason='failed')
                 return
-            # No return: an event that has come during the step is processed now, not after the delay.
+            # Why not return here? An event that came during the step must be processed now, not after the delay.
             if delay is not None:
                 self._wake_later(record, delay)
             self._throttling.succeed(record)
         if self._has_successor():
-            return  # the successor continues with the record as it is
+            return  # the successor continues with this record
         if self._dropped:
             record.discard_work()
-        # The body is kept for planned steps, which would have nothing to process otherwise.
+        # Planned steps need the body, because they have no event.
         if record.wakeup is None and record.cycle is None and record.pending_patch is None:
             record.drop_body()
 
@@ -388,12 +387,12 @@ class Processor(ObjectSink):
         Returns:
             The delay until the next step (in seconds); ``None`` if no step is planned.
         """
-        # Cleared before the step: if the object is requeued during the step (because of the response, or because a
-        # daemon has ended), that is for the next step.
+        # Clear it before the step: a requeue during the step, by the response or by the end of a daemon, requests the
+        # next step.
         requeued = record.take_requeue()
         if event is None:
             if record.unverified:
-                return None  # after a pause, all objects are listed again
+                return None  # all objects will be listed again after the pause
             if record.body is not None and (record.outdated or self._is_foreign(record.body)):
                 await self._applier.reload(record, record.body)
             if record.body is not None:
@@ -405,23 +404,22 @@ class Processor(ObjectSink):
             if record.unverified and event['type'] != 'DELETED':
                 record.verify(untouched=self._is_untouched(record, body))
             if self._observing:
-                # Called before the checks for deletion and staleness: handlers of raw events get all events as they
-                # come.
+                # These come before the checks for deletion and staleness: handlers of raw events get all events.
                 event = await self._reconciler.observe(record, event, body, patch)
         except Exception:
-            record.put_back(event)  # nothing else has the state yet
+            record.put_back(event)  # the event is the only place that has the state
             raise
         if event['type'] == 'DELETED':
             await self._save_before_forgetting(record)
             self._forget(record, event, body)
             return None
-        # Without change-detecting handlers or daemons, no state is kept, so there is nothing to compare the event with.
+        # Without change-detecting handlers or daemons, no state is kept that the event could be compared with.
         if not self._managing and not patch and record.body is None:
             record.watch_selfpatching(None)
             return None
         stale = self._check_stale(record, event)
         if not stale:
-            doubtful = record.outdated and record.body is None  # the API has said that there is no such object
+            doubtful = record.outdated and record.body is None  # the API server has reported the object as missing
             record.accept(event['object'])
             if doubtful:
                 record.mark_outdated()  # until the request succeeds
@@ -433,24 +431,24 @@ class Processor(ObjectSink):
             if pause:
                 return pause
         if patch or requeued or not stale:
-            # A stale state suffices to apply the patch of handlers of raw events. It does not suffice for a decision:
-            # the operator's last patch would look undone.
+            # A stale state is sufficient to apply the patch of handlers of raw events. But a decision would treat the
+            # operator's last patch as undone by another client.
             deciding = record.body is not None
             record.adopt(event['object'])
             return await self._reconciler.reconcile(record, patch, deciding=deciding)
         return None
 
     def _has_successor(self) -> bool:
-        # Why not the attribute itself? Type checkers assume that it is the same as at the beginning of `work`.
+        # Why not the attribute itself? Type checkers assume that it has not changed since the beginning of `work`.
         return self._successor is not None
 
     def _is_untouched(self, record: ObjectRecord, body: Body) -> bool:
-        """Check whether no other operator has handled the object since the state before a pause."""
+        """Check whether no other operator has handled the object during the pause."""
         earlier, cycle = record.body, record.cycle
         return earlier is not None and cycle is not None and self._decider.is_untouched(Body(earlier), body, cycle)
 
     def _is_foreign(self, raw: RawBody) -> bool:
-        """Check whether the state is of another API version: a patch of the predecessor has returned it."""
+        """Check whether the state has another API version, because it is the response to the predecessor's patch."""
         return raw.get('apiVersion', self._api_version) != self._api_version
 
     def _forget(self, record: ObjectRecord, event: RawEvent, body: Body) -> None:
@@ -463,7 +461,7 @@ class Processor(ObjectSink):
             self._expect_after_deletion(record, record.expected, event)
         if record.daemons is not None:
             record.daemons.forget()
-        # The object is back: an event of it has come while this deletion was waiting for the worker.
+        # The object exists again: its next event has come while this deletion was waiting for the worker.
         if record.pending is not None and not record.is_vanishing:
             if record.expected is not None:
                 record.expected.note_return()
@@ -477,17 +475,16 @@ class Processor(ObjectSink):
             asyncio.get_running_loop().call_later(rest.remaining, self._stop_expecting, record, rest)
 
     def _stop_expecting(self, record: ObjectRecord, expected: Expectation) -> None:
-        # If the object is being indexed, it is back, and the informer will pass its event on.
+        # If the object is being indexed, it exists again, and the informer will pass its event on.
         if not expected.is_absent or record.indexing is not None:
             return
         if record.expected is expected:
-            # A stream that lags behind for longer than the timeout can still bring the object in states from before the
-            # patch.
+            # If the stream lags behind for longer than the timeout, it can still bring older states of the object.
             if self._is_lagging(expected):
                 timeout = self._settings.persistence.consistency_timeout
                 asyncio.get_running_loop().call_later(timeout, self._stop_expecting, record, expected)
                 return
-            self._disinherit(record)  # the object has not come back, so no event of it will be handled
+            self._disinherit(record)  # the object has not appeared again, so it needs no record
         record.stop_expecting(expected)
 
     def _is_lagging(self, expected: Expectation) -> bool:
@@ -499,19 +496,19 @@ class Processor(ObjectSink):
         return watch is not None and not watch.has_reached(expected.version)
 
     def _disinherit(self, record: ObjectRecord) -> None:
-        """Release the record of a deleted object, also in the successors that have inherited it since the deletion."""
+        """Release the record of a deleted object, also in successors that have inherited it since the deletion."""
         processor: Processor | None = self
         while processor is not None:
             processor._inherited.discard(record)
             processor = processor._successor
 
     async def save(self, record: ObjectRecord) -> None:
-        """Store on the object what is only in memory yet, without running any handlers."""
+        """Store progress and patches that are only in memory yet on the object, without running any handlers."""
         await (self._reconciler if self._successor is None else self._successor).save(record)
 
     async def _save_before_forgetting(self, record: ObjectRecord) -> None:
         """
-        Store what is only in memory before the record is forgotten.
+        Store progress and patches that are only in memory yet, before the record is forgotten.
 
         A DELETED event also comes when an object stops matching the selectors of the watch: such an object still
         exists, and can match again. Deleted objects usually have nothing left to store.
@@ -538,7 +535,7 @@ class Processor(ObjectSink):
             self._successor._wake(record)
             return
         record.wake()
-        # Without any of them, the deletion was handled in the meantime.
+        # Without any of these, the deletion was handled in the meantime.
         if record.body is not None or record.pending is not None:
             record.requeue()
             self._workers.start(self, record)
@@ -548,12 +545,12 @@ class Processor(ObjectSink):
         if self._successor is not None:
             self._successor.wake(record)
             return
-        # The daemon of a deleted object has ended: there is no state to process, and the object must not look like a
-        # new one.
+        # The daemon of a deleted object has ended: there is no state to process, and the object must not be treated
+        # as a new one.
         if self._dropped or (record.expected is not None and record.expected.is_ending):
             return
         if record.body is None:
-            # A copy, as handlers can change the state in place, while the daemons still use the original.
+            # Copy it: handlers can change the state in place, but the daemons still use the original.
             record.accept(record.daemons.packed.copy())
         record.requeue()
         if not record.throttled:

@@ -39,8 +39,9 @@ from kopf._core.reactor.workers import WorkerPool
 
 DAEMONS_GRACE = 1.0
 """
-How long the progress of a deletion is only kept in memory while daemons are stopping; they usually end soon (in
-seconds).
+How long the progress of a deletion is only kept in memory while daemons are stopping (in seconds).
+
+Daemons usually end soon, so that one patch with the final state is sufficient.
 """
 
 
@@ -74,7 +75,8 @@ class Reconciler:
 
     def is_settled(self, record: ObjectRecord, raw: RawBody) -> bool:
         """Check whether the object in this state requires no action."""
-        # Checked first, as an object that has not changed since the last operator must be resumed nevertheless.
+        # This is checked first: an object must be resumed even if it has not changed since the last run of the
+        # operator.
         if record.initial and self._decider.table.resuming_ids:
             return False
         holding = False
@@ -85,7 +87,7 @@ class Reconciler:
                     return False
                 holding = plan.holding
             return self._decider.is_settled(Body(raw), holding=holding, handled_digest=record.handled_digest)
-        except Exception:  # from filters or storages of users: the step raises it again, and reports it
+        except Exception:  # from filters or storages of users: the step will raise it again, and report it
             return False
 
     async def observe(self, record: ObjectRecord, event: RawEvent, body: Body, patch: Patch) -> RawEvent:
@@ -116,22 +118,23 @@ class Reconciler:
                 self._reports.report({handler: error}, cause)
                 continue
             if matching and not self._watching_is_distinct:
-                # Why not deduplicated before? Of a function with several declarations, only the filters of the first
-                # one would count.
+                # Why not deduplicate them before matching? A function can have several declarations, and only the
+                # filters of the first one would count.
                 key = filters.get_key(handler)  # once for each function, even if several declarations match
                 matching = key not in called
                 called.add(key)
             if matching:
                 state = HandlerState(started=utcnow())
                 outcome = (await run_handler(handler, cause, state, self._lenient_rules)).without_exception()
-                # A result equal to the stored one is not patched: handlers of raw events usually return the same for
-                # each event.
+                # A result that equals the stored one is not patched: handlers of raw events usually return the same
+                # result for each event.
                 if outcome.result is not None and not is_delivered(outcome.result, body.status.get(handler.id)):
                     deliver_results({handler.id: outcome}, patch)
         if guard is not None and guard.is_changed:
             self._host.restore(record, guard, [handler.id for handler in self._decider.table.watching])
             event = {**event, 'object': guard.original}
-            # In place, as the patch refers to this body: its functions must be applied to what the API has.
+            # Restore it in place: the patch refers to this body, and its functions must be applied to the state in the
+            # API.
             body._replace_with(event['object'])
         return event
 
@@ -191,7 +194,7 @@ class Reconciler:
         else:
             complete(record, patch, make_logger(record, self._decider.table.resource, self._settings, ObjectLogger))
         if patch or conclusion:
-            # Why not before the handlers? While they ran, an edit can have made the object urgent.
+            # Why check it after the handlers? While they ran, an edit can have made the object urgent.
             with background(not self._workers.is_urgent(record), self._workers.pressure):
                 applied, retry_delay = await self._applier.apply(record, decision, patch, conclusion)
             if not applied:
@@ -229,22 +232,22 @@ class Reconciler:
         holding = False
         if deciding and self._host.spawner is not None:
             holding = await self._host.spawner.adjust(record, cast(RawBody, record.body))
-            record.cancel_requeue()  # includes daemons that have ended a moment ago
+            record.cancel_requeue()  # this step also handles daemons that have just ended
         body = Body(cast(RawBody, record.body))
         pause = self._check_selftriggering(record, body) if deciding else 0
-        # The pause is only for the handlers of updates: the patch of the handlers of raw events is sent in any case.
+        # The pause concerns only the handlers of updates: the patch of the handlers of raw events is sent in any case.
         deciding_now = deciding and self._managing and not pause
         return self._decide(record, body, patch, holding=holding) if deciding_now else None, pause
 
     def _keep(self, record: ObjectRecord, patch: Patch) -> None:
-        """Keep the patch of a step that ends early: nothing else repeats what its handlers have requested."""
+        """Keep the patch of a step that ends early: its handlers will not be called again to make these changes."""
         if patch:
             complete(record, patch, make_logger(record, self._decider.table.resource, self._settings, ObjectLogger))
             record.keep_patch(patch)
 
     def _check_selftriggering(self, record: ObjectRecord, body: Body) -> float:
         """Return the remaining pause before an update that the handlers have triggered themselves (in seconds)."""
-        # A cycle that has begun is not paused: its retries have delays of their own.
+        # A cycle that has begun is not paused: its retries have their own delays.
         if record.selftriggering is None or record.cycle is not None:
             return 0
         pause = self._selftriggers.check(record.selftriggering, body)
@@ -254,10 +257,10 @@ class Reconciler:
 
     def _end_cycle(self, record: ObjectRecord, decision: Decision, patch: Patch, conclusion: Patch) -> float:
         """End the cycle of a handled change; return the pause before the next one (in seconds)."""
-        # First, as neither the digest nor the pause is needed if another cycle follows.
+        # This comes first: if another cycle follows, neither the digest nor the pause is needed.
         record.end_cycle(decision.followup)
-        # The update after an edited creation is started here: if the last patch of the creation was empty, no event
-        # would start it.
+        # If the object was edited during its creation, the update starts here: after an empty patch, no event would
+        # start it.
         if decision.is_outdated:
             record.requeue()
         if decision.reason not in (Reason.CREATE, Reason.UPDATE):
@@ -305,7 +308,7 @@ class Reconciler:
                 new=new,
                 diff=diff,
                 selected=self._decider.table.label_selector is not None,
-                # A function instead of the flag: few handlers use the flag, and each flag takes memory.
+                # Why a function instead of the flag? Few handlers use the flag, and each flag takes memory.
                 deletion=functools.partial(self._host.get_deletion, record),
             )
 
@@ -330,23 +333,23 @@ class Reconciler:
             Whether the cycle is done; and the delay until the next step (in seconds), if only the delay starts it.
         """
         # Why before the handlers? If the object were deleted after its creation handlers but before it has the
-        # finalizer, its deletion handlers would not be called, and whatever the creation handlers have created would be
-        # left behind.
+        # finalizer, its deletion handlers would not be called to remove the results of the creation handlers.
         if decision.add_finalizer:
             self._add_finalizer(record, decision, patch, conclusion)
             return False, None
         self._begin_cycle(record, decision)
         outcomes = await self._run_due(record, decision, patch)
         deliver_results(outcomes, patch)
-        # After the handlers: their values are newer than those that could not be applied before, and must win.
+        # This comes after the handlers: their values must override older ones that could not be applied before.
         complete(record, patch, decision.cause.logger)
         # A handler whose filter has failed may match. If the cycle ended now, that handler would never get the change,
         # even after the filter is fixed.
         done = decision.cycle.state.done(decision.matching) and not decision.incomplete
         if done and _is_held_by_daemons(record, decision):
-            # The handlers have finished, but daemons still hold the finalizer: the progress must not be purged yet.
+            # The handlers have finished, but daemons still need the finalizer: the progress must not be purged yet.
             done = False
-            # In a pause, it is stored at once: otherwise, the operator that takes over would call the handlers again.
+            # During a pause, it is stored at once: otherwise, the operator that takes over would call the handlers
+            # again.
             if outcomes and not patch and not self._workers.paused:
                 # Daemons usually end soon. Then one patch is enough, so the progress is not stored now.
                 return False, DAEMONS_GRACE
@@ -380,8 +383,8 @@ class Reconciler:
         if not decision.due:
             return {}
         step = Step(decision.cause, decision.cycle.state, self._rules, self._lifecycle, self._is_halted)
-        # One guard for all handlers of the step: so the object is serialized only once, and one warning names all of
-        # them.
+        # Why one guard for all handlers of the step? So the object is serialized only once, and one warning names all
+        # handlers.
         guard = BodyGuard(cast(RawBody, record.body))
         try:
             await step.run(decision.due)
@@ -401,7 +404,7 @@ class Reconciler:
         return self._workers.halted
 
     def _log_result(self, decision: Decision, outcomes: Mapping[HandlerId, Outcome]) -> None:
-        """Log the result of a cycle that is done, unless a former step has logged it and its patch has failed."""
+        """Log the result of a finished cycle, unless a former step has logged it, and only its patch has failed."""
         title, state = TITLES.get(decision.reason), decision.cycle.state
         if title is None or not (outcomes or not state.unsaved):
             return
@@ -418,8 +421,8 @@ class Reconciler:
             self._decider.conclude(decision, patch, conclusion, done=done)
             self._decider.records.flush()
         except StorageError:
-            # All handlers have finished, so none repeats its changes: changes that are not applied yet must stay in the
-            # record.
+            # All handlers have finished, and none will request its changes again: so changes that are not applied yet
+            # must stay in the record.
             self._applier.keep_unsaved(record, decision, patch, Patch())
             raise
         self._release(record, decision, conclusion, done=done)
@@ -440,7 +443,7 @@ class Reconciler:
         conclusion.fns.append(remove_finalizer(self._decider.finalizer))
 
     def _find_delay(self, record: ObjectRecord, decision: Decision) -> float | None:
-        """Return the delay until the next handler is due (in seconds); requeue the object if that is now."""
+        """Return the delay until the next handler is due (in seconds); requeue the object if a handler is due now."""
         delay = decision.cycle.state.delay(decision.matching, utcnow())
         if delay is None:
             return None
@@ -452,16 +455,17 @@ class Reconciler:
         return delay
 
     async def save(self, record: ObjectRecord) -> None:
-        """Store on the object what is only in memory yet, without running any handlers."""
+        """Store progress and patches that are only in memory yet on the object, without running any handlers."""
         for delay in CONFLICT_DELAYS:
             if record.body is None or not record.in_memory_only or record.unverified:
                 return
             record.cancel_wakeup()
-            record.cancel_requeue()  # otherwise, a refused patch would be left to the next step, which does not come
+            record.cancel_requeue()  # otherwise, a refused patch would be kept for the next step, but no step follows
             await self._save(record, record.body)
             if not record.outdated or record.body is None:
                 return
-            # Other clients change the object all the time. It is the last chance: no event starts another attempt.
+            # Other clients keep changing the object. Try it until it succeeds, because no event will start another
+            # attempt.
             await asyncio.sleep(delay)
             await self._applier.reload(record, record.body)
 
@@ -477,8 +481,8 @@ class Reconciler:
             try:
                 await self._handle(record, decision, patch, conclusion)
             finally:
-                # Remembered before the request, so that it is sent only once in a pause: later, another operator can be
-                # at work.
+                # This is set before the request, so that it is sent only once in a pause: later, another operator can
+                # handle the object.
                 if self._decider.is_external and decision.cycle.external is None:
                     decision.cycle.note_external(self._decider.look_up(body, decision.cycle))
         else:
@@ -501,7 +505,7 @@ def _is_held_by_daemons(record: ObjectRecord, decision: Decision) -> bool:
 
 
 def _log_superseded(cycle: Cycle, title: str, log: AnyLogger) -> None:
-    """Log that a cycle ends before it is done, as another change has come."""
+    """Log that another change has ended the cycle early."""
     former_title = TITLES.get(Reason(cycle.state.purpose or Reason.NOOP))
     succeeded, failed = (sum(getattr(old, name) for old in cycle.state.values()) for name in ('success', 'failure'))
     log.info(

@@ -18,7 +18,7 @@ from kopf._core.intents.registries import HandlerTable, OperatorRegistry
 logger = logging.getLogger(__name__)
 
 CONFIRMATION_TIME = 1.0
-"""How long a resource without a CRD must be missing in the discovery until it counts as gone (in seconds)."""
+"""How long a resource without a CRD must be missing in the discovery until it counts as removed (in seconds)."""
 
 Versions = dict[str, frozenset[str]]
 """The served versions of a resource, with their subresources."""
@@ -131,8 +131,8 @@ def _resolve_selectors(
     ambiguous = {
         selector: chosen
         for selector, chosen in found.items()
-        # Selectors such as `kopf.EVERYTHING` are meant for several groups. A name alone is not: serving a wrong
-        # resource is worse than serving none.
+        # Selectors such as `kopf.EVERYTHING` can match several groups on purpose. A name alone cannot: it is worse to
+        # serve a wrong resource than to serve none.
         if selector.is_specific and len({resource.group for resource in chosen}) > 1
     }
     served = {selector: chosen for selector, chosen in found.items() if chosen and selector not in ambiguous}
@@ -179,7 +179,7 @@ class Definitions:
     """
     The known CRDs, in order to check whether the discovery reflects them already.
 
-    The API server needs some time for that, and does not report when it is done.
+    The API server updates its discovery some time after a CRD has changed, and does not report when that is done.
     """
 
     def __init__(self, checks: Iterable[SchemaCheck] = ()) -> None:
@@ -204,8 +204,7 @@ class Definitions:
         except (KeyError, TypeError):
             established, versions = not raw, {}
         if established:
-            # Only established CRDs are expected in the discovery:
-            # others are never served, and would be waited for in vain.
+            # Only established CRDs are expected in the discovery: the API server does not serve the others.
             self._versions[group, plural] = versions
         else:
             self._versions.pop((group, plural), None)  # not established, or malformed
@@ -219,7 +218,7 @@ class Definitions:
         """
         Return whether the discovered resources match the CRDs in these groups; in all groups if ``None``.
 
-        A CRD without served versions is forgotten when its resources are not discovered any more.
+        A CRD without served versions is removed here when its resources are not discovered any more.
         """
         found: dict[tuple[str, str], Versions] = {}
         for resource in resources:
@@ -237,7 +236,7 @@ class Definitions:
 
 class Absences:
     """
-    The resources that were discovered before and are missing now; they are served until they are certainly gone.
+    The resources that were discovered before, but are missing now; they are served until they are certainly removed.
 
     One of several API servers can lag behind the others, or just be starting, so that it does not list some resources.
     If the operator stopped serving these at once, it would stop their daemons. So, it checks their CRDs first.

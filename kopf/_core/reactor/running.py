@@ -1,9 +1,9 @@
 """
 The entry points: running operators from the command line, in threads, and in existing event loops.
 
-`run` takes a whole process or thread, `operator` runs in an existing event loop, `spawn_tasks` and `run_tasks` are for
+`run` blocks a whole process or thread, `operator` runs in an existing event loop, `spawn_tasks` and `run_tasks` are for
 applications that manage tasks themselves. An operator cancels only the tasks that it or its handlers have created, as
-other parts of the application can share the loop. But `run_tasks` cancels all tasks except for those created before.
+other parts of the application can share the loop. But `run_tasks` cancels all tasks that are younger than the operator.
 Specified in the documentation's "Embedding".
 """
 
@@ -217,11 +217,11 @@ class _Signals:
         """Stop this operator by signals; install the signal handlers if it is the first operator of the loop."""
         if not self._operators:
             self._previous = {number: signal.getsignal(number) for number in self.numbers}
-            # The handlers would keep the current context for as long as any operator runs, and this one with it.
+            # Otherwise, the signal handlers would keep the current context, and this operator with it, for too long.
             context = contextvars.Context()
             for number in self.numbers:
                 context.run(self._loop.add_signal_handler, number, self._receive, number)
-                signal.signal(number, self._note)  # asyncio sets a no-op; it gets the signal by its wakeup fd anyway
+                signal.signal(number, self._note)  # replaces a no-op: asyncio gets the signal by its wakeup fd
                 signal.siginterrupt(number, False)
         self._operators.add(instance)
 
@@ -251,7 +251,7 @@ class _Signals:
         timeouts = [instance.settings.process.ultimate_exiting_timeout for instance in self._operators]
         patience = max((timeout for timeout in timeouts if timeout is not None), default=None)
         if patience is not None and None not in timeouts:
-            # A thread, not a timer of the event loop, as the loop itself can hang.
+            # Why not a timer of the event loop? The loop itself can hang.
             self._killing = threading.Timer(patience, _kill, [patience])
             self._killing.daemon = True
             self._killing.start()
@@ -273,7 +273,7 @@ _signals: dict[asyncio.AbstractEventLoop, _Signals] = {}
 def _stopped_by_signals(instance: Operator) -> Iterator[None]:
     """Let the first signal stop the operator, and the second one end the process at once."""
     loop = asyncio.get_running_loop()
-    # Python permits signal handlers only in the main thread. In virtual time, signals are for the test.
+    # Python permits signal handlers only in the main thread. In virtual time, the test process handles signals itself.
     if threading.current_thread() is not threading.main_thread() or getattr(loop, 'is_virtual', False):
         yield
         return

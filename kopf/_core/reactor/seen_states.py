@@ -1,13 +1,13 @@
 """
-States of objects that writers have reported before the stream of the watch brings them.
+States of objects from responses to writes, before the stream of the watch brings them.
 
-The response to a write has the state of the object before the stream brings it. The watch passes such a *seen* state on
-as an event. Then, the stream brings older states of that object, which are outdated, and the same state, which is
-an echo. Both are recognized by their resource versions, which can be compared since all the events of a stream come
-in the order of their versions. Versions that are not numbers cannot be compared, so states with such versions are taken
-only from the stream.
+The operator gets the new state of an object from the response to a write, earlier than from the stream. The watch
+passes such a *seen* state on as an event. Later, the stream brings older states of that object, which are outdated, and
+the same state, which is an echo. Resource versions reveal both, because the events of a stream come in the order of
+their versions. Versions that are not numbers cannot be compared, so states with such versions are only taken from the
+stream.
 
-This module only decides: it is pure. The class `ResourceWatch` owns the records of the objects, and acts.
+This module is pure: it only decides. The class `ResourceWatch` owns the records of the objects, and acts.
 """
 
 import enum
@@ -17,46 +17,46 @@ from typing import Any, Final, NamedTuple
 from kopf._cogs.structs.bodies import RawBody
 
 _MOST: Final = 100
-"""How many versions of one object are remembered at most: more own writes are hardly on their way at once."""
+"""The maximal number of remembered versions of one object: more own writes are hardly in flight at once."""
 
 Place = tuple[str | None, str]
 """The namespace and the name of an object."""
 
 _FOREVER: Final = 2**128
-"""A version that no object ever gets. It is noted for a deleted object, as no state of it can be newer."""
+"""A version that no object ever gets. It marks a deleted object, because no state of that can be newer."""
 
 
 class Verdict(enum.Enum):
-    """How an event of the stream relates to the states that were seen ahead of it."""
+    """The relation of an event of the stream to the seen states."""
 
     NEWS = enum.auto()
-    """It is newer than what was seen, or it is about another object."""
+    """The event is newer than the seen states, or is about another object."""
     ECHO = enum.auto()
-    """It is a state that was seen."""
+    """The event has a seen state."""
     OUTDATED = enum.auto()
-    """It is older than a state that was seen, and was not seen itself: a change by another client."""
+    """The event is older than a seen state, and was not seen itself: it is a change by another client."""
 
     @property
     def is_news(self) -> bool:
-        """Return whether the event is to be passed on."""
+        """Return whether the watch must pass the event on."""
         return self is Verdict.NEWS
 
     @property
     def is_outdated(self) -> bool:
-        """Return whether the event is a change by another client that is known only from a later state."""
+        """Return whether the event is a change by another client that a seen state already includes."""
         return self is Verdict.OUTDATED
 
 
 class Sighting(NamedTuple):
-    """What was seen of one object ahead of the stream."""
+    """The seen states of one object."""
 
     place: 'Place'
     versions: tuple[int, ...]
     """The versions of the states, in their order."""
     is_absent: bool
-    """Whether the watch does not have the object: it is deleted, or does not match the selectors any more."""
+    """Whether the object is deleted, or does not match the selectors any more, so that the watch does not have it."""
     has_left: bool = False
-    """Whether the stream has brought an earlier deletion, so that it brings the newest state only after a return."""
+    """Whether the stream has brought an earlier deletion: it brings the newest state only if the object returns."""
 
     @property
     def newest(self) -> int:
@@ -65,7 +65,7 @@ class Sighting(NamedTuple):
 
     @property
     def last_stored(self) -> int:
-        """The newest version that was seen, without the mark of a deletion; zero if none was seen."""
+        """The newest seen version, not counting the mark of a deletion; zero without any."""
         return max((version for version in self.versions if version != _FOREVER), default=0)
 
 
@@ -77,7 +77,7 @@ class Parked(NamedTuple):
 
 
 class SeenStates:
-    """What was seen of the objects of one watch ahead of its stream; empty again when the stream has caught up."""
+    """The seen states of the objects of one watch. It is empty when the stream has caught up with all writes."""
 
     def __init__(self, records: Iterable[Any] = ()) -> None:
         self._sightings: dict[str, Sighting] = {}
@@ -95,8 +95,8 @@ class SeenStates:
 
     def forget_name(self, uid: str, place: Place) -> None:
         """Called when the watch does not have the object any more."""
-        # If the deletion was seen ahead, the name is kept until the stream brings the deletion: until then, the stream
-        # can still bring former objects of this name.
+        # If the deletion was seen, keep the name until the stream brings the deletion: until then, the stream can still
+        # bring former objects of this name.
         if self._uids.get(place) == uid and uid not in self._sightings:
             del self._uids[place]
 
@@ -107,19 +107,19 @@ class SeenStates:
     # Lists.
 
     def park(self, uid: str, raw: RawBody, *, is_deleted: bool) -> None:
-        """Keep the state until the list is complete: it is unknown whether the list is from before or after it."""
+        """Keep the state until the list is complete, because the list can be older or newer than the state."""
         known = self._parked.get(uid)
         if known is None or is_deleted or not (known.is_deleted or _is_newer(known.raw, raw)):
             self._parked[uid] = Parked(raw, is_deleted)
 
     def end_list(self) -> list[Parked]:
-        """Called when all objects are listed: the list is newer than all sightings. Return the states kept aside."""
+        """Called when all objects are listed: the list is newer than all seen states. Return the parked states."""
         parked = [*self._parked.values()]
         self.clear()
         return parked
 
     def clear(self) -> None:
-        """Called before a new list is requested: it will include everything that was seen until now."""
+        """Called before a new list is requested, which will include all seen states."""
         self._parked.clear()
         for uid in [*self._sightings]:
             self._forget(uid)
@@ -133,7 +133,7 @@ class SeenStates:
 
     def admit(self, uid: str, place: Place, version: str | None, position: str, *, is_absent: bool) -> bool:
         """
-        Note a state that was seen; return true if it is news, i.e. neither this state nor a newer one is known.
+        Record a seen state; return whether it is new, i.e. neither this state nor a newer one is known.
 
         Args:
             uid: the uid of the object.
@@ -145,7 +145,7 @@ class SeenStates:
         if version is None or not version.isdecimal() or not position.isdecimal():
             return False
         number, known = int(version), self._sightings.get(uid)
-        # What the stream has brought includes this state, or a newer one of the object, or its deletion.
+        # The stream has already brought this state, a newer one, or the deletion of the object.
         if number <= int(position) or (known is not None and number <= known.newest):
             return False
         successor = self._sightings.get(self._uids.get(place, uid))
@@ -156,7 +156,7 @@ class SeenStates:
         return True
 
     def admit_deletion(self, uid: str, place: Place, version: str | None = None) -> None:
-        """Note that the object is deleted: all that the stream still brings of it is known, up to this version."""
+        """Record that the object is deleted: all its events in the stream up to this version are known."""
         known = self._sightings.get(uid)
         former = 0 if known is None else known.last_stored
         number = int(version) if version is not None and version.isdecimal() else 0
@@ -165,22 +165,23 @@ class SeenStates:
     # The stream.
 
     def judge(self, uid: str, place: Place, type_: str, version: str | None) -> Verdict:
-        """Return how an event of the stream relates to what was seen, and forget what is over."""
+        """Return the relation of an event of the stream to the seen states; forget the states that it has reached."""
         if version is None or not version.isdecimal():
             return Verdict.NEWS
         number, known = int(version), self._sightings.get(uid)
         if known is None:
-            # Otherwise, events of a former object could come after those of its successor, and seem to replace it.
+            # Otherwise, late events of a former object would seem to replace its successor.
             successor = self._sightings.get(self._uids.get(place, uid))
             return Verdict.NEWS if successor is None or number > successor.newest else Verdict.ECHO
         if type_ == 'DELETED' and known.is_absent:
-            # At an earlier deletion, the object has left the selectors. It can come back before it leaves for good.
+            # At an earlier deletion, the object has only stopped matching the selectors. It can match again before it
+            # is really deleted.
             if number >= known.last_stored:
                 self._forget(uid)
             else:
                 self._sightings[uid] = known._replace(has_left=True)
             return Verdict.ECHO
-        # The version of a deletion is that of the last state if the object was deleted by that very write.
+        # The version of a deletion equals that of the last state if the write itself has deleted the object.
         if number > known.newest or (number == known.newest and type_ == 'DELETED'):
             self._forget(uid)
             return Verdict.NEWS
@@ -192,11 +193,11 @@ class SeenStates:
 
     def reach(self, position: str) -> bool:
         """
-        Called when the stream has reached this version; forget what is over.
+        Called when the stream has reached this version; forget the seen states up to it.
 
         Returns:
-            Whether the stream has passed the version of a seen state without bringing it. Then it was no state of an
-            object of this watch: for example, it was of an object in another cluster.
+            Whether the stream has passed the version of a seen state without bringing it. If so, the state was not of
+            an object of this watch, but e.g. of an object in another cluster.
         """
         if not position.isdecimal():
             return False

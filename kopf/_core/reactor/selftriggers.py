@@ -1,13 +1,13 @@
 """
-Detecting handlers that trigger themselves: an update handler that patches the fields for which it is called.
+Detection of handlers that trigger themselves, such as an update handler that patches its own fields.
 
-Such a loop often ends after some steps. If it does not, it would take all of the CPU and flood the API. So, it is
-logged once, and slowed down with growing pauses until another client edits the object. Requests that handlers send on
-their own, not by the argument ``patch``, count as edits of other clients. Custom storages are treated in the same way
-if they write more than the essence, or if their essence includes data that changes with each patch.
+Such a loop often ends after some steps. An endless loop would take all of the CPU and flood the API. So the framework
+logs it once, and slows it down with growing pauses until another client edits the object. If a handler sends a request
+itself, instead of using the argument ``patch``, this counts as an edit by another client. Custom storages can also
+cause loops: if their own data, or data that changes with each patch, belong to the essence.
 
-Handlers of raw events (``@kopf.on.event``) are called for each event, such as one of a change in the status. So, they
-are called without pauses, but their patches are held back.
+Handlers of raw events (``@kopf.on.event``) must be called for each event, including those of status changes. So their
+calls are not paused; instead, their patches are held back.
 """
 
 import time
@@ -25,10 +25,10 @@ from kopf._core.intents.decisions import Decider, Decision
 from kopf._core.intents.edits import is_explained
 
 MAX_UPDATES = 20
-"""The number of updates in a row, each triggered by the patch of the former one, that run without pauses."""
+"""The number of consecutive updates, each triggered by the patch of the former one, that run without pauses."""
 
 MAX_GAP = 0.5
-"""The time between two updates (in seconds) above which they do not count as a row: they are rare enough."""
+"""The time between two updates (in seconds) above which they do not belong to one row: they are rare enough."""
 
 MIN_PAUSE, MAX_PAUSE = 0.1, 60.0
 
@@ -50,7 +50,7 @@ _CAUSED_BY_EVENTS = (
 
 
 class SelfTriggering:
-    """A row of changes of one object, each triggered by the patch of the former one."""
+    """A row: consecutive changes of one object, each triggered by the patch of the former one."""
 
     __slots__ = ('_count', '_essence', '_noticed_at', '_resumes_at')
 
@@ -67,7 +67,7 @@ class SelfTriggering:
     def note(self, essence: BodyEssence) -> float:
         """Count a change with the resulting essence; return the pause before the next one (in seconds)."""
         now = time.monotonic()
-        # Counted from the end of the pause: otherwise, the first long pause would end the row.
+        # The time is counted from the end of the pause: otherwise, the first long pause would end the row.
         since = now - max(self._noticed_at, self._resumes_at)
         self._count = self._count + 1 if since <= MAX_GAP else 1
         self._essence, self._noticed_at = essence, now
@@ -84,8 +84,8 @@ class SelfTriggering:
     def is_edited(self, essence: BodyEssence, fields: Collection[FieldPath]) -> bool:
         """Check whether other fields than these have changed since the last change of the row."""
         return self._essence is not None and not all(
-            # In both directions: a patch can replace a whole mapping of
-            # which one key has changed, or set a key in a new mapping.
+            # Compare in both directions: a patch can replace a whole mapping when one key has changed, or set one key
+            # in a new mapping.
             any(item.field[: len(field)] == field or field[: len(item.field)] == item.field for field in fields)
             for item in diff(self._essence, essence)
         )
@@ -115,7 +115,7 @@ class SelfTriggers:
         Returns:
             The pause; ``None`` if another client has edited or deleted the object, which ends the row.
         """
-        # A deletion is never paused: it is no update, and the users are waiting for it.
+        # A deletion is never paused: it is no update, and users wait for it.
         if body['metadata'].get('deletionTimestamp') is not None or triggering.is_over(self._decider.essences.of(body)):
             return None
         return triggering.get_pause()
@@ -195,5 +195,5 @@ class SelfTriggers:
 def _find_changed_fields(patch: Patch, body: Body) -> Collection[FieldPath]:
     try:
         return list(dict.fromkeys(item.field for item in diff(body._data(), patch.applied_to(body))))
-    except Exception:  # from the functions of the patch: it is raised again when the patch is applied
+    except Exception:  # the functions of the patch have failed: they raise the error again when the patch is applied
         return ()

@@ -37,14 +37,15 @@ class EventSink:
 
     def outdated(self, record: ObjectRecord) -> None:
         """
-        Called instead of `receive` when the stream brings a state that is older than one seen by a write.
+        Called instead of `receive` when the stream brings a state that is older than the response to a write.
 
-        As a state, it is no news. But it was made by another client, and other objects can depend on that.
+        The object itself needs no processing, as its newer state is known. But another client has made this change, and
+        other objects can depend on it.
         """
 
     def missed(self, uid: str) -> None:
         """
-        Called when a write was told of during a list, but the list is newer, and does not have the object any more.
+        Called when an object was written during a list, but the list is newer, and does not have the object any more.
 
         The sink has never received this object.
         """
@@ -71,7 +72,7 @@ class EventSink:
         """Called after a pause. The watch lists all objects again, as their known state can be outdated."""
 
     def dropped(self, watch: 'ResourceWatch') -> None:
-        """Called when the watch is stopped while the operator goes on."""
+        """Called when the watch is stopped while the operator continues."""
 
 
 class ObjectSink(EventSink):
@@ -89,7 +90,7 @@ class ObjectSink(EventSink):
         """Called when the namespace or the resource is deleted, and all objects have been reported as deleted."""
 
     async def save(self, record: ObjectRecord) -> None:
-        """Store on the object what is only in memory yet."""
+        """Store progress and patches that are only in memory yet on the object."""
         raise NotImplementedError
 
     @property

@@ -1,5 +1,5 @@
 """
-The endpoints of an operator: which ones there are, by the options and the settings, and what responds there.
+The endpoints of an operator: makes the routes that the options and settings request, and starts their servers.
 
 It is imported only by operators that have such endpoints. Endpoints with the same address share one server.
 """
@@ -40,7 +40,7 @@ def parse_metrics_endpoint(url: str) -> Endpoint:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Status:
-    """What the endpoints of an operator respond from."""
+    """The parts of an operator from which the endpoints make their responses."""
 
     context: OperatorContext
     orchestrator: Orchestrator
@@ -92,7 +92,7 @@ async def serve_status(
     Raises:
         EndpointError: if a URL is invalid.
         StatusServerError: if a server cannot be started.
-        MetricsError: if there can be no metrics.
+        MetricsError: if metrics cannot be provided.
     """
     plan = _Plan()
     if liveness is not None:

@@ -1,8 +1,8 @@
 """
-Delaying an object after unexpected errors of the framework or of the API, without delaying other objects.
+Throttling: delays for one object after unexpected errors of the framework or of the API.
 
-Some requests would be refused each time until something changes, such as those that violate the schema. The refusal
-is explained once, with a remedy. If the object changes then, it is processed soon, without waiting for the whole delay.
+The API server refuses some requests until the object or the schema changes, e.g. if a value violates the schema. Such
+a refusal is explained once, with a remedy. If the object changes then, it is processed soon, before the delay is over.
 Specified in the documentation's "Timeouts and retries of the API".
 """
 
@@ -41,7 +41,7 @@ _PASSING = (APIUnauthorizedError, APINotFoundError, APIConflictError, APITooMany
 
 
 class Throttle:
-    """The failures in a row of one object, until the next success."""
+    """The consecutive failures of one object, until the next success."""
 
     __slots__ = ('_delays', '_failed_at', '_known', 'essence', 'hastened', 'is_users_fault', 'refused')
 
@@ -61,8 +61,8 @@ class Throttle:
     def fail(self, error: Exception) -> tuple[float, bool]:
         """Count a failure; return the delay until the next attempt (in seconds), and whether the error is new."""
         self._failed_at, self.hastened, self.refused = time.monotonic(), False, None
-        # The text, not the error: its traceback would keep the frames
-        # of the step, with the object, until the next success.
+        # Why not keep the error? Its traceback would keep the frames of the step, with the object, until the next
+        # success.
         is_known, self._known = self._known == repr(error), repr(error)
         return self._delays.next(), not is_known
 
@@ -90,7 +90,7 @@ class Throttling:
         log, refused = self._make_logger(record), is_refusal(error)
         if refused:
             self._note_refusal(record, throttle, error)
-            if is_new:  # before the raw error, so that the remedy is read first
+            if is_new:  # log it before the raw error, so that users read the remedy first
                 posted = self._make_logger(record, ObjectLogger)
                 posted.error("%s", explain_refusal(error, is_users_fault=throttle.is_users_fault))
         log.error(
@@ -110,9 +110,9 @@ class Throttling:
 
     def hasten(self, record: ObjectRecord, event: RawEvent, *, check_stale: Callable[[], bool]) -> float | None:
         """
-        Return the delay of an earlier attempt, if the event brings a change that can end the failures.
+        Return the delay of an earlier attempt, if the event has a change that can end the failures.
 
-        The refused changes are dropped then, as the handlers run again for the new state.
+        If so, the refused changes are dropped, because the handlers run again for the new state.
 
         Args:
             record: the record of the object.
@@ -141,18 +141,18 @@ class Throttling:
         event: RawEvent,
         check_stale: Callable[[], bool],
     ) -> bool:
-        """Return whether the event is a reason for another attempt. A stale event is not."""
-        # A deletion is always a reason, but only once: otherwise, each event that follows it would start an attempt.
+        """Return whether the event is a reason for another attempt; a stale event is no reason."""
+        # A deletion is a reason for one attempt only: otherwise, each later event would start another attempt.
         if is_deleted(event):
             known = record.body is not None and is_deleted({'type': None, 'object': record.body})
             return event['type'] == 'DELETED' or not known
-        # Without a refusal, a change cannot help: an API server that is down would get a request for each edit.
+        # After other errors, a change cannot help: an API server that is down would get a request for each edit.
         if throttle.refused is None or throttle.essence is None or check_stale():
             return False
         try:
             essence = self._decider.essences.of(Body(event['object']))
         except StorageError:
-            return False  # the next attempt is planned anyway
+            return False  # the planned attempt will handle it
         return is_edited(throttle.essence, essence, throttle.refused)
 
     def _note_refusal(self, record: ObjectRecord, throttle: Throttle, error: Exception) -> None:
@@ -179,7 +179,8 @@ def can_be_users_fault(wanted: Patch, error: Exception) -> bool:
     if isinstance(error, APIForbiddenError):
         return error.is_by_admission
     fields = [str(cause.get('field') or '') for cause in _iter_causes(error)]
-    # Without named fields, the changes of the handlers are suspected: their handlers then run again for the new state.
+    # If the error names no fields, the changes of the handlers can be the cause, so these handlers run again for the
+    # new state.
     is_about_metadata = bool(fields) and all(
         field.startswith(('metadata.annotations', 'metadata.finalizers')) for field in fields
     )
@@ -187,7 +188,7 @@ def can_be_users_fault(wanted: Patch, error: Exception) -> bool:
 
 
 def explain_refusal(error: Exception, *, is_users_fault: bool) -> str:
-    """Return a message about what is refused, with a remedy."""
+    """Return a message that explains the refusal, with a remedy."""
     assert isinstance(error, APIClientError)
     causes = list(_iter_causes(error))
     what = (
@@ -211,14 +212,14 @@ def explain_refusal(error: Exception, *, is_users_fault: bool) -> str:
             "Remove some of its annotations, or store the state of handling elsewhere: "
             "settings.persistence.progress_storage, settings.persistence.diffbase_storage"
         )
-    # Recognized by its text: the API server fails to decode such objects, and names neither a field nor a reason.
+    # Why compare the text? The API server cannot decode such objects, and returns neither a field nor a reason.
     elif re.search(r'ObjectMeta\.(labels|annotations) of type string', what):
         remedy = "Values of labels and annotations must be strings: use str() or json.dumps()"
     elif is_users_fault:
         remedy = "Fix what the handlers put there, or the schema or the policies of the resource"
     else:
         remedy = "Fix the schema or the policies of the resource so that its annotations and finalizers can be changed"
-    if len(what) > _MAX_QUOTE:  # it can quote the whole object; the reason is at the end
+    if len(what) > _MAX_QUOTE:  # it can contain the whole object, and has the reason at the end
         what = f"{what[: _MAX_QUOTE // 2]}...{what[-_MAX_QUOTE // 2 :]}"
     return (
         f"The API refuses to patch the object: {what}. {remedy}. It will be tried again less and less often, "

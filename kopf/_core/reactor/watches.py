@@ -44,15 +44,15 @@ logger = logging.getLogger(__name__)
 CHUNK_SIZE = 500
 """The number of objects in a chunk of a list, unless set by ``settings.watching.chunk_size``."""
 MAX_AT_ONCE = 50
-"""The number of events to take before other tasks run: each event is in memory until its worker has run."""
+"""The number of events to read before other tasks run: each event stays in memory until its worker has run."""
 MIN_BACKOFF, MAX_BACKOFF, HEALTHY_AFTER = 0.8, 30.0, 120.0
 """
-The least and the greatest delay after failures, and the time without failures after which it is reset (in seconds).
+The shortest and longest delay after failures, and the time without failures that resets the delay (in seconds).
 """
 FORBIDDEN_BACKOFF = 60.0
-"""The least delay after HTTP 403 (in seconds): only a change of RBAC can help."""
+"""The shortest delay after HTTP 403 (in seconds): only a change of RBAC can help."""
 TRANSIENT_REFUSALS = (401, 408, 429)
-"""The statuses of client errors that do not repeat: the same request can succeed later."""
+"""The statuses of client errors that can be temporary: the same request can succeed later."""
 EXPIRATIONS = ('Expired', 'Gone')
 """The reasons of errors that mean that the resource version has expired."""
 EXPIRATION_PERIOD = 10.0
@@ -62,17 +62,17 @@ MAX_FAILURES = 3
 The number of failed attempts to continue from the same resource version, after which all objects are listed again.
 """
 SUSPICIOUS_SILENCES = 2
-"""The number of streams without events and bookmarks in a row, after which the resource version is verified."""
+"""The number of consecutive streams without events and bookmarks, after which the resource version is verified."""
 SHORT_LIFE = 0.5
-"""The duration (in seconds), below which a stream that has brought nothing counts as a failure."""
+"""The duration (in seconds) below which a stream without events counts as a failure."""
 
 LIST_SILENCE = 5.0
 """
 How long the stream of an unfinished list may bring no objects (in seconds).
 
 API servers check every second whether the list can end; client-go warns after 10 seconds of silence. Large lists may
-take much longer, as their objects keep coming. If the limit is too short for a server, no harm is done: the objects are
-listed in chunks instead.
+take much longer, as their objects keep coming. If the limit is too short for a server, the objects are listed in chunks
+instead.
 """
 OPENING_TIMEOUT = 20.0
 """
@@ -94,11 +94,11 @@ class WatchState(enum.Enum):
 
 
 class RefusalAccepted(Exception):
-    """The API server refuses the watch, and the sink accepts that."""
+    """Raised when the API server refuses the watch, and the sink accepts the refusal."""
 
 
 class StreamBroken(Exception):
-    """The stream cannot be continued, for a reason other than an error of the API. ``reason`` is one word."""
+    """Raised when the stream cannot be continued, for a reason other than an API error. ``reason`` is one word."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -106,7 +106,7 @@ class StreamBroken(Exception):
 
 
 class StreamedListMissing(Exception):
-    """The server streams events, but not the requested list."""
+    """Raised when the server streams events, but not the requested list."""
 
 
 class ResourceWatch:
@@ -134,13 +134,13 @@ class ResourceWatch:
             settings: the settings of the operator.
             resource: the resource.
             namespace: the namespace; ``None`` for the whole cluster.
-            sink: who receives the events.
+            sink: the receiver of the events.
             selective: whether the selectors of the settings apply.
             name: the name of the only object to watch; all objects by default.
             label_selector: the additional selector of the handlers.
-            instruments: what the changes of the watch are reported to.
+            instruments: the instruments that are notified of changes of the watch.
             refusal_delays: the delays (in seconds) of the next requests while the first list is refused. The sink is
-                asked only when all of them have been refused, too.
+                asked only when all of these were refused, too.
         """
         self.resource = resource
         self.namespace = namespace
@@ -150,19 +150,20 @@ class ResourceWatch:
         self.failure: str | None = None
         self.failing_since: float | None = None
         self.refused = False
-        """Whether the API server forbids watching, and the sink has accepted that, so it works without the objects."""
+        """Whether the API server forbids watching, and the sink has accepted to work without the objects."""
         self.last_event_at = time.monotonic()
         self.records: dict[str, ObjectRecord] = {}
-        # The objects with a DELETED event that still have workers or daemons. They can come back if they only stopped
-        # matching the selectors for a while. With a new record, such an object would get a second worker.
+        # The objects with a DELETED event that still have workers or daemons. Such an object can still exist, if it
+        # only stopped matching the selectors. If it matches again, it keeps its record: a new one would get a second
+        # worker.
         self._departed: weakref.WeakValueDictionary[str, ObjectRecord] = weakref.WeakValueDictionary()
         self._client = client
         self._settings = settings
         self._sink = sink
         self._instruments = instruments
         self._selective = selective  # whether the selectors of the settings apply
-        self._name = name  # the name of the only object to watch, if it is only one
-        self._label_selectors = [] if label_selector is None else [str(label_selector)]  # those of the handlers
+        self._name = name  # the name of the only object to watch, if there is only one
+        self._label_selectors = [] if label_selector is None else [str(label_selector)]  # the selectors of the handlers
         self._refusal_delays = iter(refusal_delays)
         self._path = resource.get_url(namespace=namespace)
         self._since: str | None = None
@@ -171,7 +172,7 @@ class ResourceWatch:
         self._listed = 0
         """The number of objects in the current list so far."""
         self._unlisted: dict[str, ObjectRecord] = {}
-        """The objects known before the current list that it has not brought yet."""
+        """The known objects that the current list has not brought yet."""
         self._predecessors: dict[str, ObjectRecord] | None = None
         """The objects of `_unlisted` by namespace and name. It is built when a list brings the first new object."""
         self._flawed = False  # whether a part of the list was malformed
@@ -212,7 +213,7 @@ class ResourceWatch:
             while True:
                 try:
                     await self._list_and_stream()
-                # Not retried here: the vault has repeated the login already. Waiting would not help.
+                # Why not retry it here? The vault has retried the login already.
                 except LoginError:
                     raise
                 except errors.APIError as error:
@@ -221,13 +222,12 @@ class ResourceWatch:
                     await self._fail(error)
                 except Exception as error:  # an unexpected response, such as HTML from a proxy
                     logger.exception("The watch-stream for %s has failed unexpectedly.", self)
-                    # An event can be lost, as the error can have come in the middle of the stream: list all objects
-                    # again.
+                    # If the error has interrupted the stream, an event can be lost: list all objects again.
                     self._since = None
                     await self._fail(error)
                 else:
-                    # API servers end all streams after a while, so this is not a failure: it is neither logged nor
-                    # slowed down.
+                    # API servers end all streams after a while. So this is no failure: it is neither logged nor
+                    # delayed.
                     await self._back_off(self._settings.watching.reconnect_backoff, 'ended')
         except RefusalAccepted:
             pass
@@ -246,12 +246,11 @@ class ResourceWatch:
             if previous is None or self._expired_at - previous > EXPIRATION_PERIOD:
                 await self._back_off(self._settings.watching.reconnect_backoff, 'expired', error)
                 return
-        # The position is kept if the error is not about the resource version: a list of thousands of objects is
-        # expensive.
+        # Why keep the position after other errors? A list of thousands of objects is expensive.
         elif isinstance(error, errors.APIClientError) and error.status not in (403, *TRANSIENT_REFUSALS):
-            self._since = None  # the error can be about the resource version
-        # If a server repeats the error, it may be unable to continue from this version, so the objects are listed. A
-        # broken connection (without a status) says nothing about the version.
+            self._since = None  # the reason of the error can be the resource version
+        # If a server repeats the error, it may be unable to continue from this version, so the objects are listed. But
+        # a broken connection (without a status) does not depend on the version.
         elif error.status and self._failures >= MAX_FAILURES:
             self._since = None
         if self._is_refused(error) and (delay := next(self._refusal_delays, None)) is not None:
@@ -263,7 +262,7 @@ class ResourceWatch:
         await self._fail(error, at_least=FORBIDDEN_BACKOFF if forbidden else error.retry_after or 0)
 
     def _is_refused(self, error: Exception) -> bool:
-        """Check whether the error is a refusal of the first list, which is not expected to pass."""
+        """Check whether the API server has refused the first list, and the refusal is probably not temporary."""
         return (
             not self._complete
             and isinstance(error, errors.APIClientError)
@@ -282,11 +281,11 @@ class ResourceWatch:
     def inherit(self, predecessor: 'ResourceWatch') -> None:
         """Take over the records of a stopped watch of the same objects, e.g. in another version of the resource."""
         self.records, predecessor.records = predecessor.records, {}
-        # Moved, not copied: the predecessor must not report these objects as deleted when it ends.
+        # Why move them? The predecessor must not report these objects as deleted when it ends.
         self._departed, predecessor._departed = predecessor._departed, self._departed
 
     async def report_deletions(self) -> None:
-        """Report all objects as deleted. Called when the watch has stopped, as its namespace or resource is gone."""
+        """Report all objects as deleted. Called after the watch has ended with its namespace or resource."""
         self._conclude_list()
         for number, record in enumerate(list(self.records.values()), start=1):
             self._take(self._make_deletion(record))
@@ -298,7 +297,7 @@ class ResourceWatch:
         return [*self.records.values(), *self._departed.values()]
 
     def has_reached(self, version: str) -> bool:
-        """Check whether the stream brings no more states from before this version, as far as that is known."""
+        """Check whether the stream has certainly passed this version, so that it brings no older states."""
         if self.state is WatchState.STOPPED:
             return True
         return self._since is not None and not is_older_version(self._since, version)
@@ -310,13 +309,13 @@ class ResourceWatch:
 
     @property
     def failing_for(self) -> float:
-        """The duration of the current failure (in seconds); zero if the watch works, or is refused for good."""
+        """The duration of the current failure (in seconds); zero if the watch works, or if its refusal was accepted."""
         if self.failing_since is None or self.refused or self._is_alive():
             return 0
         return time.monotonic() - self.failing_since
 
     def _is_alive(self) -> bool:
-        # An open stream counts as working even without events and bookmarks, as these can be rare.
+        # An open stream counts as working even without events and bookmarks, which can be rare.
         return self._opened_at is not None and time.monotonic() - self._opened_at > SHORT_LIFE
 
     async def _list_and_stream(self) -> None:
@@ -326,14 +325,14 @@ class ResourceWatch:
             self._begin_list()
             if self._wants_streamed_list():
                 try:
-                    # "NotOlderThan" is required by the API for such lists.
-                    # Without a version, the list is as consistent as a usual one.
+                    # The API requires "NotOlderThan" for such lists. Without a version, the list is as consistent as a
+                    # usual one.
                     await self._stream(self._params(sendInitialEvents='true', resourceVersionMatch='NotOlderThan'))
                     return
                 except StreamedListMissing as error:
                     logger.debug("The server does not stream lists of %s; using chunked ones: %s.", self, error)
                     self._client.note_lack(self._streamed_list)
-                except errors.APITimeoutError as error:  # the server can be busy: the next list can be streamed
+                except errors.APITimeoutError as error:  # if the server is only busy, the next list can be streamed
                     logger.debug("The server does not begin to stream the list of %s; using chunks: %s", self, error)
                 except errors.APIClientError as error:
                     # The server does not accept the parameters: Kubernetes
@@ -342,7 +341,7 @@ class ResourceWatch:
                         raise
                     logger.debug("The server has no streaming lists of %s; using chunked ones.", self)
                     self._client.note_lack(self._streamed_list)
-                # Start over: the streamed list can have brought a part of the objects.
+                # Begin a new list: the streamed one can have brought a part of the objects.
                 self._begin_list()
             await self._list()
         elif self._silences >= SUSPICIOUS_SILENCES:
@@ -388,10 +387,10 @@ class ResourceWatch:
             params = {'limit': limit, 'continue': token, **self._selectors()}
             page = await self._client.get_json(self._path, params, logger=logger)
             if not isinstance(page, dict) or not isinstance(page.get('items', 0), list | None):
-                # It must not be treated as an empty list: all objects would be reported as deleted.
+                # If this were treated as an empty list, all objects would be reported as deleted.
                 raise errors.APIServerError(f"The answer is no list of objects: {str(page)[:200]}")
-            # API servers leave both out of the listed items of built-in resources, but not out of their events:
-            # handlers must not see a difference.
+            # API servers omit both fields in listed items of built-in resources, but not in events. Handlers must not
+            # see a difference.
             defaults = {'apiVersion': page.get('apiVersion'), 'kind': (page.get('kind') or '').removesuffix('List')}
             for number, item in enumerate(page.get('items') or (), start=1):
                 raw = {**defaults, **item} if isinstance(item, dict) else item
@@ -401,7 +400,7 @@ class ResourceWatch:
             meta = page.get('metadata') or {}
             token = meta.get('continue')
             if not token:
-                self._end_list(meta.get('resourceVersion') or '')  # if empty, the stream begins with all objects
+                self._end_list(meta.get('resourceVersion') or '')  # if it is empty, the stream begins with all objects
                 return
 
     def _end_list(self, version: str | None) -> None:
@@ -445,8 +444,8 @@ class ResourceWatch:
         listing = self._since is None
         self._enter(WatchState.LISTING if listing else WatchState.STREAMING)
         limit = self._settings.watching.inactivity_timeout
-        # Servers that do not know the parameters ignore them, and their
-        # stream stays open without a list. Only the silence shows that.
+        # Servers that do not know the parameters ignore them: their stream stays open without a list. Only a timeout
+        # detects that.
         hasty = listing and not (limit and limit <= LIST_SILENCE)  # until the list ends
         async with self._client.stream(self._path, params, opening=OPENING_TIMEOUT if listing else None) as batches:
             self._opened_at = time.monotonic()
@@ -458,7 +457,7 @@ class ResourceWatch:
                             count += self._take_line(line)
                             if number % MAX_AT_ONCE == 0:
                                 await asyncio.sleep(0)
-                                silence.renew()  # the lines are here already, however long it takes to handle them
+                                silence.renew()  # the time for handling received lines does not count
                         self._note_health()
                         if hasty and self._since is not None:
                             hasty = False
@@ -475,7 +474,7 @@ class ResourceWatch:
             if self._endless_lists >= MAX_FAILURES:
                 raise StreamedListMissing(f"{self._endless_lists} streams have ended without an end of the list")
             raise StreamBroken('incomplete', "the stream has ended before the end of its initial list")
-        # Counts as a failure: otherwise, ten requests a second would go to a proxy that closes all streams at once.
+        # This counts as a failure: otherwise, a proxy that closes all streams at once would get ten requests a second.
         if not count and time.monotonic() - started < SHORT_LIFE:
             raise StreamBroken('refused', "the stream has ended at once")
 
@@ -493,13 +492,13 @@ class ResourceWatch:
             self._take_bookmark(raw)
         elif type_ == 'ERROR':
             status = raw if isinstance(raw, dict) else {'message': repr(raw)}
-            # The HTTP status of the stream is 200 in any case, so the code in the event decides. Without a code, it
-            # counts as a failure of the server, which is retried.
+            # The HTTP status of the stream is always 200, so the code in the event decides. An event without a code
+            # counts as a failure of the server, and is retried.
             raise errors.build_status_error(status if isinstance(status.get('code'), int) else {**status, 'code': 500})
         elif type_ in ('ADDED', 'MODIFIED', 'DELETED'):
             listing = self._since is None
             if self._seen is None or listing or not self._is_seen(type_, raw):
-                # Handlers must not see how the server lists: the type of listed objects is documented as `None`.
+                # Handlers must not depend on the kind of list: the type of listed objects is documented as `None`.
                 self._take({'type': None if listing and type_ == 'ADDED' else type_, 'object': raw})
             # In the initial part of a stream, objects come in any order: the stream cannot be continued from their
             # versions.
@@ -518,7 +517,7 @@ class ResourceWatch:
                 self._end_list(version)
                 self._enter(WatchState.STREAMING)
         elif version:
-            # Only for bookmarks, which come about once a minute; comparing each event would slow down the hot path.
+            # Why only for bookmarks, which come about once a minute? Comparing each event would slow down the hot path.
             if is_older_version(version, self._since):
                 self._go_back()
             self._since = version
@@ -527,14 +526,14 @@ class ResourceWatch:
 
     async def _check_version(self) -> None:
         """List all objects again if the server's resource version is lower, so that the stream would stay silent."""
-        # API servers accept versions from the future, and send nothing then: the stream itself never shows it.
+        # API servers accept versions from the future, and send no events then, so the stream itself cannot reveal it.
         page = await self._client.get_json(self._path, {'limit': 1, **self._selectors()}, logger=logger)
         self._silences = 0
         if is_older_version(get_meta(page).get('resourceVersion') or '', self._since):
             self._go_back()
 
     def _go_back(self) -> NoReturn:
-        """Start over: resource versions went back, as the storage of the cluster was restored from a backup."""
+        """List all objects again: resource versions went back, because the cluster was restored from a backup."""
         raise errors.APIGoneError(f"the versions have gone back since {self._since}", status=410)
 
     def _take(self, event: RawEvent) -> None:
@@ -559,11 +558,12 @@ class ResourceWatch:
                 self._seen.forget_name(uid, (record.namespace, record.name))
         else:
             if self._unlisted and self._unlisted.pop(uid, None) is None and record is None:
-                # Reported before the new object: otherwise, sinks that know objects by their names would consider the
+                # Report this before the new object: otherwise, sinks that identify objects by names would consider the
                 # new one deleted.
                 self._bury_predecessor(meta.get('namespace'), meta['name'])
             self._listed += event['type'] is None
-            # The same record, not a new one: a second worker would handle the object beside the one that still runs.
+            # Why reuse the record? With a new one, a second worker would handle the object while the first one still
+            # runs.
             if record is None and self._departed:
                 record = self._departed.get(uid)
                 self._departed.pop(uid, record)
@@ -575,24 +575,24 @@ class ResourceWatch:
         rouse()  # the sink calls filters of users, which can block the event loop
         try:
             self._sink.receive(record, event, listed_since=self._listing_since)
-        # Not raised: the watch would list all objects again, and fail at the same object.
+        # Why not raise it? The watch would list all objects again, and fail at the same object.
         except Exception:
             logger.exception(
                 "Ignoring an event of %r in the watch-stream for %s, as its processing has failed.", record, self
             )
-        # After the sink, which starts the worker for this event.
+        # This comes after the sink, which starts the worker for this event.
         if event['type'] == 'DELETED' and record.in_use:
             self._departed[uid] = record
 
-    # States that are seen ahead of the stream.
+    # States from responses to writes, ahead of the stream.
 
     def see(self, raw: RawBody, *, is_deleted: bool = False) -> ObjectRecord | None:
         """
-        Receive a state of an object from the response to a write, ahead of the stream; pass it on as an event.
+        Receive the state of an object from the response to a write, ahead of the stream; pass it on as an event.
 
-        States that are known, or are older than the known ones, are ignored. So are the states that the stream would
-        not bring, as far as that is known: without a resource version, or not matching the selectors. While the objects
-        are listed, the state is kept aside until the list is complete, as the list can be older or newer.
+        Known states and older ones are ignored. States that the stream would not bring are ignored, too: those without
+        a resource version, and those that certainly do not match the selectors. While the objects are being listed,
+        the state is kept aside until the list is complete, because the list can be older or newer.
 
         Args:
             raw: the object. It must not be changed afterwards.
@@ -604,7 +604,7 @@ class ResourceWatch:
         if not get_meta(raw).get('name') or not get_meta(raw).get('uid'):
             return None
         if self._seen is None:
-            # Imported here, as the watches of most operators never need it.
+            # Why not at the top? The watches of most operators never need it.
             from kopf._core.reactor.seen_states import SeenStates
 
             self._seen = SeenStates(self.records.values())
@@ -623,7 +623,7 @@ class ResourceWatch:
         if is_deleted:
             self._seen.admit_deletion(uid, place, version)
         elif not self._seen.admit(uid, place, version, self._since, is_absent=is_selected is False):
-            return known  # the stream can have brought it a moment ago, and its index functions can be running
+            return known  # the stream can have just brought it, so its index functions can still be running
         if predecessor is not None:
             self._seen.admit_deletion(predecessor.uid, place)
             self._take(self._make_deletion(predecessor))
@@ -643,7 +643,7 @@ class ResourceWatch:
         return not verdict.is_news
 
     def _is_selected(self, raw: RawBody) -> bool | None:
-        """Check whether the stream brings the object; ``None`` if only the API server can tell."""
+        """Check whether the selectors of the watch match the object; ``None`` if only the API server can decide."""
         if self.namespace is not None and raw['metadata'].get('namespace') != self.namespace:
             return False
         selectors = self._selectors()
@@ -665,7 +665,7 @@ class ResourceWatch:
             self._take(self._make_deletion(predecessor))
 
     def _make_deletion(self, record: ObjectRecord) -> RawEvent:
-        """Return an event for a deletion that the stream has not brought. It contains only the identity."""
+        """Return an event for a deletion that the stream has missed. It has only the identity of the object."""
         metadata = {'name': record.name, 'uid': record.uid}
         if record.namespace is not None:
             metadata['namespace'] = record.namespace
@@ -691,8 +691,8 @@ class ResourceWatch:
         if healthy_since is not None and time.monotonic() - healthy_since > HEALTHY_AFTER:
             self._backoff = MIN_BACKOFF
         self._healthy_since = None
-        # Both delays are randomized, so that the watches do not all return to a recovered server at the same time; but
-        # never before the time that the server has requested.
+        # Both delays are random, so that not all watches return to a recovered server at the same time, but never
+        # shorter than the delay that the server has requested.
         delay = max(at_least * random.uniform(1.0, 1.2), self._backoff * random.uniform(0.8, 1.2))
         self._backoff = min(MAX_BACKOFF, self._backoff * 2)
         self._failures += 1
@@ -700,7 +700,7 @@ class ResourceWatch:
             self._conclude_list()
         self.failure = str(error) or repr(error)
         if isinstance(error, errors.APIForbiddenError):
-            # Not a failure for the liveness probe: a restart of the pod would not grant the permissions.
+            # Why no failure for the liveness probe? A restart of the pod would not grant the permissions.
             self.failing_since = None
         elif self.failing_since is None or self._is_alive():
             self.failing_since = time.monotonic()
@@ -731,7 +731,7 @@ class ResourceWatch:
         await asyncio.sleep(delay)
 
     def pause(self, paused: bool) -> None:
-        """Note whether the operator is paused, so that the events are not handled; the watch continues in any case."""
+        """Set whether the operator is paused, so that events are not handled; the watch continues in any case."""
         if paused is not self.paused:
             self.paused = paused
             self._tell(self.state, 'paused' if paused else 'resumed')

@@ -1,7 +1,7 @@
 """
 Running the webhook server of an operator, and registering its webhooks in the cluster.
 
-The server (or tunnel) is chosen by the user: any callable of the documented protocol. It is started after the first
+The user chooses the server (or tunnel): any callable of the documented protocol. It is started after the first
 discovery, and runs until the operator exits. Then, the webhooks are removed from the cluster before the server stops.
 """
 
@@ -33,7 +33,7 @@ EXIT_TIMEOUT = 10.0
 
 
 class ServerMissingError(ExplainedError):
-    """There are admission or conversion handlers, but no webhook server is configured."""
+    """Raised when there are admission or conversion handlers, but no webhook server is configured."""
 
     def __init__(self, found: object = None) -> None:
         super().__init__(
@@ -47,7 +47,7 @@ class ServerMissingError(ExplainedError):
 
 
 class ServerEndedError(Exception):
-    """The webhook server has ended, so that the API server cannot call the webhooks any more."""
+    """Raised when the webhook server has ended, so that the API server cannot call the webhooks any more."""
 
 
 class WebhookRuntime:
@@ -106,7 +106,7 @@ class WebhookRuntime:
 
     async def run(self) -> None:
         """Serve until cancelled."""
-        # All replicas of the operator serve webhooks, so each of them keeps their configurations.
+        # All replicas of the operator serve webhooks, so each of them maintains the configurations.
         unfenced_var.set(True)
         await self._discovered.wait()
         # The server must outlive its webhooks in the API, so it is in a task that is not cancelled with this one.
@@ -117,7 +117,7 @@ class WebhookRuntime:
             for task in done:
                 task.result()
         finally:
-            # Only by the last replica: otherwise, the API server would not call the other replicas any more.
+            # Only the last replica cleans up: otherwise, the API server would not call the other replicas any more.
             if await self._is_last():
                 for upkeep in self._kept:
                     await upkeep.clean_up()
@@ -153,8 +153,7 @@ class WebhookRuntime:
         if not callable(server) or (isinstance(server, type) and not hasattr(server, '__aiter__')):
             raise ServerMissingError(server)
         async with contextlib.AsyncExitStack() as stack:
-            # Optional: servers that have connections or files to close
-            # can be context managers, simple ones are only callable.
+            # A server can be a context manager, in order to close connections or files; simple ones are only callable.
             if hasattr(type(server), '__aenter__'):
                 server = await stack.enter_async_context(server)
             configs = server(self._answer)
@@ -170,5 +169,5 @@ class WebhookRuntime:
                 self.listening = True
                 for upkeep in self._kept:
                     upkeep.connect(client_config)
-        # The operator ends: the API server would refuse all changes of the resources, or admit them without a check.
+        # This ends the operator: the API server would refuse all changes of the resources, or admit them unchecked.
         raise ServerEndedError("The webhook server has ended unexpectedly.")

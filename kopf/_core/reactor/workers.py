@@ -1,13 +1,13 @@
 """
-The pool of workers: which objects are processed now, and which are queued.
+The pool of workers: it processes a limited number of objects at a time, and queues the others.
 
-An object has a worker only while there is work, and a worker becomes a task only if it waits for something. So, objects
-at rest have no tasks, and the limit of workers limits concurrent work, not the number of objects.
+An object has a worker only while there is work, and a worker becomes a task only if it has to wait. So, objects at rest
+have no tasks, and the limit of workers limits concurrent work, not the number of objects.
 
-The queue has two lanes. Live changes are urgent. Objects of the initial list are not urgent: they are started after the
-urgent ones, and their requests to the API also give way to urgent requests. There can be thousands of them at once,
-and a worker that waits for the API takes ten times the memory of a queued object. So, no more of them are started while
-enough of their requests are queued in the API client. Workers that wait for anything else do not count for that.
+The queue has two priorities. Live changes are urgent. Objects of the initial list are not urgent: their workers start
+after the urgent ones, and the API client sends their requests after urgent ones, too. There can be thousands of them at
+once, and a worker that waits for the API takes ten times the memory of a queued object. So, the pool starts no more of
+them while enough of their requests are queued in the API client. Workers that wait for anything else do not count here.
 """
 
 import asyncio
@@ -34,13 +34,13 @@ logger = logging.getLogger(__name__)
 
 
 MAX_WAITING = 32
-"""While so many requests of non-urgent workers are queued, no more non-urgent workers are started."""
+"""The number of queued requests of non-urgent workers, above which no further non-urgent workers are started."""
 
 MAX_AT_ONCE = 16
 """
-How many non-urgent workers are started in one iteration of the event loop.
+The maximal number of non-urgent workers that are started in one iteration of the event loop.
 
-It is known only in the next iteration how many of them have queued requests.
+Only in the next iteration, their queued requests can be counted.
 """
 
 DRAINING_INTERVAL = 0.05
@@ -70,14 +70,14 @@ class ObjectProcessor(Protocol):
         """Check whether the object requires a worker now."""
 
     def work(self, record: ObjectRecord) -> Coroutine[Any, Any, None]:
-        """Process the object until nothing is left to do now."""
+        """Process the object until it has no work that is due now."""
 
 
 class WorkerPool:
     """
     The workers of all objects of an operator, at most ``settings.queueing.worker_limit`` at a time.
 
-    When all places are taken, further objects are queued, without tasks. Objects whose handlers can use incomplete
+    When all slots are taken, further objects are queued, without tasks. Objects whose handlers can use incomplete
     indices are held at the indexing gate, and are queued when it opens.
     """
 
@@ -94,7 +94,7 @@ class WorkerPool:
         # Why not a task group? It would cancel all workers at the first failure and at the end of the operator. But the
         # threads of sync handlers cannot be cancelled, and `close` gives other handlers time to finish.
         self._tasks: dict[asyncio.Task[None], ObjectRecord] = {}
-        self._starting = 0  # the number of workers that run synchronously just now, until their first real await
+        self._starting = 0  # the number of workers that are running synchronously now, before their first real await
         self._not_urgent: set[ObjectRecord] = set()  # running or queued, but not urgent
         self._queue: FairPriorityQueue[ObjectRecord, ObjectProcessor] = FairPriorityQueue()
         # Objects held at the indexing gate, by the arguments of their handlers.
@@ -106,9 +106,9 @@ class WorkerPool:
         self.pressure = Pressure(self._note_relief)
         """The number of queued requests of workers that are not urgent."""
         self.paused = False
-        """Whether running workers finish their steps, but no steps or workers are started."""
+        """Whether the pool is paused: running workers finish their steps, but no steps or workers are started."""
         self.keeps_warm = False
-        """Whether the last changes of a pause are kept, so that they are handled first when it is over."""
+        """Whether the last changes during a pause are kept, so that they are handled first after it."""
         self.background = OperatorDaemons(settings)
         """The daemons and timers of the operator."""
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -143,18 +143,17 @@ class WorkerPool:
             processor: the processor that the worker calls.
             record: the record of the object.
             urgent: whether the object is started before those that are not urgent.
-            at_once: whether the worker runs up to its first real await before this method returns, if there is a place;
+            at_once: whether the worker runs up to its first real await before this method returns, if a slot is free;
                 otherwise, it begins in the next iteration of the event loop.
         """
         if record.has_worker:
-            # A live change of a queued object of the initial list: it must not wait behind thousands of others.
+            # The object of the initial list has changed: it must not wait behind thousands of other objects.
             if urgent and record in self._not_urgent:
                 self._not_urgent.discard(record)
                 self._queue.prioritize(record)
                 self._start_queued()
             return
-        # The operator is ending, and no task may begin that `close`
-        # does not wait for. The next operator lists the object.
+        # The operator is ending, and `close` would not wait for this task. The next operator will list the object.
         if self._closed:
             return
         record.assign_worker()
@@ -198,14 +197,14 @@ class WorkerPool:
         delay: float | None = None,
         reason: str | None = None,
     ) -> None:
-        """Report to the instruments what happens to the object in the queue."""
+        """Report a change of the object's place in the queue to the instruments."""
         depth = len(self._queue) + sum(map(len, self._held.values()))
         entry = QueueEntry(get_key(record, processor.resource), self.is_urgent(record), depth, delay, reason)
         self._instruments.tell(self._instruments.queue, hook, entry)
 
     @property
     def is_overloaded(self) -> bool:
-        """Return whether objects are queued, and all places are taken."""
+        """Return whether objects are queued, and all slots are taken."""
         return bool(self._queue) and not self._has_place()
 
     def find_working(self) -> Collection[ObjectRecord]:
@@ -221,15 +220,15 @@ class WorkerPool:
         if self.paused or (limit is not None and len(self._tasks) + self._starting >= limit):
             return False
         if self._is_overdue is not None and self._is_overdue():
-            self._start_soon()  # the operator can turn out not to pause; no event would start the queued objects then
+            self._start_soon()  # if the operator does not pause in the end, no event would start the queued objects
             return False
         return True
 
     def _can_start(self, processor: ObjectProcessor, *, urgent: bool) -> bool:
-        # New objects do not overtake urgent ones in the queue, even if a place has just become free.
+        # New objects do not overtake urgent ones in the queue, even if a slot has just become free.
         if self._queue.is_urgent or not self._has_place():
             return False
-        # Workers without requests add nothing to the pressure, so they need not wait for the queue of the API client.
+        # Workers without requests do not fill the queue of the API client, so they need not wait for it.
         return urgent or not processor.requesting or (not self._queue and self._is_pressure_low())
 
     def _is_pressure_low(self) -> bool:
@@ -248,7 +247,7 @@ class WorkerPool:
             task.cancel()
 
     def find_running(self) -> list[str]:
-        """Return the names of the workers and daemons that are running, including those that ignore their end."""
+        """Return the names of the running workers and daemons, including those that ignore their cancellation."""
         return [f'handlers of {record!r}' for record in self._tasks.values()] + self.background.find_running()
 
     async def drain(self) -> None:
@@ -257,8 +256,8 @@ class WorkerPool:
             if self._tasks:
                 await asyncio.wait(self._tasks)
             else:
-                # Why not `asyncio.wait()` for the tasks of the daemons? A daemon can be abandoned while its task goes
-                # on.
+                # Why not `asyncio.wait()` for the tasks of the daemons? An abandoned daemon does not count, but its
+                # task still runs.
                 await asyncio.sleep(DRAINING_INTERVAL)
 
     def resume(self) -> None:
@@ -273,7 +272,7 @@ class WorkerPool:
             if not is_low and not self._queue.is_urgent:
                 break
             record, processor = self._queue.pop(urgent_only=not is_low)
-            # Checked once more: since the object was queued, the gate can have closed again for a new resource.
+            # The gate is checked once more: a new resource can have closed it since the object was queued.
             if self._is_gate_open(processor):
                 self._start_task(processor, record)  # not eagerly: thousands at once would block the loop
             else:
@@ -307,7 +306,7 @@ class WorkerPool:
         """
         Start queued objects in the next iteration of the loop.
 
-        Not now, and not in the current context: its variables are those of another worker or of a request.
+        Why not now? The current context has the variables of another worker or of a request.
         """
         if self._start_handle is None:
             self._start_handle = asyncio.get_running_loop().call_soon(
@@ -324,8 +323,8 @@ class WorkerPool:
 
     def _start_eagerly(self, processor: ObjectProcessor, record: ObjectRecord) -> None:
         self._note_taken(processor, record)
-        # The worker runs inside of this call, before it is in `_tasks`. Workers that it starts must count its place as
-        # taken.
+        # The worker runs inside of this call, before it is in `_tasks`. If it starts other workers, they must count its
+        # slot as taken.
         self._starting += 1
         try:
             task = create_eager_task(processor.work(record))
@@ -345,18 +344,18 @@ class WorkerPool:
 
     def _end(self, processor: ObjectProcessor, record: ObjectRecord, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
-        # Workers handle the errors of their objects, and retry. An error that they raise nevertheless, such as a failed
-        # login, ends the operator.
+        # Workers handle errors about their objects themselves. Any error that they raise, such as a failed login, ends
+        # the operator.
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(error)
         self._conclude(processor, record)
 
     def _conclude(self, processor: ObjectProcessor, record: ObjectRecord) -> None:
-        """Start the queued objects; queue this one again if it has got an event meanwhile."""
+        """Start the queued objects; queue this one again if an event has arrived meanwhile."""
         self._note_done(processor, record)
         record.free_worker()
         self._not_urgent.discard(record)
-        # The others first: an object that changes all the time would get the free place again and again.
+        # The others come first: otherwise, an object that keeps changing would always get the free slot.
         if self._queue:
             self._start_queued()
         if processor.is_due(record):
@@ -366,7 +365,7 @@ class WorkerPool:
         """
         Remove these objects from the queue; wait until their workers and daemons have ended, however long that takes.
 
-        Nothing is cancelled: the threads of sync handlers could not be, and other workers can serve the objects
+        Why not cancel them? The threads of sync handlers cannot be cancelled, and other workers can serve the objects
         again meanwhile.
         """
         for record in records:
@@ -383,7 +382,7 @@ class WorkerPool:
                 for daemon in record.daemons
                 if daemon.task is not None
             }
-            # Looked up in each round, not once: the last step of a worker can still start a daemon.
+            # They are looked up in each round: the last step of a worker can still start a daemon.
             working = daemons.union(task for task, record in self._tasks.items() if id(record) in mine)
             if not working:
                 return
@@ -404,7 +403,7 @@ class WorkerPool:
     async def close(self) -> None:
         """Wait for the workers and the daemons for a limited time; then cancel the remaining ones and log them."""
         self._closed = True
-        # The operator is ending already: an error set from now on would only be logged by asyncio as never retrieved.
+        # The operator is ending already, so further errors are dropped: asyncio would log them as never retrieved.
         self.failure.cancel()
         await asyncio.gather(self.background.close(), self._end_all())
 
