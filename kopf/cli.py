@@ -392,7 +392,7 @@ def _load(
     help="Where to serve metrics, e.g. http://0.0.0.0:9090/metrics; it can be the port of the probes.",
 )
 @option('--tracing', is_flag=True, help="Make traces of OpenTelemetry, as the variables OTEL_* say.")
-@option('--inspect', is_flag=True, help="Permit 'kopf top' to look into the operator, for this user only.")
+@option('--inspect', is_flag=True, help="Show the operator in a browser and to 'kopf top', on this machine only.")
 @option(
     '-P',
     '--peering',

@@ -61,6 +61,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="with --cluster=real: write down what it answers to the replays of tests/sandbox/",
     )
     parser.addoption("--thorough", action="store_true", help="also run the tests that take long")
+    parser.addoption(
+        "--pictures", action="store_true", help="write the pictures of the inspector into the documentation"
+    )
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

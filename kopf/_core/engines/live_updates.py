@@ -67,7 +67,7 @@ class LiveUpdates:
         self._changes = changes
         self._pages: set[asyncio.Queue[bytes | None]] = set()
         self._task: asyncio.Task[None] | None = None
-        self._known: Mapping[str, frozenset[str]] = {}
+        self._known: dict[str, set[str]] = {}
         self._pending: set[str] = set()
 
     @property
@@ -115,7 +115,8 @@ class LiveUpdates:
 
     async def _look(self) -> None:
         self._changes.follow()
-        self._known, self._pending = self._changes.get_known(), set()
+        self._known = {name: set(uids) for name, uids in self._changes.get_known().items()}
+        self._pending = set()
         number = 0
         while True:
             if number % LOOKS == 0:
@@ -129,17 +130,20 @@ class LiveUpdates:
         gone: dict[str, list[str]] = {}
         if compares:
             known = self._changes.get_known()
-            for name in {*known, *self._known}:
-                before, now = self._known.get(name, frozenset()), known.get(name, frozenset())
+            for name in [*known, *(self._known.keys() - known.keys())]:
+                before, now = self._known.get(name, set()), known.get(name, frozenset())
                 self._pending |= now - before
                 if before - now:
                     gone[name] = list(before - now)
-            self._known = known
+                self._known[name] = set(now)
         room = MAX_OBJECTS - len(self._pending)
         changed = {*self._changes.take_changed(room)} if room > 0 else set()
         uids = [*changed, *self._pending][:MAX_OBJECTS]
         self._pending.difference_update(uids)
         objects = self._changes.describe_objects(uids) if uids else []
+        for each in objects:
+            # Otherwise, the page would keep an object that comes and goes between two comparisons.
+            self._known.setdefault(each['resource'], set()).add(each['uid'])
         if objects or gone:
             self._publish('objects', {'objects': objects, 'gone': gone})
 

@@ -34,7 +34,10 @@ ROUTINE_KINDS = frozenset({'Timer', 'Indexer'})
 """The kinds of handlers that are called so often that they would displace other handlers."""
 
 MAX_TEXT = 300
-"""The length of errors and values (in characters)."""
+"""The length of errors (in characters)."""
+
+MAX_VALUE = 1000
+"""The length of values in diffs (in characters)."""
 
 MAX_MESSAGE = 2000
 """The length of messages in the log (in characters)."""
@@ -231,7 +234,7 @@ def describe_diff(
     """Return the changed fields with their old and new values as JSON texts; without the values of Secrets."""
 
     def describe(value: Any) -> str | None:
-        return None if value is None else HIDDEN if is_secret else cut(_dump(value), MAX_TEXT)
+        return None if value is None else HIDDEN if is_secret else cut(_dump(value), MAX_VALUE)
 
     for number, (op, field, old, new) in enumerate(diff):
         if number == MAX_FIELDS:

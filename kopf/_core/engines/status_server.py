@@ -84,6 +84,7 @@ class StatusServer:
         routes: the responses by their paths.
         purpose: the purpose of the server, for messages: ``the probes``.
         ending: called in the loop of the server when it stops; it must end the responses that last for long.
+        logs: whether the requests are in the log.
     """
 
     def __init__(
@@ -94,10 +95,12 @@ class StatusServer:
         *,
         purpose: str,
         ending: Callable[[], Awaitable[None]] | None = None,
+        logs: bool = True,
     ) -> None:
         self._host = host
         self._routes = routes
         self._ending = ending
+        self._logs = logs
         self._purpose = purpose
         self._listening: concurrent.futures.Future[int] = concurrent.futures.Future()
         self._closing: Callable[[], object] = lambda: None
@@ -139,6 +142,7 @@ class StatusServer:
 
     async def _serve(self) -> None:
         from aiohttp import web
+        from aiohttp.log import access_logger
 
         loop, closing = asyncio.get_running_loop(), asyncio.Event()
 
@@ -150,7 +154,8 @@ class StatusServer:
         app = web.Application()
         for path, respond in self._routes.items():
             app.router.add_get(path, respond)
-        runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=1.0)
+        log = access_logger if self._logs else None
+        runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=1.0, access_log=log)
         await runner.setup()
         try:
             try:

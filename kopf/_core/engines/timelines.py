@@ -205,10 +205,10 @@ class Timelines:
         timeline = self._timelines.get(uid)
         return 0 if timeline is None else timeline.number
 
-    def find_failure(self, uid: str) -> str | None:
-        """Return the error of the handler that has failed first, unless it has succeeded since."""
+    def find_failure(self, uid: str) -> tuple[str, str] | None:
+        """Return the handler that has failed first, unless it has succeeded since, and its error."""
         timeline = self._timelines.get(uid)
-        return None if timeline is None else next(iter(list(timeline.failures.values())), None)
+        return None if timeline is None else next(iter(list(timeline.failures.items())), None)
 
     def follow(self) -> None:
         """Remember from now on which objects change."""

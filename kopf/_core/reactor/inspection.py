@@ -164,16 +164,10 @@ class OperatorInspection:
             'daemons': len(daemons),
             'number': 0 if timelines is None else timelines.get_number(record.uid),
         }
-        error = None if timelines is None else timelines.find_failure(record.uid)
+        if timelines is not None and (failure := timelines.find_failure(record.uid)) is not None:
+            facts['failed'], facts['error'] = failure
         if record.wakeup is not None or daemons or record.level is not None:
-            plan = min(_find_delays(record, now), key=_get_time, default=None)
-            if plan is not None and plan['seconds'] is not None:
-                facts['until'] = round(time.time() + plan['seconds'], 1)
-                facts['why'] = plan['why']
-                facts['handlers'] = [each['handler'] for each in plan['handlers']]
-                error = plan['error'] or next((each['message'] for each in plan['handlers'] if each['message']), error)
-        if error is not None:
-            facts['error'] = error
+            facts |= _describe_plan(record, now)
         return facts
 
     def _iter_records(self) -> Iterator[tuple[ResourceWatch, ObjectRecord]]:
@@ -196,6 +190,24 @@ def _find_delays(record: ObjectRecord, now: float) -> Iterator[dict[str, Any]]:
     yield from _find_retries(record, now)
     yield from _find_daemons(record, now)
     yield from _find_plans(record, now)
+
+
+def _describe_plan(record: ObjectRecord, now: float) -> dict[str, Any]:
+    """Return what the object waits for next, and the error that it waits because of."""
+    plan = min(_find_delays(record, now), key=_get_time, default=None)
+    if plan is None or plan['seconds'] is None:
+        return {}
+    facts = {
+        'until': round(time.time() + plan['seconds'], 1),
+        'why': plan['why'],
+        'handlers': [each['handler'] for each in plan['handlers']],
+    }
+    if plan['error'] is not None:
+        return facts | {'failed': None, 'error': plan['error']}
+    for each in plan['handlers']:
+        if each['message']:
+            return facts | {'failed': each['handler'], 'error': each['message']}
+    return facts
 
 
 def _find_retries(record: ObjectRecord, now: float) -> Iterator[dict[str, Any]]:

@@ -122,6 +122,7 @@ async def _serve_inspection(status: Status, stack: contextlib.AsyncExitStack) ->
         responder.get_routes(),
         purpose="the inspector",
         ending=responder.close,
+        logs=False,  # a page sends a request a second
     )
     await stack.enter_async_context(server)
     file = RunFile(os.getpid(), f'http://127.0.0.1:{server.port}', token)

@@ -39,7 +39,7 @@ class Inspection:
         return {}
 
     def describe_objects(self, uids):
-        return [{'uid': uid} for uid in uids]
+        return [{'resource': 'pods', 'uid': uid} for uid in uids]
 
     async def describe_operator(self):
         return {'pid': 1}

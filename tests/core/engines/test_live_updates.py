@@ -31,7 +31,7 @@ class Changes:
         return self.known
 
     def describe_objects(self, uids):
-        return [{'uid': uid} for uid in sorted(uids)]
+        return [{'resource': 'pods', 'uid': uid} for uid in sorted(uids)]
 
     async def describe_operator(self):
         self.asked += 1
@@ -97,15 +97,28 @@ async def test_changes_are_collected_for_a_quarter_of_a_second(updates, changes)
         changes.changed.add(f'{number % 3}')
         await asyncio.sleep(0.01)
     assert 3 <= len(page.of('objects')) <= 4
-    assert page.of('objects')[0] == {'objects': [{'uid': '0'}, {'uid': '1'}, {'uid': '2'}], 'gone': {}}
+    assert page.of('objects')[0] == {'objects': changes.describe_objects('012'), 'gone': {}}
 
 
 @pytest.mark.looptime
 async def test_objects_at_rest_that_come_and_go_are_noticed(updates, changes):
     page, _ = await open_page(updates)
-    changes.known = {'pods': frozenset('bc'), 'jobs': frozenset('d')}
+    changes.known = {'pods': frozenset('bcd')}
     await asyncio.sleep(1)
-    assert page.of('objects') == [{'objects': [{'uid': 'c'}, {'uid': 'd'}], 'gone': {'pods': ['a']}}]
+    changes.known = {}
+    await asyncio.sleep(1)
+    first, second = page.of('objects')
+    assert first == {'objects': changes.describe_objects('cd'), 'gone': {'pods': ['a']}}
+    assert sorted(second['gone']['pods']) == ['b', 'c', 'd'] and second['objects'] == []
+
+
+@pytest.mark.looptime
+async def test_objects_that_come_and_go_at_once_are_gone(updates, changes):
+    page, _ = await open_page(updates)
+    await asyncio.sleep(0.3)
+    changes.changed.add('x')
+    await asyncio.sleep(1)
+    assert [content['gone'] for content in page.of('objects')] == [{}, {'pods': ['x']}]
 
 
 @pytest.mark.looptime

@@ -80,7 +80,7 @@ def test_attempts_are_written_with_their_outcomes_and_delays(instruments, timeli
 def test_an_object_fails_until_the_handler_succeeds(instruments, timelines, outcome, failing):
     with call(instruments) as attempt:
         attempt.conclude(outcome, message="no" if failing else None)
-    assert timelines.find_failure('uid') == ("no" if failing else None)
+    assert timelines.find_failure('uid') == (('fn', "no") if failing else None)
     with call(instruments) as attempt:
         attempt.conclude('succeeded')
     assert timelines.find_failure('uid') is None
@@ -121,8 +121,8 @@ def test_long_diffs_are_cut(instruments, timelines):
         pass
     found = timelines.read('uid').diff
     assert (len(found['fields']), found['total']) == (recorders.MAX_FIELDS, 99)
-    assert max(len(each['new']) for each in found['fields']) == recorders.MAX_TEXT + 1
-    assert 30 < timelines.weight < 40
+    assert max(len(each['new']) for each in found['fields']) == recorders.MAX_VALUE + 1
+    assert 100 < timelines.weight < 110
 
 
 def test_values_of_secrets_are_hidden(instruments, timelines):

@@ -91,9 +91,9 @@ def test_failures_are_remembered_until_the_next_success():
     timelines.add('a', 'handler')
     timelines.set_failure('a', 'one', "first")
     timelines.set_failure('a', 'two', "second")
-    assert timelines.find_failure('a') == "first"
+    assert timelines.find_failure('a') == ('one', "first")
     timelines.set_failure('a', 'one', None)
-    assert timelines.find_failure('a') == "second"
+    assert timelines.find_failure('a') == ('two', "second")
 
 
 def test_changed_objects_are_remembered_only_while_they_are_asked_for():

@@ -269,7 +269,8 @@ async def test_objects_that_wait_for_retries_are_failing(world, window):
     async with world.operator(inspect=True):
         await world.create()
         (waiting,) = (await window.until(lambda facts: facts['objects'], '/v1/objects?state=waiting'))['objects']
-    assert (waiting['error'], waiting['why'], waiting['handlers']) == ("no database", 'retry', ['create'])
+    assert (waiting['failed'], waiting['error']) == ('create', "no database")
+    assert (waiting['why'], waiting['handlers']) == ('retry', ['create'])
     assert 0 < waiting['until'] - time.time() <= 100
 
 
@@ -279,7 +280,8 @@ async def test_objects_whose_handlers_have_failed_for_good_are_failing(world, wi
         await world.create()
         await world.handled()
         facts = await window.until(lambda facts: facts['objects'], '/v1/objects?state=resting')
-    assert facts['objects'][0]['error'] == "never" and 'until' not in facts['objects'][0]
+    (obj,) = facts['objects']
+    assert (obj['failed'], obj['error']) == ('create', "never") and 'until' not in obj
 
 
 async def test_nothing_is_recorded_if_there_are_to_be_no_entries(world, window):
