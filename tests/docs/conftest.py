@@ -3,14 +3,12 @@
 import itertools
 
 import pytest
-from snippets import ROOT, find_page, read_page
+from snippets import ROOT
 from stage import pointing
 
 from kopf.testing import Sandbox
 
 CRDS = [ROOT / "examples" / "crd.yaml", ROOT / "peering.yaml"]
-OWN_KIND = next(block.text for block in read_page(find_page("walkthrough")).files if block.caption == "crd.yaml")
-
 _numbers = itertools.count(1)
 
 
@@ -34,8 +32,8 @@ def kubeconfig(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def sandbox(kubeconfig):
-    """Yield a sandbox with the kinds of the examples, of peering, and of the walkthrough; KUBECONFIG points to it."""
-    with Sandbox(crds=[*CRDS, OWN_KIND]) as sandbox, pointing(kubeconfig, sandbox):
+    """Yield a sandbox with the kinds of the examples and of peering; KUBECONFIG points to it."""
+    with Sandbox(crds=CRDS) as sandbox, pointing(kubeconfig, sandbox):
         yield sandbox
 
 

@@ -23,29 +23,41 @@ from kopf import cli
 
 SECONDS = 60.0
 _LASTING = re.compile(r"kopf (run|sandbox)\b(?!.*--help)")
-_FAILING = re.compile(r"^error\b", re.MULTILINE | re.IGNORECASE)
+_FAILING = re.compile(r"^error\b|^The \w+ \S+ is invalid:", re.MULTILINE | re.IGNORECASE)
+
+
+def write_file(folder: pathlib.Path, block: Block) -> None:
+    """Write a block with a caption to its file, or append it."""
+    name, _, addition = block.caption.partition(", ")
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a" if addition else "w") as file:
+        file.write(f"\n\n{block.text}" if addition else block.text)
 
 
 class Shell:
     """The terminals of one page. Close it in the end.
 
     :param folder: where the commands are run.
-    :param files: the blocks with captions, which are the names of files.
+    :param files: the blocks with captions, which are the names of files. They are written before the commands that
+        follow them; a block with the caption "NAME, at the end" is appended to the file.
     """
 
     def __init__(self, folder: pathlib.Path, files: list[Block]) -> None:
         self._folder = folder
         self._operator: Foreground | None = None
         self._path = list(sys.path)
-        for block in files:
-            path = folder / block.caption
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(block.text)
+        self._files = sorted(files, key=lambda file: file.line)
 
     def run(self, block: Block) -> None:
         """Run all commands of a block, each of which has to succeed and to print what is shown."""
+        while self._files and self._files[0].line < block.line:
+            write_file(self._folder, self._files.pop(0))
         for command, shown in commands(block):
-            if _LASTING.match(command) and not _FAILING.search(shown):
+            if command.startswith("cd "):
+                self._folder /= command.removeprefix("cd ")
+                os.chdir(self._folder)  # the fixture returns from it
+            elif _LASTING.match(command) and not _FAILING.search(shown):
                 self.close()
                 alone = "sandbox" in command  # it is ended by signals, which are for processes
                 self._operator = (Process if alone else Thread)(command, self._folder, block.place)
@@ -66,6 +78,7 @@ class Shell:
             process = subprocess.run(
                 ["bash", "-c", command],
                 cwd=self._folder,
+                env=os.environ | self._find_sandbox(),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -83,6 +96,11 @@ class Shell:
                     details = self._operator.output if self._operator is not None else "(no operator)"
                     raise AssertionError(f"{error}\nThe operator:\n{details}") from None
             time.sleep(0.1)
+
+    def _find_sandbox(self) -> dict[str, str]:
+        """Return the variable that readers paste into another terminal, while there is a sandbox."""
+        found = re.search(r"^export KUBECONFIG=(.+)$", self._operator.output if self._operator else "", re.MULTILINE)
+        return {"KUBECONFIG": found[1]} if found else {}
 
 
 class Foreground:

@@ -20,6 +20,7 @@ def test_commands_print_what_is_shown(page, empty_sandbox, monkeypatch, folder):
         pytest.skip("kubectl is not installed")
     for name, value in environment().items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder / "run"))  # `kopf top` looks there for operators
     with contextlib.closing(Shell(folder, page.files)) as shell, _unchanged_logging():
         for block in page.shells:
             shell.run(block)

@@ -48,8 +48,8 @@ def test_no_page_is_hidden_by_a_redirect():
     "old, new, suffix, href",
     [
         ("handlers", "reference/handlers", ".html", "reference/handlers.html"),
-        ("walkthrough/diffs", "tutorial/walkthrough", ".html", "../tutorial/walkthrough.html"),
-        ("walkthrough/diffs", "tutorial/walkthrough", "/", "../../tutorial/walkthrough/"),
+        ("walkthrough/diffs", "tutorial/operator", ".html", "../tutorial/operator.html"),
+        ("walkthrough/diffs", "tutorial/operator", "/", "../../tutorial/operator/"),
     ],
 )
 def test_a_redirect_is_relative_and_keeps_the_section(old, new, suffix, href):
