@@ -18,7 +18,7 @@ from kopf._cogs.aiokits.loop_monitors import rouse
 
 ReasonT = TypeVar('ReasonT', bound=enum.Flag)
 
-_lock = threading.Lock()  # one for all flags: it is held for a few instructions only, and a lock per flag costs memory
+_lock = threading.Lock()  # shared by all flags to save memory: it is held for a few instructions only
 
 
 class ReasonedFlag(Generic[ReasonT]):
@@ -58,7 +58,7 @@ class ReasonedFlag(Generic[ReasonT]):
             if self.reason is not None:
                 return
             event = self._event = self._event or threading.Event()
-        # Called without the lock: otherwise, no flag could be raised meanwhile.
+        # Wait without the lock: otherwise, no flag could be raised meanwhile.
         event.wait(timeout)
 
 
@@ -89,7 +89,7 @@ class FlagWaiter(Generic[ReasonT]):
         """All the reasons for which it was raised so far; ``None`` if it is not raised."""
         return self._flag.reason
 
-    if TYPE_CHECKING:  # each subclass has its own; this one is for handlers that annotate the base class
+    if TYPE_CHECKING:  # for handlers that annotate the base class; each subclass has its own method
 
         def wait(self, timeout: float | None = None) -> Any: ...
 
@@ -133,7 +133,7 @@ class AsyncFlagWaiter(FlagWaiter[ReasonT], Generic[ReasonT]):
         timer = None
         if timeout is not None and timeout != math.inf:
             timer = flag._timers.set(loop.time() + timeout, partial(_release, future))
-        # A tuple, as most flags have one waiter at most, and `set` can iterate over it while it is replaced.
+        # Why a tuple? Most flags have at most one waiter, and `set` can iterate over it while it is replaced.
         flag._futures += (future,)
         try:
             await future

@@ -54,7 +54,7 @@ class CoalescedTimers:
         loop = asyncio.get_running_loop()
         if at < loop.time() + SOON:
             return loop.call_at(at, fn, context=self._context)
-        # Rounded up: a timer may be late by a round, but not early.
+        # Round up: a timer may be late by a round, but not early.
         number = math.ceil((at - TOLERANCE) * RATE)
         turn = self._rounds.get(number)
         if turn is None:
@@ -80,7 +80,7 @@ class CoalescedTimers:
         if turn is not None:
             turn.timers.pop(timer, None)
             if not turn.timers:
-                # Otherwise, an operator without timers would still be woken up.
+                # Cancel an empty round: otherwise, it would wake up an operator without timers.
                 turn.handle.cancel()
                 del self._rounds[number]
 

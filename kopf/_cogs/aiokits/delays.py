@@ -1,5 +1,5 @@
 """
-Delays between attempts, as users set them: any iterable of seconds, whose last item is repeated.
+Delays between attempts from the settings: any iterable of seconds, whose last item is repeated.
 
 Zeros are replaced by short growing delays. Without any delay, a request that fails at once would be repeated
 thousands of times a second, and would flood the API server.

@@ -16,7 +16,7 @@ T = TypeVar('T')
 def create_eager_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     """Start the coroutine in an eager task where Python supports that; the task can be done on return."""
     loop = asyncio.get_running_loop()
-    # A loop with a task factory, such as that of virtual time, decides by itself what its tasks are like.
+    # If the loop has a task factory, such as that of virtual time, let it create the task.
     if sys.version_info >= (3, 12) and loop.get_task_factory() is None:
         # Why not by the task factory of the loop? It would also make the tasks of the user's handlers eager.
         return asyncio.Task(work, loop=loop, eager_start=True)

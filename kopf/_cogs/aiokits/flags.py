@@ -1,5 +1,5 @@
 """
-Flags of any type, awaited and raised from a coroutine.
+Flags of any type that coroutines can await and raise.
 
 An application that embeds an operator can signal to it by any of these: an event or a future, of asyncio or of threads.
 """

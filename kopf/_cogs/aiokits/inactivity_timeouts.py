@@ -40,7 +40,7 @@ class InactivityTimeout:
         if self._timer is not None:
             self._timer.cancel()
         timeout = self._timeout
-        del self._timeout  # it refers to the task, whose error refers to the frames that refer to this limit
+        del self._timeout  # avoids a reference cycle: limit, task, error, frames, limit
         await timeout.__aexit__(type_, error, traceback)
 
     def renew(self) -> None:
@@ -51,7 +51,7 @@ class InactivityTimeout:
         """Change the limit (in seconds; ``None`` is unlimited) and restart the time."""
         self._limit = limit
         self.renew()
-        # Set anew: there is none after a time without a limit, and a shorter limit ends before the former one.
+        # Set the timer again: there is none after a time without a limit, and a shorter limit must end earlier.
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None if limit is None else self._loop.call_later(limit, self._look)

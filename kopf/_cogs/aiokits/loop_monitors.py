@@ -1,8 +1,8 @@
 """
-The monitor of an event loop: a thread that notices when the loop is blocked, and by which task.
+The monitor of an event loop: a thread that detects when a task blocks the loop.
 
 Twice a second, the thread checks whether a task runs in the loop. If so, it asks the loop to call a function.
-While the loop does so in time, nothing else happens: the loop itself counts and remembers nothing.
+While the loop does so in time, nothing else happens: the loop itself has no further work with it.
 
 If the loop does not answer, the thread samples the running task several times. The loop is blocked only if it is
 the same task (or callback) in all samples; a loop with very many short tasks is merely busy.
@@ -40,13 +40,13 @@ T = TypeVar('T')
 
 
 class Inspector(Protocol[T]):
-    """Explains and reports what blocks the loop. It is called in the monitoring thread."""
+    """Finds and reports the culprit that blocks the loop. It is called in the monitoring thread."""
 
     def get_limit(self) -> float | None:
         """Return the time (in seconds) after which a block is to be reported; ``None`` disables the reports."""
 
     def find(self, frame: FrameType, task: Task | None) -> T | None:
-        """Return what blocks the loop: the task, if any, with this stack; ``None`` if it is not to be reported."""
+        """Return the culprit that blocks the loop with this stack; ``None`` if it must not be reported."""
 
     def report(self, culprit: T, seconds: float, *, is_over: bool) -> None:
         """Called with the time (in seconds) for which the culprit has blocked the loop: so far, or in total."""
@@ -57,7 +57,7 @@ _dozing: 'set[LoopMonitor[Any]]' = set()
 
 def rouse() -> None:
     """Wake up the dozing monitors, because something starts in a loop; callable from any thread."""
-    # Called for each handler, so it must cost nothing while the monitors are awake.
+    # This is called for each handler, so it must cost nothing while the monitors are awake.
     if _dozing:
         for monitor in list(_dozing):
             monitor._roused.set()
@@ -68,7 +68,7 @@ class LoopMonitor(Generic[T]):
     Monitors the running event loop; an async context manager.
 
     Args:
-        inspector: explains and reports what blocks the loop.
+        inspector: finds and reports the culprit that blocks the loop.
     """
 
     def __init__(self, inspector: Inspector[T]) -> None:
@@ -113,7 +113,7 @@ class LoopMonitor(Generic[T]):
         return asyncio.current_task(self._get_loop())
 
     def look(self) -> T | None:
-        """Return what the loop does at this moment, as the inspector explains it; callable from any thread."""
+        """Return the present activity of the loop, as found by the inspector; callable from any thread."""
         return self._look(self.find_current_task())
 
     async def measure_lag(self, limit: float) -> tuple[float, bool]:
@@ -172,7 +172,7 @@ class LoopMonitor(Generic[T]):
         try:
             self._wait(answered)
         finally:
-            self._asked_at = None  # even if the inspector fails and the monitoring ends: the loop must not look blocked
+            self._asked_at = None  # even if the inspector fails and the monitoring ends, the loop must not seem blocked
         return True
 
     def _doze(self) -> bool:
@@ -199,7 +199,7 @@ class LoopMonitor(Generic[T]):
                 continue
             task = asyncio.current_task(self._get_loop())
             if task is not suspect:
-                if self.culprit is not None and not reported:  # it ended just now, before the loop could answer
+                if self.culprit is not None and not reported:  # it has just ended, before the loop could respond
                     self._inspector.report(self.culprit, blocked, is_over=True)
                 suspect, blocked, reported, self.culprit = task, 0.0, False, None
             # If this thread did not run in time either, the machine is slow or was suspended, not the task.

@@ -38,7 +38,7 @@ def finishing(loop: asyncio.AbstractEventLoop, *, timeout: float = 5.0) -> Itera
         yield loop
     finally:
         try:
-            # Even after errors: otherwise, remaining tasks would be destroyed while pending.
+            # Do this even after errors: otherwise, remaining tasks would be destroyed while pending.
             loop.run_until_complete(finish(timeout=timeout))
         finally:
             loop.close()
@@ -96,7 +96,7 @@ async def outwait(tasks: Tasks, *, patience: float | None, timeout: float) -> No
         return
     hung = set(tasks)
     try:
-        # If the caller is cancelled here, all tasks still count as hung, and are ended below nevertheless.
+        # If the caller is cancelled here, all tasks still count as hung, so they are cancelled below.
         _, hung = await asyncio.wait(tasks, timeout=patience)
     finally:
         if hung:
@@ -139,7 +139,7 @@ async def complete(coro: Coroutine[Any, Any, T], *, patience: float) -> T:
     except asyncio.CancelledError:
         await asyncio.wait({task}, timeout=patience)
         if task.done() and not task.cancelled():
-            task.exception()  # retrieved, as asyncio would log it as never retrieved otherwise
+            task.exception()  # retrieve it, because asyncio would log it otherwise
         raise
     finally:
         if not task.done():

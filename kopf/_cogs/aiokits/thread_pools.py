@@ -59,7 +59,7 @@ class DaemonicThreadPool(ThreadPoolExecutor):
                 if len(self._workers) >= self._max_workers or not self._start_worker():
                     on_full, self._on_full = self._on_full, None
             self._jobs.put((future, lambda: fn(*args, **kwargs)))
-        # Outside of the lock, as the callback logs, and a log handler of the user can do anything, e.g. submit.
+        # Call it outside of the lock: it logs, and a log handler of the user can submit to this pool.
         if on_full is not None:
             on_full(len(self._workers))
         return future
@@ -87,7 +87,7 @@ class DaemonicThreadPool(ThreadPoolExecutor):
             while cancel_futures and not self._jobs.empty():
                 if (job := self._jobs.get()) is not None:
                     job[0].cancel()
-            # One for all threads: each of them passes it on to the next one.
+            # One item is sufficient: each thread passes it on to the next one.
             self._jobs.put(None)
         for thread in self._workers if wait else ():
             thread.join()
@@ -123,10 +123,10 @@ def _do(future: Future[Any], fn: Callable[[], Any], free_threads: _FreeThreads) 
     try:
         result = fn()
     except BaseException as error:
-        # Before the result is set: a caller that submits again at once must find the thread free.
+        # This comes before the result: a caller that submits again at once must find the thread free.
         free_threads.change(+1)
         future.set_exception(error)
-        del future  # the error's traceback refers to this frame: otherwise, it is a cycle for the garbage collector
+        del future  # otherwise, the error's traceback, this frame, and the future would be a reference cycle
     else:
         free_threads.change(+1)
         future.set_result(result)

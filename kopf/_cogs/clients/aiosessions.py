@@ -18,7 +18,7 @@ from aiohttp.connector import Connection
 from kopf._cogs.clients import errors, sessions
 from kopf._cogs.structs import credentials
 
-# Watch-streams come in many small chunks; lists in a few huge ones.
+# Watch-streams come in many small chunks, lists in a few huge ones.
 _READ_BUFFER = 2**18
 
 
@@ -94,7 +94,7 @@ class AiohttpSession(sessions.Session):
             await self._session.close()
 
     async def request(self, request: sessions.Request, timeouts: sessions.Timeouts) -> bytes:
-        # Why not later? This library connects and sends in one call.
+        # Why not right before the request is sent? This library connects and sends in one call.
         if request.guard is not None:
             request.guard()
         with _typed_errors():

@@ -1,8 +1,8 @@
 """
 The client of the Kubernetes API: the only interface between the operator and the network.
 
-It adds to sessions what every request needs: rotation of credentials, retries, and rate limits. Settings are read at
-every request, and never stored: startup handlers may change them after the client is created.
+It adds rotation of credentials, retries, and rate limits to the sessions. Settings are read at every request, and never
+stored: startup handlers may change them after the client is created.
 """
 
 import asyncio
@@ -74,7 +74,7 @@ class ApiClient:
         self._fence: Callable[[], None] | None = None
         self._pauses: set[asyncio.Task[None]] = set()  # between attempts
         self._closed = False
-        self._doubtful = True  # no server has responded yet, and this is not logged yet
+        self._doubtful = True  # no server has responded yet, and no warning was logged
 
     async def __aenter__(self) -> Self:
         return self
@@ -89,18 +89,18 @@ class ApiClient:
 
     async def close(self) -> None:
         """Close all connections; it can be called repeatedly."""
-        # Set before anything is awaited: requests that wait for a login check it afterwards. Otherwise, they would open
-        # new sessions.
+        # Set it before anything is awaited: requests that wait for a login check it afterwards, and do not open new
+        # sessions.
         self._closed = True
         for pause in self._pauses:
             pause.cancel()
         everything = [*self._sessions.values(), *self._retired]
-        # Emptied before the sessions are closed: a request that fails releases its session, and must not close it
+        # Empty it before the sessions are closed: a request that fails releases its session, and must not close it
         # again.
         self._sessions.clear()
         self._retired.clear()
-        # Closed before the sessions, so that queued requests are refused at once. In sessions that are being closed,
-        # they would fail one after another, and each would wait for its next attempt.
+        # Close the gates before the sessions, so that queued requests are refused at once. In closing sessions, they
+        # would fail one after another, and each would wait for its next attempt.
         for gate in self._gates.values():
             gate.close()
         for session in everything:
@@ -205,8 +205,8 @@ class ApiClient:
         attempts = _Attempts(self._settings.networking, logger or default_logger, backoffs)
         number = 0
         while True:
-            # Taken for each attempt, because credentials (and with them, the server of the gate) can be replaced
-            # between attempts.
+            # Take them for each attempt, because the credentials (and with them, the server of the gate) can be
+            # replaced between attempts.
             asked = time.monotonic() if self.instruments.requests else 0.0
             session, gate = await self._enter()
             refusal: errors.APIUnauthorizedError | None = None
@@ -231,10 +231,10 @@ class ApiClient:
                     await self._pause(attempts.count(failure, method, session.server + request.query))
             finally:
                 number += 1
-                refusal = failure = None  # otherwise, this frame and their tracebacks would be a reference cycle
+                refusal = failure = None  # otherwise, this frame and the errors would be a reference cycle
 
     def _check_fence(self) -> None:
-        # Why not the function itself? The fence can be removed while the request waits.
+        # Why not pass the function itself? The fence can be removed while the request waits.
         if self._fence is not None:
             self._fence()
 
@@ -277,7 +277,7 @@ class ApiClient:
                 request, sessions.Timeouts(connecting=networking.connect_timeout, answering=networking.request_timeout)
             )
         except errors.APITooManyRequestsError as e:
-            # Held before `leave` below, which admits the next request: that would be refused, too.
+            # Hold the gate before `leave` below admits the next request, which would be refused, too.
             if not e.is_partial:
                 gate.hold(e.retry_after)
             raise
@@ -285,8 +285,8 @@ class ApiClient:
             self._suspect(e, session)
             raise
         finally:
-            # Called before anything is awaited: if the release of the session is cancelled, the place must be free
-            # nevertheless.
+            # Leave before anything is awaited: the slot must become free even if the release of the session is
+            # cancelled.
             gate.leave()
             await self._release(session)
         # Once for each session: the vault needs to know only that the credentials work. Errors other than 401 do not
@@ -398,12 +398,12 @@ class ApiClient:
     async def _enter(self, *, streaming: bool = False) -> tuple[sessions.Session, pacing.Gate]:
         """Wait until a request may be made; return the session and the gate, both to be released by the caller."""
         while True:
-            # The session first, because only the credentials determine the server, and thus the gate.
+            # The session comes first: its credentials determine the server, and thus the gate.
             session = await self._acquire()
             gate = self._gates[session.server]
             try:
                 waited = await (gate.pass_by() if streaming else gate.enter())
-            # Cancellations, too: a session with a wrong count of users would never be closed.
+            # This includes cancellations: a session with a wrong count of users would never be closed.
             except BaseException:
                 await self._release(session)
                 raise
@@ -417,11 +417,11 @@ class ApiClient:
     async def _acquire(self) -> sessions.Session:
         while True:
             key, info = await self._vault.select()
-            # Checked after the wait, as the client can be closed during the login.
+            # Check this after the wait: the client can be closed during the login.
             if self._closed:
                 raise errors.APIConnectionError(f"The client of the server {info.server} is closed.")
             session = self._sessions.get(key)
-            # Compared by identity: after a login, files with equal paths can have other contents, such as a rotated CA,
+            # Compare the identity: after a login, files with equal paths can have other contents, such as a rotated CA,
             # which only a new session reads.
             if session is not None and session.info is info:
                 session.users += 1
@@ -497,7 +497,7 @@ def decode(data: bytes) -> Any:
     try:
         return orjson.loads(data)
     except ValueError:
-        # Byte-order marks, invalid characters, NaN: one such object must not stop the handling of all the others.
+        # Accept byte-order marks, invalid characters, NaN: one such object must not stop the handling of other objects.
         try:
             return json.loads(data.decode('utf-8-sig', errors='replace'), strict=False)
         except RecursionError as e:
@@ -516,7 +516,7 @@ def encode(obj: Any) -> bytes:
     try:
         return dump_tightly(obj, default=_simplify)
     except orjson.JSONEncodeError:
-        # Why not in ASCII? Its escapes would hide lone surrogates from the replacement; `simplify` could not
+        # Why not in ASCII? Its escapes would hide lone surrogates from the replacement, and `simplify` could not
         # decode them.
         text = json.dumps(obj, default=_simplify_all, separators=(',', ':'), ensure_ascii=False)
         return replace_halves(text).encode()
@@ -537,7 +537,7 @@ def _simplify(value: Any) -> Any:
 
 
 def _simplify_all(value: Any) -> Any:
-    # Only the fast encoder supports timestamps etc.; they must be encoded here equally.
+    # Only the fast encoder supports timestamps etc.; the result must be the same here.
     try:
         return orjson.loads(orjson.dumps(value))
     except orjson.JSONEncodeError:
@@ -565,8 +565,7 @@ class _Attempts:
     def count(self, error: errors.APIError, method: str, url: str) -> float:
         """Report a failed attempt; return the delay until the next one, or raise the error if it was the last one."""
         self._count += 1
-        # Only now, because nearly all requests succeed at once, and because the settings can have changed since the
-        # last request.
+        # Why only now? Nearly all requests succeed at once, and the settings can have changed since the last request.
         if self._iterator is None:
             backoffs = self._settings.error_backoffs if self._backoffs is None else self._backoffs
             backoffs = backoffs if isinstance(backoffs, Iterable) else [backoffs]

@@ -42,7 +42,7 @@ class Pool:
     def __init__(self, origin: Origin, *, keepalive: float) -> None:
         self._origin = origin
         self._keepalive = keepalive
-        self._idle: list[Connection] = []  # why not a queue? the last used is reused first, so the others can expire
+        self._idle: list[Connection] = []  # why not a queue? The last used is reused first, so the others can expire
         self._busy: dict[Connection, None] = {}
         # Weak references: streams are aborted by their readers, which need not report that to the pool.
         self._streams: weakref.WeakKeyDictionary[Connection, None] = weakref.WeakKeyDictionary()
@@ -121,7 +121,7 @@ class Pool:
             OSError: if the network or the server fails, time-outs of connecting included.
         """
         connection = await self._connect(connect_timeout)
-        # Added before the request is sent, so that `close` also aborts streams that are being opened.
+        # Add it before the request is sent, so that `close` also aborts streams that are being opened.
         self._streams[connection] = None
         return await connection.stream(data, timeout=total_timeout), connection
 
@@ -162,7 +162,7 @@ class Pool:
         loop = asyncio.get_running_loop()
         connection = Connection()
         try:
-            # Checked before connecting, and after it, as the pool can be closed meanwhile.
+            # Check this before and after connecting, because the pool can be closed meanwhile.
             self._check_open()
             async with asyncio.timeout(timeout):
                 # An address needs neither the resolver nor a race of several addresses.
@@ -173,7 +173,7 @@ class Pool:
                     await loop.create_connection(lambda: connection, sock=sock, ssl=context, server_hostname=hostname)
             self._check_open()
         except BaseException:
-            connection.abort()  # it can be open already when the wait for it is cancelled
+            connection.abort()  # the connection can be open already when the wait is cancelled
             raise
         return connection
 

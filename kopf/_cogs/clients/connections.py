@@ -4,7 +4,7 @@ Plain HTTP/1.1 connections to the API server.
 Why not a general HTTP library? Every change of an object costs a request, and a request in such a library costs more
 than the rest of the handling. The API needs little of HTTP: a request has a body of a known type, and a response is
 either bytes or an endless stream. llhttp (httptools) parses the syntax, and asyncio does TLS. This module adds
-time-outs and flow control. `pools` opens connections and keeps them for the next requests.
+time-outs and flow control. `connection_pools` opens connections and keeps them for the next requests.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ class Response(NamedTuple):
 
 
 class ConnectionLost(ConnectionError):
-    """The connection is lost before the end of the response; `early` if before its first byte."""
+    """Raised if the connection is lost before the end of the response; `early` if before its first byte."""
 
     def __init__(self, message: str, *, early: bool = False) -> None:
         super().__init__(message)
@@ -66,7 +66,7 @@ class Connection(asyncio.Protocol):
 
     def _reset(self) -> None:
         self._status = 0
-        # Cleared, never replaced: the parser calls methods of these objects.
+        # Clear these objects, never replace them: the parser calls their methods.
         self._headers.clear()
         self._chunks.clear()
         self._size = 0
@@ -98,7 +98,7 @@ class Connection(asyncio.Protocol):
         self._reset()
         await self._send(data)
         self.used = True
-        # The headers are copied, since the next request on this connection clears them.
+        # Copy the headers: the next request on this connection clears them.
         return Response(self._status, self._headers.copy(), b''.join(self._chunks))
 
     async def stream(self, data: bytes, *, timeout: float | None) -> Response:
@@ -144,8 +144,8 @@ class Connection(asyncio.Protocol):
         """Abort the connection without a TLS shutdown, which would outlive the session and the loop."""
         self._break()
         self._fail(ConnectionAbortedError("The connection is closed."))
-        # The traceback of the former error refers to its callers, and these refer to the connection. Only the garbage
-        # collector would free this cycle, and it runs rarely.
+        # Replace the former error: its traceback refers to its callers, and these refer to the connection. Only the
+        # garbage collector, which runs rarely, would free this cycle.
         self._error = ConnectionAbortedError("The connection is closed.")
 
     def _break(self) -> None:
@@ -164,7 +164,7 @@ class Connection(asyncio.Protocol):
         try:
             while not (self._complete or self._streaming and self._began):
                 await self._wait()
-        # After cancellations, too: otherwise, the rest of this response would be read as the response to the next
+        # This includes cancellations: otherwise, the rest of this response would be read as the response to the next
         # request.
         except BaseException:
             self.abort()
@@ -188,7 +188,7 @@ class Connection(asyncio.Protocol):
         self._break()
 
     def _fail(self, error: BaseException) -> None:
-        # The first error is the reason; further ones follow from it, such as the loss of an aborted connection.
+        # Keep the first error: further errors are its consequences, such as the loss of an aborted connection.
         if self._error is None:
             self._error = error
             if self._waiter is not None and not self._waiter.done():
@@ -197,9 +197,9 @@ class Connection(asyncio.Protocol):
     # The methods for the transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # in fact, uvloop's are not its subclasses
-        # The system then probes silent connections (how soon, is its own setting), so that a server that has vanished
-        # is noticed even where the user has switched off the time-outs. Not all transports reveal their sockets.
+        self._transport = cast(asyncio.Transport, transport)  # the transports of uvloop are not its subclasses
+        # With this option, the system probes silent connections, so that a vanished server is noticed even if the user
+        # has switched off the time-outs. Not all transports have sockets.
         # Why not TCP_KEEPIDLE, too? By default, silence is noticed earlier: of watches after the `inactivity_timeout`,
         # as bookmarks come each minute, and of other requests after the `request_timeout`.
         with contextlib.suppress(OSError, AttributeError):
@@ -208,7 +208,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._parser is None:
             return
-        if self._complete or self._waiter is None and not self._streaming:  # e.g. 408 of a server that closes it
+        if self._complete or self._waiter is None and not self._streaming:  # e.g. 408 of a closing server
             self.abort()
             return
         try:
@@ -261,7 +261,7 @@ class Connection(asyncio.Protocol):
         self._fail(error)
 
     def _ends_with_connection(self) -> bool:
-        # RFC 9112, section 6.3: without these headers, a response ends with its connection. Otherwise, it is cut off.
+        # RFC 9112, section 6.3: without these headers, the response ends with its connection. With them, it is cut off.
         return not any(name.lower() in (b'content-length', b'transfer-encoding') for name in self._headers)
 
     # The methods for the parser.
@@ -275,7 +275,7 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         assert self._parser is not None
         status = self._parser.get_status_code()
-        if status < 200:  # the real response is yet to come
+        if status < 200:  # the final response comes later
             self._headers.clear()
         else:
             self._status = status

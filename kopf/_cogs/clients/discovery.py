@@ -42,7 +42,7 @@ _kinds: MutableMapping[api.ApiClient, _Kinds] = weakref.WeakKeyDictionary()
 
 
 class DiscoveryError(ExplainedError):
-    """The resources of the cluster cannot be discovered, so the operator cannot work there."""
+    """Raised if the resources of the cluster cannot be discovered, so that the operator cannot work there."""
 
 
 class Discovery(NamedTuple):
@@ -79,7 +79,7 @@ async def discover(client: api.ApiClient, groups: Collection[str] | None = None)
     """
     try:
         found = await _gather([_discover_core(client, groups), _discover_named(client, groups)])
-    except _MALFORMED as error:  # the list of groups itself: a running operator must not end because of it
+    except _MALFORMED as error:  # the list of groups itself is malformed, which must not end a running operator
         raise errors.APIServerError(f"The list of API groups is malformed: {error!r}", status=200) from error
     versions = list(itertools.chain.from_iterable(found))
     return Discovery(
@@ -178,7 +178,7 @@ async def _discover_version(client: api.ApiClient, group: str, version: str, pat
         data = await _request_document(client, path, 'resources', backoffs=())
         return _Version(group, version, list(_parse_legacy(data, group, version)))
     except errors.APINotFoundError:
-        return _Version(group, version, [])  # removed since it was listed
+        return _Version(group, version, [])  # the group or the version was removed since it was listed
     except (errors.APIError, *_MALFORMED):
         return _Version(group, version, None)
 
@@ -198,7 +198,7 @@ async def _request_document(
         data = None
     known = ('APIGroupDiscoveryList', 'APIGroupList', 'APIVersions', 'APIResourceList')
     if not isinstance(data, dict) or not (data.get('kind') in known or isinstance(data.get(field), list)):
-        # Otherwise, it would look like a cluster without resources.
+        # Without this error, the cluster would seem to have no resources.
         raise errors.APIServerError(f"The answer to {path} is no discovery document: {body[:200]!r}", status=200)
     return data
 
@@ -253,7 +253,7 @@ def _parse_aggregated(data: Mapping[str, Any]) -> Iterator[_Version]:
             except _MALFORMED:
                 yield _Version(group, '', None)
                 continue
-            # Stale resources still exist: they are from before the group's server went down.
+            # Stale resources still exist: they were known before the group's server went down.
             unknown = not resources and version.get('freshness') == 'Stale'
             yield _Version(group, name, None if unknown else resources)
 
@@ -262,7 +262,7 @@ def _parse_aggregated_version(data: Mapping[str, Any], group: str) -> Iterator[r
     for item in data.get('resources') or ():
         kind = (item.get('responseKind') or {}).get('kind')
         if not kind or not item.get('verbs'):
-            continue  # there are only subresources, with nothing to be watched
+            continue  # there are only subresources, which cannot be watched
         yield references.Resource(
             group=group,
             version=data['version'],
@@ -285,7 +285,7 @@ def _read_verbs(data: Iterable[str] | None) -> frozenset[str]:
 
 
 def _mark_preferred(versions: Iterable[_Version]) -> Iterator[references.Resource]:
-    # As kubectl does: the first of the group's versions (they are sorted) where the resource exists.
+    # As in kubectl, it is the first of the group's sorted versions in which the resource exists.
     seen: set[tuple[str, str]] = set()
     for version in versions:
         for resource in version.resources or ():

@@ -38,7 +38,7 @@ _PLUGIN_DENIAL = re.compile(r'.* is forbidden: (?!User ".*" cannot )', re.DOTALL
 The texts of admission plugins of API servers, such as quotas, limits, and the security of pods.
 
 Authorizers refuse users with the same words, and with the same status and reason. Their reasons at the end of the text
-can say anything, so only the beginning tells them apart.
+are arbitrary, so only the beginning distinguishes them.
 """
 
 
@@ -92,7 +92,7 @@ class APIError(Exception):
 
     @property
     def retry_after(self) -> float | None:
-        # The header first: proxies in front of the API set it, too, but they send no Status object.
+        # Use the header first: proxies in front of the API also set it, but they send no Status object.
         header = self.headers.get('Retry-After')
         if header is not None:
             seconds = _parse_retry_after(header)
@@ -111,7 +111,7 @@ class APITimeoutError(APIConnectionError, TimeoutError):
 
 
 class APIFencedError(APIError):
-    """A write was not sent, as the operator must not write now: another replica of it can be the leader."""
+    """A write was not sent, because the operator must not write now: another replica can be the leader."""
 
 
 class APIServerError(APIError):

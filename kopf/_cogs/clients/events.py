@@ -2,7 +2,7 @@
 Posting of Kubernetes Events, as ``kubectl describe`` and ``kubectl get events`` show them.
 
 These are the core v1 Events, as other controllers post them: a repeated Event gets a new count and a new time.
-A failure to post an Event is logged, and never affects the handling that it is about.
+A failure to post an Event is logged, and never affects the handling of the object.
 """
 
 import datetime
@@ -23,7 +23,7 @@ _INFIX = '...'
 
 
 class PostedEvent(NamedTuple):
-    """An Event as it is in the cluster."""
+    """An Event that exists in the cluster."""
 
     name: str | None
     """The name of the Event; ``None`` if the response of the server does not have it."""
@@ -44,7 +44,7 @@ class EventWriter:
         self._client = client
         self._settings = settings
         self._denied: set[tuple[str, str]] = set()
-        """The missing permissions that are logged already: the verbs and the namespaces."""
+        """The missing permissions that were logged: the verbs and the namespaces."""
 
     async def create(
         self,
@@ -74,7 +74,7 @@ class EventWriter:
         namespace = _find_namespace(ref)
         body: dict[str, Any] = {
             'metadata': {'namespace': namespace, 'generateName': posting.event_name_prefix},
-            # The value of upstream: the format of Events is fixed, as other programs read them.
+            # This is the value of upstream: the format of Events is fixed, because other programs read them.
             'action': 'Action?',
             'type': type,
             'reason': reason,
@@ -87,7 +87,7 @@ class EventWriter:
             'lastTimestamp': _format(now),
             'eventTime': now.strftime('%Y-%m-%dT%H:%M:%S.%fZ'),
         }
-        # Single Events have no count, as those of upstream.
+        # Like in upstream, single Events have no count.
         if count > 1:
             body['count'] = count
         try:
@@ -142,7 +142,7 @@ class EventWriter:
             if isinstance(e, errors.APIForbiddenError):
                 self._is_denied('patch', namespace, e)
                 return False
-            # Why still true? The next update has the whole count; a new Event would be a needless object.
+            # Why not return false? The next update has the whole count, and a new Event would be a needless object.
             logger.warning("Failed to count an event, which is tried again with the next one: %r", e)
         return True
 
@@ -157,7 +157,7 @@ class EventWriter:
             )
 
     def _is_denied(self, verb: str, namespace: str, error: Exception) -> bool:
-        """Check whether a permission is missing, and log once which one."""
+        """Check whether a permission is missing; if so, log it once."""
         # In a namespace that is being deleted, 403 says nothing about permissions.
         if not isinstance(error, errors.APIForbiddenError) or 'being terminated' in (error.message or ''):
             return False

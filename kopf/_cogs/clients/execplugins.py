@@ -3,7 +3,7 @@ Exec plugins: programs that provide temporary credentials for users of a kubecon
 
 All large clouds use them. The protocol is that of the API group ``client.authentication.k8s.io``: the request is
 passed in an environment variable, and the credentials are returned through the standard output.
-Why no cache? The vault runs the login again only when the credentials have expired or were refused.
+Why no cache? The vault runs the login again only if the credentials have expired or were refused.
 """
 
 import base64
@@ -54,7 +54,7 @@ class _Plugin:
         command = self.spec.get('command')
         if not command or not isinstance(command, str):
             raise self.fail("The exec plugin has no command")
-        # As in kubectl: a mere name is looked up in the PATH, a path is relative to the kubeconfig.
+        # As in kubectl, a plain name is looked up in the PATH, and a path is relative to the kubeconfig.
         if os.path.dirname(command):
             command = os.path.join(self.directory, command)
         return [command, *(str(arg) for arg in self.spec.get('args') or ())]
@@ -111,11 +111,11 @@ def _run(plugin: _Plugin, env: Mapping[str, str], interactive: bool) -> bytes:
         process = subprocess.run(
             command,
             env=env,
-            # Otherwise, a plugin that asks nevertheless would wait for ever for input from the terminal of the
+            # Otherwise, a plugin that asks for input nevertheless would wait for ever for the terminal of the
             # operator.
             stdin=None if interactive else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=None if interactive else subprocess.PIPE,  # questions are asked there
+            stderr=None if interactive else subprocess.PIPE,  # plugins write questions there
             timeout=None if interactive else _TIMEOUT,
             check=False,
         )

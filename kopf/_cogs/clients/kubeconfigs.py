@@ -1,9 +1,9 @@
 """
 Kubeconfig files: found, merged and resolved into credentials the way kubectl does it.
 
-Why not a client library? It is slow to import, and an operator needs only one context of a kubeconfig. Everything
-that kubectl accepts is accepted here with the same meaning. Errors name the file, the place in it, and the remedy,
-as users see them when they start an operator for the first time.
+Why not a client library? It is slow to import, and an operator needs only one context of a kubeconfig. This module
+accepts everything that kubectl accepts, with the same meaning. Errors name the file, the place in it, and the remedy,
+because new users of the framework often see them first.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ _PATHS = {  # the fields with paths, which are relative to the directory of thei
 
 
 class _Entry(NamedTuple):
-    """A named cluster, user or context, and where it comes from."""
+    """A named cluster, user or context, with its file."""
 
     path: str
     section: str
@@ -200,8 +200,7 @@ def _make_info(
     if user.get('as'):
         logger.warning(f"Impersonation is not supported; field 'as' is ignored in {user}.")
     cert_data, pkey_data = user.get('client-certificate-data'), user.get('client-key-data')
-    # The auth providers themselves are not run, as kubectl has dropped most of them; but their last token can
-    # still work.
+    # Why not run the auth providers? Kubectl has dropped most of them; but their last token can still work.
     provider = _Entry(user.path, user.section, user.name, user.get_mapping('auth-provider')).get_mapping('config')
     return credentials.ConnectionInfo(
         server=server,

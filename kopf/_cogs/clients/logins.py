@@ -1,8 +1,8 @@
 """
 The default login handlers, which developers can also call from their own login handlers.
 
-Some of them are implemented here. Others use an installed client library, which can support more ways to log in:
-its own login is run, and the credentials are taken from it. Every function returns `None` if its source is absent,
+Some of them are implemented here. Others run the login of an installed client library, which can support more ways to
+log in, and take its credentials. Every function returns `None` if its source is absent,
 so that they can be combined with ``or``, and raises `LoginError` if the source exists but is broken.
 """
 

@@ -24,7 +24,7 @@ DEFAULT_HOLD = 1.0
 """The delay (in seconds) if the server does not specify it: the usual one of Kubernetes servers."""
 
 MIN_PAUSE = 0.001
-"""The least delay (in seconds). Timers have a resolution of milliseconds, so with less it would be a busy loop."""
+"""The shortest delay (in seconds): with less than the resolution of timers (milliseconds), the loop would be busy."""
 
 
 class Pressure:
@@ -53,7 +53,7 @@ _pressure: contextvars.ContextVar[Pressure | None] = contextvars.ContextVar('_pr
 
 
 class background:
-    """Makes the requests in its block give way to all other requests, if ``yielding``; a context manager."""
+    """A context manager: if ``yielding``, all other requests go before the requests in its block."""
 
     __slots__ = ('_pressure', '_token')
 
@@ -103,14 +103,13 @@ class Gate:
             errors.APIConnectionError: if the gate is closed, before or meanwhile.
         """
         self._check_open()
-        # Queued requests go first, even if there is a free place at this moment.
+        # Queued requests go first, even if a slot is free at this moment.
         if not self._waiting and self._count < self._limit and self._delay() <= 0:
             self._take()
             return False
         future, pressure = self._loop.create_future(), _pressure.get()
         self._waiting.push(future, None, urgent=pressure is None)
-        # Called now, as no other request would wake up the queue if nothing is in flight: it admits this one, or sets a
-        # timer.
+        # Without requests in flight, nothing else would wake up the queue: admit this request now, or set a timer.
         self._start_queued()
         if pressure is not None:
             pressure.size += 1
@@ -120,7 +119,7 @@ class Gate:
             if not future.done() or future.cancelled():
                 self._waiting.discard(future)
             elif future.exception() is None:
-                self.leave()  # it was admitted and cancelled at the same moment
+                self.leave()  # the request was admitted and cancelled at the same moment
             raise
         finally:
             if pressure is not None:
@@ -128,9 +127,8 @@ class Gate:
         return True
 
     def leave(self) -> None:
-        """Release the place of a finished request, and admit the queued ones."""
-        # A place is always released by `leave`, in the same step in which the next request takes it: there is no lock,
-        # because nothing is awaited in between.
+        """Release the slot of a finished request, and admit queued requests."""
+        # `leave` releases a slot and lets the next request take it without an `await` in between, so no lock is needed.
         self._count -= 1
         if self._waiting:
             self._start_queued()
@@ -144,7 +142,7 @@ class Gate:
         """
         self._check_open()
         waited, delay = False, self._delay()
-        self._tokens -= 1  # taken now: otherwise, the queued requests would take all tokens while this one sleeps
+        self._tokens -= 1  # take it now: otherwise, queued requests would take all tokens while this one sleeps
         try:
             # The token is taken already, so from the second round on, only a longer hold prolongs the wait.
             while delay > 0:
@@ -160,7 +158,7 @@ class Gate:
         """Hold all requests for the time (in seconds) that the server has requested."""
         seconds = DEFAULT_HOLD if seconds is None else seconds
         now = self._loop.time()
-        # Logged once, though each of the requests in flight can bring its own 429.
+        # Log it only once, although each request in flight can get its own 429.
         if self._held_until <= now < now + seconds:
             logger.warning(
                 "The server %s has too many requests, and asks to wait for %g seconds; so all requests to it wait.",
@@ -217,7 +215,7 @@ class Gate:
                     self._timer = self._loop.call_later(max(delay, MIN_PAUSE), self._look_again)
                 return
             future, _ = self._waiting.pop()
-            if not future.done():  # requests that are cancelled just now are still in the queue
+            if not future.done():  # requests that were just cancelled are still in the queue
                 self._take()
                 future.set_result(None)
 

@@ -27,11 +27,11 @@ class PatchResult(NamedTuple):
     The result of patching.
 
     Args:
-        body: the object after the last change; `None` if nothing was changed, or if it is gone.
-        remaining_fns: the functions, and the conclusion, were not applied since the object has changed: try again with
-            its newer state.
-        gone: the object does not exist, or there is another one under its name; there is nothing to patch any more.
-        unserved: the API does not know such a resource: it is gone or has other versions now, not discovered yet.
+        body: the object after the last change; `None` if there was no change, or if the object does not exist.
+        remaining_fns: the functions and the conclusion that were not applied, because the object has changed: try again
+            with its newer state.
+        gone: whether the object does not exist any more, or another one has its name.
+        unserved: whether the API does not serve the resource: it was removed, or has other versions now.
     """
 
     body: bodies.RawBody | None
@@ -98,7 +98,7 @@ def discard_unstorable(patch: patches.Patch, logger: api.AnyLogger) -> None:
     if not len(patch):
         return
     try:
-        # Not-a-number becomes null, which removes what is there.
+        # Not-a-number becomes null, which removes the field.
         if b'null' not in api.encode(patch):
             return
     except (TypeError, ValueError):
@@ -157,7 +157,7 @@ def _iter_nonfinite(value: Any) -> Iterator[float]:
 
 
 class _ReplacedError(Exception):
-    """There is another object under the same name."""
+    """Raised if another object has the same name."""
 
 
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
@@ -181,7 +181,7 @@ class _Patching:
             if done is not None:
                 return done
         else:
-            # The order is documented: values before functions; and for both, the object before its status.
+            # As documented, values come before functions; and for both, the object comes before its status.
             await self._merge(patch)
         if self.body is None:
             await self._reload()
@@ -214,8 +214,7 @@ class _Patching:
                 return await self._conclude(patches.Patch(), conclusion)
         else:
             tried = False
-        # The refused request has shown that the object has changed. If there are values, the merge returns its
-        # newer state.
+        # The refusal means that the object has changed. If there are values, the merge returns its newer state.
         if tried and not len(patch):
             await self._reload()
         await self._merge(patch)
@@ -226,15 +225,15 @@ class _Patching:
         changes, status = self._split(patch)
         last_changes, last_status = self._split(conclusion)
         if conclusion.fns and last_status and _is_being_deleted(self.body):
-            # The finalizer goes first. If the records of handlers were purged before it, an operator that is killed in
-            # between would leave an object whose deletion looks as if it was not handled.
+            # The finalizer comes first. If the records of handlers were purged before it, and the operator were killed
+            # in between, the deletion would look as if it was not handled.
             first = patches.Patch(dict(last_changes), fns=conclusion.fns)
             if not await self._conclude(patch, first):
                 return False
             if self._is_alive():
                 await self._merge_status(last_status)
             return True
-        # The conclusion goes to the object here, so the status must be stored before.
+        # The conclusion is sent to the object here, so the status must be stored earlier.
         if status and (len(last_changes) or conclusion.fns):
             await self._merge_status(status)
             status = {}
@@ -259,7 +258,7 @@ class _Patching:
         return await self._send_ops(self.url, "resource", rest.as_json_patch(self.body))
 
     def _is_alive(self) -> bool:
-        """Check whether the object still exists: without finalizers, it is gone with its deletion."""
+        """Check whether the object still exists: without finalizers, it vanishes with its deletion."""
         return not _is_being_deleted(self.body) or bool((self.body or {}).get('metadata', {}).get('finalizers'))
 
     def _split(self, patch: patches.Patch) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
@@ -276,10 +275,10 @@ class _Patching:
         await self._merge_status(status)
 
     async def _merge_object(self, changes: Mapping[str, Any]) -> None:
-        if len(changes):  # a patch with nothing but functions is true, too
+        if len(changes):  # a patch with only functions is true, too
             self.logger.debug("Merge-patching the resource with: %r", dict(changes))
-            # With several replicas, a request that is delayed in the network must not overwrite what the next leader
-            # has stored meanwhile. So it carries the version that it was decided on, and is checked anew if it fails.
+            # With several replicas, a request that is delayed in the network must not overwrite newer data of the next
+            # leader. So it has the known version, and is checked again if it fails.
             is_versioned = self.client.is_fenced
             await self._repeat(
                 lambda: self._send_versioned(self.url, changes) if is_versioned else self._send_merge(self.url, changes)
@@ -307,7 +306,7 @@ class _Patching:
             if _is_about_uid(e):
                 raise _ReplacedError from e
             raise
-        # Most values are stored as they are; values that are equal only as JSON are simplified before the comparison.
+        # Most values are stored unchanged; the others are simplified to JSON types before the comparison.
         if not _is_merged(changes, self.body) and (
             inconsistencies := diffs.Diff(_compare((), api.simplify(changes), self.body))
         ):
@@ -347,7 +346,7 @@ class _Patching:
             return False
         except errors.APIUnprocessableError as e:
             if e.details.get('causes') or 'admission webhook' in (e.message or ''):
-                raise  # the object would be refused, however often it is repeated
+                raise  # the API server would refuse each retry
             return False
         return True
 
@@ -364,14 +363,14 @@ class _Patching:
     async def _reload(self) -> None:
         try:
             self.body = await self.client.get_json(self.url, logger=self.logger)
-        except errors.APIForbiddenError:  # the response to an empty patch needs no permission to get the object
+        except errors.APIForbiddenError:  # an empty patch returns the object, and needs no permission to get it
             await self._send_merge(self.url, {})
         if self.uid is not None and _get_uid(self.body) != self.uid:
             raise _ReplacedError
 
     def _accept(self, body: Any) -> None:
         if not isinstance(body, dict) or not isinstance(body.get('metadata'), dict):
-            # It must not be taken for the new state of the object: everything else begins with that.
+            # It must not be accepted as the new state of the object.
             raise errors.APIServerError(f"The answer to the patch is no object: {body!r:.200}")
         self.body = self.result = cast(bodies.RawBody, body)
 

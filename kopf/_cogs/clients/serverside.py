@@ -1,12 +1,12 @@
 """
 Server-side apply: the desired fields of an object are sent, and the API server creates or changes the object.
 
-The API server remembers which field manager owns which field. It refuses to change the fields that other managers own
-to other values, unless the request is forced. Fields that the manager has applied before and does not apply any more
-are removed by the server.
+The API server remembers which field manager owns which field. Unless the request is forced, it refuses to change the
+values of fields that other managers own. It removes the fields that the manager has applied before, but does not apply
+any more.
 
-The errors of `apply_object` name the fields, and what to do. They are parsed from the causes in the details of
-the response, never from its message, unless the server sends only a message.
+The errors of `apply_object` name the fields and the remedy. The fields are parsed from the causes in the details of the
+response, and only without causes from its message.
 """
 
 import json
@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar, cast
 from kopf._cogs.clients import api, errors
 from kopf._cogs.structs import bodies, references
 
-# JSON is YAML, and the encoder of JSON is there already.
+# JSON is valid YAML, and the client has an encoder of JSON.
 _APPLY: Final = 'application/apply-patch+yaml'
 
 _OWNED: Final = 'FieldManagerConflict'
@@ -45,7 +45,7 @@ class ApplyConflictError(errors.APIConflictError):
         for cause in _iter_causes(self):
             if cause.get('reason') == _OWNED:
                 paths = fields.setdefault(_parse_owner(cause), [])
-                if (path := _parse_path(cause)) not in paths:  # a manager can own it in several versions of the API
+                if (path := _parse_path(cause)) not in paths:  # a manager can own it in several API versions
                     paths.append(path)
         return fields
 
@@ -61,7 +61,7 @@ class ApplyInvalidError(errors.APIUnprocessableError):
     def fields(self) -> Sequence[str]:
         """The paths of the refused fields; empty if the server does not name them."""
         paths = [_parse_path(cause) for cause in _iter_causes(self)]
-        # Fields that the schema does not have are named only in the message: one in a line.
+        # Fields that the schema does not have are only in the message: one on each line.
         paths = paths or [match.group(1) for match in _UNDECLARED.finditer(_get_reason(self))]
         return list(dict.fromkeys(filter(None, paths)))
 
@@ -142,7 +142,7 @@ def _explain(
         return _explain_invalid(error, title)
     if isinstance(error, errors.APIConflictError):
         conflict = _rebuild(ApplyConflictError, error, '')
-        # Without fields, the conflict is about the uid or the version in the body, or a race of writers.
+        # Without fields, the conflict concerns the uid or the version in the body, or is a race of writers.
         if not conflict.conflicts:
             return None
         owners = '; '.join(f"{owner!r} owns {', '.join(paths)}" for owner, paths in conflict.conflicts.items())
@@ -187,7 +187,7 @@ def _rebuild(cls: type[_E], error: errors.APIError, message: str) -> _E:
 
 
 def _iter_causes(error: errors.APIError) -> Iterator[Mapping[str, Any]]:
-    # Servers are not trusted to send what they should: see `build_status_error`.
+    # The types are checked, because servers can send malformed errors: see `build_status_error`.
     causes = error.details.get('causes')
     for cause in causes if isinstance(causes, list) else ():
         if isinstance(cause, Mapping):
@@ -205,7 +205,7 @@ def _parse_owner(cause: Mapping[str, Any]) -> str:
     match = _OWNER.search(message)
     try:
         return str(json.loads(match.group(1))) if match else message
-    except ValueError:  # the escapes of Go that JSON does not have, such as \x00
+    except ValueError:  # escapes of Go that JSON does not know, such as \x00
         return message
 
 

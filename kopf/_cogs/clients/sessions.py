@@ -80,11 +80,11 @@ class Session(abc.ABC):
 
     @abc.abstractmethod
     async def request(self, request: Request, timeouts: Timeouts) -> bytes:
-        """Make one request and return the body of the response; all errors are typed."""
+        """Make one request and return the body of the response; raise only errors of `errors`."""
 
     @abc.abstractmethod
     async def open(self, request: Request, timeouts: Timeouts) -> Stream:
-        """Open a stream and return it; all errors are typed."""
+        """Open a stream and return it; raise only errors of `errors`."""
 
 
 def open_session(key: credentials.VaultKey, info: credentials.KubeContext) -> Session:
@@ -135,11 +135,11 @@ class Headers:
     def refresh(self) -> int:
         """Read the token again if it is time; return the version number, which grows with the changes."""
         if self._info is not None and self._info.token_path and time.monotonic() - self._refreshed >= _TOKEN_REFRESH:
-            # Set before the read: if the read fails, the file is not read again with each request.
+            # Set it before the read: if the read fails, the file must not be read again with each request.
             self._refreshed = time.monotonic()
-            with contextlib.suppress(OSError, ValueError):  # the old token may be good for a while
+            with contextlib.suppress(OSError, ValueError):  # the old token can still be valid for a while
                 headers = _identify(self._info)
-                # An empty file is ignored, as it is being written at the moment.
+                # Ignore an empty file: it is being written at this moment.
                 if headers != self._headers and len(headers) >= len(self._headers):
                     self._headers = headers
                     self.version += 1
@@ -298,7 +298,7 @@ class Lines:
     async def _read(self) -> bytes:
         try:
             return await self._stream.read()
-        except TimeoutError:  # the time limit of the whole stream: the same as if the server had ended it
+        except TimeoutError:  # the time limit of the whole stream, which counts as a normal end
             self._rest.clear()
             return b''
         except OSError as e:
@@ -307,7 +307,7 @@ class Lines:
 
 def is_distrust(error: errors.APIError) -> bool:
     """Check whether the connection has failed because one side has rejected the certificate of the other side."""
-    # By the text, since the exceptions of asyncio and of aiohttp have no class in common for that.
+    # Why compare the text? The exceptions of asyncio and of aiohttp have no common class for this.
     text = str(error.__cause__)
     return 'SSL' in text and ('CERTIFICATE' in text or 'UNKNOWN_CA' in text)
 

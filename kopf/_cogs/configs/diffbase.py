@@ -45,7 +45,7 @@ class DiffBaseStorage(
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # Why not by the class? Subclasses that override only other methods keep the fast way.
+        # Why not compare the class? Subclasses that override only other methods can still use the fast way.
         cls._builds_own = not cls.build.__module__.startswith('kopf._cogs.')
 
     def __init__(self, ignored_fields: Iterable[dicts.FieldSpec] | None = None) -> None:
@@ -99,7 +99,7 @@ class DiffBaseStorage(
             meta['annotations'] = annotations
         if meta:
             essence['metadata'] = meta
-        # The usual case: nothing is removed from the stanzas that were added above, so none of them is empty.
+        # Usually, no fields are removed from the stanzas that were added above, so none of them is empty.
         if not extra_fields and not self.ignored_fields:
             return cast(bodies.BodyEssence, essence)
         for field in extra_fields or ():
@@ -191,7 +191,7 @@ class AnnotationsDiffBaseStorage(storage_formats.StorageKeyFormingConvention, Di
         for full_key in self.make_keys(self.key, body=body):
             text = annotations.get(full_key)
             if text is not None:
-                # Only the first existing key decides, as in `fetch`; a broken text is never the same.
+                # Like in `fetch`, only the first existing key counts; a broken text is never the same.
                 return storage_formats.is_same_json(text, essence)
         return False
 

@@ -1,10 +1,10 @@
 """
-Digests, which are stored instead of values that are secret or too long.
+Digests that are stored instead of secret or too long values.
 
 With a digest, a change of the value is still detected, but the old value is unknown. When a stored essence is compared
 with an object, the digests of unchanged values are replaced with these values. So only changed values are reported as
 changed, with the digest as the old value. The digests of different objects differ even for equal values.
-They protect from copying, not from guessing: a weak password can be found by trying.
+They protect from reading the values, but not from guessing: an attacker can find a weak password by trials.
 """
 
 import base64
@@ -70,7 +70,7 @@ def unpack(text: str) -> str:
 def shorten(essence: bodies.BodyEssence, room: int, body: bodies.Body) -> str:
     """Return JSON of the essence that fits into the room (in characters), with digests of as few values as possible."""
     salt, text = _get_salt(body), ''
-    # Starting at the deepest level: the deeper the values are cut, the more values stay readable.
+    # Begin at the deepest level: the deeper the values are cut, the more values stay readable.
     for depth in range(_DEPTH, 0, -1):
         text = storage_formats.dump_json(_cut(essence, depth, salt))
         if len(text) <= room:
@@ -96,8 +96,8 @@ def _reveal(stored: Any, actual: Any, salt: str) -> Any:
 
 def _digest(value: Any, salt: str) -> str:
     if type(value) is str and value.startswith(PREFIX):
-        return value  # it is a digest of an older state already
-    # With sorted keys, since the API server does not keep the order of keys.
+        return value  # a digest of an older state
+    # Sort the keys, because the API server does not keep their order.
     text = json.dumps([salt, value], separators=(',', ':'), sort_keys=True)
     return PREFIX + hashlib.blake2b(text.encode('ascii'), digest_size=12).hexdigest()
 

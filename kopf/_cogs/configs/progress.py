@@ -1,5 +1,5 @@
 """
-Where the progress of handlers is stored between their attempts, over delays and restarts of the operator.
+Storages for the progress of handlers between their attempts, across delays and restarts of the operator.
 
 There is one record per handler and object. Records are independent of each other, so that operators with different
 handlers do not interfere. Everything is written to the patch, which is sent when the handling cycle ends; storages send
@@ -227,7 +227,7 @@ class StatusProgressStorage(ProgressStorage):
         return None if value is None else _check_record(value, body, where)
 
     def store(self, *, key: ids.HandlerId, record: ProgressRecord, body: bodies.Body, patch: patches.Patch) -> None:
-        # Nulls are sent, too: the API merges the fields into the former record, so omitted fields would keep their
+        # Why send nulls, too? The API merges the fields into the former record, so omitted fields would keep their
         # values.
         dicts.ensure(patch, (*self._field, key), {**record})
 
@@ -331,7 +331,7 @@ class SmartProgressStorage(MultiProgressStorage):
 
 
 def _purge_field(patch: patches.Patch, path: dicts.FieldPath, *, is_present: bool) -> None:
-    # A null for an absent field would be a needless change; but the record can be in this very patch already.
+    # A null for an absent field would be a needless change, unless this patch already sets the field.
     if is_present:
         dicts.ensure(patch, path, None)
     elif len(patch):
@@ -342,7 +342,7 @@ def _purge_empty(patch: patches.Patch, path: dicts.FieldPath, *, body: bodies.Bo
     """
     Remove the field and its parents, too, if the patch leaves them empty.
 
-    It is done only when the object is being deleted. In other objects, the field is usually needed again.
+    This is done only if the object is being deleted. In other objects, the field is usually needed again.
     """
     while len(path) > 1:
         present, removed = dicts.resolve(body, path, None), dicts.resolve(patch, path, None)
@@ -362,8 +362,8 @@ def _check_record(value: Any, body: bodies.Body, where: str) -> ProgressRecord |
         return None
     for name, expected in _TYPES.items():
         field = value.get(name)
-        # Exact types, as `isinstance` would accept true as a number of attempts. Unknown fields are left to
-        # newer versions.
+        # Compare exact types: `isinstance` would accept true as a number of attempts. Unknown fields can be from newer
+        # versions, so they are ignored.
         if field is not None and (type(field) is not expected or (name in _TIMES and not _is_time(str(field)))):
             storage_formats.warn_of_broken(body, where, f"{name} is {field!r:.100}")
             return None

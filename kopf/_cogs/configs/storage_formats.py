@@ -2,7 +2,7 @@
 Conventions of storages for annotations and fields of objects, which they share with other clients.
 
 Several operators can handle the same object, each storing its state in it. Hence the keys with prefixes, the limits
-of Kubernetes on them, and the markers by which an operator ignores the annotations of other operators.
+of Kubernetes on them, and the markers with which an operator ignores the annotations of other operators.
 The formats are fixed: objects outlive operators. The keys made of ids are cached: there are few ids and many events.
 """
 
@@ -50,7 +50,7 @@ def _make_suffix(key: str) -> str:
 
 def _make_safe(key: str, room: int) -> str:
     safe_key = key.translate(_UNSAFE)
-    if _LEGAL.fullmatch(safe_key if len(safe_key) <= room else f'{safe_key}x'):  # of longer ones, the end is cut off
+    if _LEGAL.fullmatch(safe_key if len(safe_key) <= room else f'{safe_key}x'):  # longer ones are cut off at the end
         return safe_key
     # Kubernetes refuses such names, e.g. of lambdas, with a leading underscore, or with non-ASCII characters.
     return f"x{_ILLEGAL.sub('_', safe_key)}{_make_suffix(key)}"
@@ -130,13 +130,13 @@ class StorageKeyFormingConvention(CollisionEvadingConvention):
             body: the object to which the record belongs, if its specifics are to be considered.
         """
         key = self.mark_key(key, body=body) if body is not None else key
-        # The key of the cache contains the prefix and the mode, as developers can change these attributes at any time.
+        # The cache's key includes the prefix and the mode, because developers can change these attributes at any time.
         keys = self._keys.get((self.prefix, self.v1, key))
         if keys is None:
             keys = self._form_keys(key)
             if len(self._keys) < MAX_KEYS and not is_overridden(self, 'make_v1_key', 'make_v2_key'):
                 self._keys[self.prefix, self.v1, key] = keys
-        # A copy, since the callers may modify the list, but it is cached.
+        # Return a copy: the list is cached, but callers may modify it.
         return [*keys]
 
     def _form_keys(self, key: str) -> list[str]:

@@ -1,9 +1,9 @@
 """
 The clock for handlers and their progress records: it runs evenly, even when the wall clock of the machine is changed.
 
-The wall clock can be changed at any time, also by hours, and this must not change delays and time-outs. So the wall
-clock is read once, when the process starts; then the seconds of a monotonic clock are counted. Stored timestamps are
-for other processes with other clocks, so they are shifted to the current wall clock when stored, and back when loaded.
+The wall clock can be changed at any time, even by hours, and this must not affect delays and time-outs. So the wall
+clock is read once, when the process starts; then the seconds of a monotonic clock are added. Stored timestamps are for
+other processes with other clocks, so they are shifted to the current wall clock when stored, and back when loaded.
 """
 
 import datetime
@@ -12,7 +12,7 @@ from typing import Final
 
 NO_SHIFT: Final = datetime.timedelta(0)
 MIN_SHIFT: Final = datetime.timedelta(seconds=1)
-"""The least shift that matters. Smaller ones are the usual corrections by NTP, and are ignored."""
+"""The smallest shift that matters. Smaller shifts are usual corrections by NTP, and are ignored."""
 
 
 def read_wall_clock() -> datetime.datetime:
@@ -21,7 +21,7 @@ def read_wall_clock() -> datetime.datetime:
 
 
 _CLOCK: Final[int | None] = getattr(time, 'CLOCK_BOOTTIME', getattr(time, 'CLOCK_MONOTONIC', None))
-"""The clock that runs while the machine is suspended (of Linux, or of other systems); Python's monotonic one stops."""
+"""The clock that also runs while the machine is suspended, unlike Python's monotonic one (on Linux, or elsewhere)."""
 
 
 def _measure_suspensions() -> float:
@@ -46,7 +46,7 @@ def get_suspended_time() -> float:
 
     The clocks of event loops stop meanwhile.
     """
-    return max(0.0, round(_measure_suspensions() - _suspensions, 1))  # rounded: the clocks are read one after another
+    return max(0.0, round(_measure_suspensions() - _suspensions, 1))  # the clocks are read one after another
 
 
 def utcnow() -> datetime.datetime:
@@ -55,6 +55,6 @@ def utcnow() -> datetime.datetime:
 
 
 def get_shift() -> datetime.timedelta:
-    """Return the time by which the wall clock is ahead of `utcnow`: if it was changed, or the machine was suspended."""
+    """Return the time by which the wall clock is ahead of `utcnow`, e.g. after a suspension of the machine."""
     shift = read_wall_clock() - utcnow()
     return shift if abs(shift) >= MIN_SHIFT else NO_SHIFT

@@ -1,5 +1,5 @@
 """
-Errors for users: their texts say what is wrong, where, and what to do about it.
+Errors for users: their texts name the mistake, its location, and the remedy.
 
 The command line shows only the text of such an error, without a traceback. Each module derives its own errors from
 the base class here, so that the command line needs to import none of these modules.
@@ -22,7 +22,7 @@ def name_error(error: BaseException) -> str:
 
 
 def _find_hint(error: BaseException) -> str:
-    # A method of the mappings could say this, too; but one for absent attributes makes all attributes slower.
+    # Why not in `__getattr__` of the mappings? That method makes all attributes slower.
     if not isinstance(error, AttributeError) or not isinstance(error.obj, collections.abc.Mapping):
         return ''
     if not error.name or error.name.startswith('_') or 'it is a mapping' in str(error):

@@ -1,5 +1,5 @@
 """
-The name of this machine as people would recognise it, for the identities of operators.
+The name of this machine that people recognise, for the identities of operators.
 
 A machine has many names, and the first ones found are often useless: ``localhost``, an IP address, a reverse record
 such as ``1.0.0.127.in-addr.arpa``. Inside a cluster, the plain host name is the name of the pod, which is good enough.

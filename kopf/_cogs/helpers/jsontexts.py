@@ -1,7 +1,7 @@
 """
 JSON texts that are kept for a while, and texts with lone surrogates.
 
-The results of `orjson` occupy more memory than they need: 4 KB even for a few bytes. It does not matter for requests
+The results of `orjson` occupy more memory than necessary: 4 KB even for a few bytes. This does not matter for requests
 that are sent at once. But thousands of patches can be queued, and thousands of objects can be stored as JSON.
 """
 
@@ -13,7 +13,7 @@ import orjson
 
 def dump_tightly(data: Any, default: Callable[[Any], Any] | None = None) -> bytes:
     """Return the same as `orjson.dumps`, but in no more memory than the text needs."""
-    # A view, because `bytes` of bytes would return the same object with its unused memory.
+    # Why a view? `bytes` of bytes would return the same object with its unused memory.
     return bytes(memoryview(orjson.dumps(data, default=default)))
 
 

@@ -4,8 +4,8 @@ Loading of the user's files and modules, so that the handlers declared there are
 Files are imported as Python runs a script: the modules next to a file can be imported. The file itself gets a unique
 name in ``sys.modules``, so that a file such as ``operator.py`` does not hide a module that other code imports.
 
-When loading fails, the user has to fix their own code. So the error says where and why. It shows only the user's part
-of the traceback, without the frames of the framework and of the import system.
+When loading fails, the user must fix their own code. So the error names the line and the reason. It shows only the
+user's part of the traceback, without the frames of the framework and of the import system.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ def get_loading() -> str | None:
 
 
 class LoadError(ExplainedError):
-    """A file or a module of the user cannot be loaded; the text says where, why, and what to do about it."""
+    """Raised if a file or a module of the user cannot be loaded; the text has the line, the reason, and the remedy."""
 
 
 def preload(paths: Iterable[str | os.PathLike[str]], modules: Iterable[str]) -> None:
@@ -82,7 +82,7 @@ def _load_file(path: str | os.PathLike[str], file: pathlib.Path, name: str) -> N
     spec = importlib.util.spec_from_loader(name, loader)
     assert spec is not None  # it is never None if a loader is given
     module = importlib.util.module_from_spec(spec)
-    # Registered, because dataclasses, pickling and typing look up the modules of classes there.
+    # Why register it? Dataclasses, pickling and typing look up the modules of classes there.
     sys.modules[name] = module
     token = _loading_var.set(os.fspath(path))
     try:
@@ -114,9 +114,9 @@ def expose(directory: pathlib.Path) -> None:
         return
     with contextlib.suppress(OSError):
         for name in sorted({entry.name.partition('.')[0] for entry in os.scandir(directory)}):
-            # A file named e.g. `types.py` next to the handlers would otherwise break the imports of other modules.
+            # Otherwise, a file such as `types.py` next to the handlers would break the imports of other modules.
             if name in sys.stdlib_module_names and name not in sys.modules:
-                # Imported now, so that later imports find the standard module, and not the user's file of the same
+                # Import it now, so that later imports find the standard module, and not the user's file with this
                 # name. Some modules of the list do not exist on this system.
                 with contextlib.suppress(ImportError):
                     importlib.import_module(name)

@@ -1,5 +1,5 @@
 """
-The memory allocator of the process: how large blocks return to the system.
+The memory allocator of the process: makes it return large blocks to the system.
 
 The allocator of glibc raises its limit when a large block is freed: later blocks of that size, such as buffers of TLS
 or pages of a list, do not return to the system. They leave holes between long-lived objects, so that an operator

@@ -1,7 +1,7 @@
 """
-Files in which running operators leave their addresses and tokens, for ``kopf top`` on the same machine.
+Files into which running operators write their addresses and tokens, for ``kopf top`` on the same machine.
 
-Only the user who runs the operator can read them: such a file is the permission to look into the operator.
+Only the user who runs the operator can read them: such a file is the permission to inspect the operator.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from kopf._cogs.helpers.explanations import ExplainedError
 
 
 class RunFileError(ExplainedError):
-    """Raised when there can be no such file. The message contains the reason and the remedy."""
+    """Raised when such a file cannot be written. The message contains the reason and the remedy."""
 
 
 class RunFile(NamedTuple):
@@ -29,7 +29,7 @@ class RunFile(NamedTuple):
 
 
 def get_folder(folder: str | None = None) -> pathlib.Path:
-    """Return the folder of the files: by default, that of the user for running programs, or a temporary one."""
+    """Return the folder of the files: by default, the user's runtime directory, or a temporary folder."""
     if folder is not None:
         return pathlib.Path(folder)
     if runtime := os.environ.get('XDG_RUNTIME_DIR'):
@@ -51,7 +51,7 @@ def written(file: RunFile, folder: str | None = None) -> Iterator[pathlib.Path]:
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_folder(place)
-        path.unlink(missing_ok=True)  # of a process that was killed and had the same number
+        path.unlink(missing_ok=True)  # the file of a killed process with the same id
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(descriptor, 'w', encoding='utf-8') as stream:
             json.dump(file._asdict(), stream)
@@ -68,7 +68,7 @@ def written(file: RunFile, folder: str | None = None) -> Iterator[pathlib.Path]:
 
 
 def _check_folder(place: pathlib.Path) -> None:
-    # In a shared temporary folder, another user could have made it before, to read what is written there.
+    # In a shared temporary folder, another user could have created the folder before, in order to read the token.
     status = place.lstat()
     is_foreign = hasattr(os, 'geteuid') and status.st_uid != os.geteuid()
     if not stat.S_ISDIR(status.st_mode) or is_foreign or (os.name == 'posix' and status.st_mode & 0o022):

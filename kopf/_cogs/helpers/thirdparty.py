@@ -146,7 +146,7 @@ class KubernetesFields(AttributeFields):
     def _find_type(cls: type[Any], name: str) -> type[Any]:
         text = cls.openapi_types[KubernetesFields._spell(cls, name)]
         match = re.fullmatch(r'(?:list\[)?(\w+)\]?', text, re.IGNORECASE)
-        # Imported already, as there is an object of it.
+        # The library is imported already, because the user has an object of it.
         client = sys.modules[f'{_find_library(cls.__mro__)}.client']
         found: type[Any] = dict if match is None else getattr(client, match[1])
         return found

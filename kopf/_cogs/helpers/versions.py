@@ -1,7 +1,7 @@
 """
 The version of the package, and the user agent made of it.
 
-The version is written here and nowhere else: the build reads it from here. Why not simply `importlib.metadata`?
+The version is written only here: the build reads it from here. Why not simply `importlib.metadata`?
 It takes longer than importing most of the framework. The first two numbers continue those of the upstream version
 that this package is compatible with, since other packages depend on ``kopf>=1.x``.
 """

@@ -1,5 +1,5 @@
 """
-Kubernetes objects: as they come from the API (raw), as handlers see them (views), and their essential parts.
+Kubernetes objects: their raw form from the API, their views for handlers, and their essential parts.
 
 The raw forms are typed dicts, i.e. only for type checkers; at runtime, they are dicts of the JSON parser.
 `Body` and its parts are live views of the raw form: daemons hold them as long as the object lives & see its new states.
@@ -192,13 +192,13 @@ class Body(dicts.ReplaceableMappingView[str, Any]):
     __slots__ = ('_meta', '_spec', '_status')
 
     def __init__(self, src: Mapping[str, Any] | RawBody | BodyEssence, /) -> None:
-        self._cell = [src]  # why not super()? a body is created for every event, and the call would cost more
+        self._cell = [src]  # why not super()? A body is created for every event, and the call would be slower
         self._path = ()
         self._meta: Meta | None = None
         self._spec: Spec | None = None
         self._status: Status | None = None
 
-    # The same as the inherited methods, but faster: a body has no path to follow, and these are used most.
+    # These do the same as the inherited methods, but faster: a body has no path, and these methods are used most.
     def _data(self) -> Mapping[str, Any]:
         return self._cell[0]
 

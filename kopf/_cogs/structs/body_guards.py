@@ -1,5 +1,5 @@
 """
-Detection of handlers that change an object in place, with its original state.
+Detection of handlers that change an object in place, and restoration of its original state.
 
 Handlers get the object itself. Why not a deep copy? For many events, it would cost more than all other processing.
 The views reject changes of the object, but handlers can change the lists and dicts in it, which the JSON parser made.
@@ -48,12 +48,12 @@ class BodyGuard:
         return cast(RawBody, orjson.loads(self._text)) if self._copy is None else copy.deepcopy(self._copy)
 
     def explain(self) -> str:
-        """Return a message on the changed fields, and on what to do instead."""
+        """Return a message on the changed fields, with the remedy."""
         return explain_changes(self.original, self.raw)
 
 
 def explain_changes(original: Mapping[str, Any], changed: Mapping[str, Any]) -> str:
-    """Return a message on the fields changed in place, and on what to do instead."""
+    """Return a message on the fields changed in place, with the remedy."""
     fields = ['.'.join(map(str, item.field)) for item in diffs.diff(original, changed)]
     return (
         f"The object was changed in place: {', '.join(fields)}. By itself, that changes nothing in the cluster, "

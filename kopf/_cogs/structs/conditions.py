@@ -1,10 +1,10 @@
 """
 Conditions: the entries of ``status.conditions`` of an object, one for each type, such as ``Ready``.
 
-The API keeps them as a list, which several controllers share. A merge patch would replace the whole list, and with it
-the entries of others. So handlers get a mapping by type, and its changes are collected in `ConditionEdits`. This is
-one of the functions in ``patch.fns``: it changes the newest list, and the result is sent as a JSON patch, which the API
-server accepts only if the object is still in that state.
+The API has them as a list, which several controllers share. A merge patch would replace the whole list, with the
+entries of other controllers. So handlers get a mapping by type, and its changes are collected in `ConditionEdits`. This
+is one of the functions in ``patch.fns``: it changes the newest list, and the result is sent as a JSON patch, which the
+API server accepts only if the object is still in that state.
 """
 
 import datetime
@@ -29,7 +29,7 @@ _TYPE: Final = re.compile(
 _STATUSES: Final = {True: 'True', False: 'False', None: 'Unknown'}
 
 Entry = Mapping[str, Any]
-"""A condition as the API has it."""
+"""A condition in the format of the API."""
 
 
 class Condition:
@@ -38,7 +38,7 @@ class Condition:
 
     Args:
         status: whether the condition is true; ``None`` if that is unknown.
-        reason: why, in one word in CamelCase, for programs.
+        reason: the reason in one word in CamelCase, for programs.
         message: the details, for people.
     """
 
@@ -47,7 +47,7 @@ class Condition:
     status: bool | None
     """Whether the condition is true; ``None`` if that is unknown."""
     reason: str
-    """Why, in one word in CamelCase."""
+    """The reason in one word in CamelCase."""
     message: str
     """The details."""
     last_transition_time: datetime.datetime | None
@@ -90,7 +90,7 @@ Changes = Mapping[str, Condition | None]
 
 
 def parse_entry(entry: Entry) -> Condition:
-    """Return the condition of this entry. Nothing is checked: other clients can have written less than is required."""
+    """Return the condition of this entry, without checks: other clients can have omitted required fields."""
     condition = Condition.__new__(Condition)
     condition.status = {'True': True, 'False': False}.get(str(entry.get('status')))
     condition.reason = str(entry.get('reason') or '')
@@ -109,7 +109,7 @@ def _parse_time(text: object) -> datetime.datetime | None:
 
 
 def format_time(moment: datetime.datetime) -> str:
-    """Return the time as the API writes it: in UTC, in whole seconds."""
+    """Return the time in the format of the API: in UTC, in whole seconds."""
     return moment.astimezone(datetime.UTC).strftime('%Y-%m-%dT%H:%M:%SZ')
 
 
@@ -118,7 +118,7 @@ def list_entries(status: object) -> Sequence[Any]:
     Return the entries in the status of an object; none if there are no conditions.
 
     Raises:
-        TypeError: if there is something else in their place.
+        TypeError: if ``status.conditions`` is not a list.
     """
     entries = status.get('conditions') if isinstance(status, Mapping) else None
     if entries is not None and not isinstance(entries, list | tuple):
@@ -155,7 +155,7 @@ def merge(
         type_ = str(entry.get('type')) if isinstance(entry, Mapping) else ''
         if type_ not in changes:
             result.append(entry)
-        elif type_ not in seen:  # a type can be there twice if the schema does not forbid it
+        elif type_ not in seen:  # a type can occur twice if the schema does not forbid it
             seen.add(type_)
             change = changes[type_]
             if _is_newer(entry, generation, newest):
@@ -196,8 +196,8 @@ class ConditionEdits:
     Args:
         patch: the patch that has these changes among its functions.
         seen: the object as the handlers have seen it.
-        counted: whether the generation grows only with changes of the desired state. Without the status subresource,
-            changes of the conditions increase it, too, so it cannot tell which desired state they are about.
+        counted: whether only changes of the desired state increment the generation. Without the status subresource,
+            changes of the conditions increment it, too, so it does not identify the desired state.
     """
 
     __slots__ = ('_counted', '_is_summarized', '_now', '_patch', '_seen', 'changes', 'observed')
@@ -213,11 +213,11 @@ class ConditionEdits:
         return f'{type(self).__name__}({self.changes!r})'
 
     def change(self, type_: str, condition: Condition | None, seen: Mapping[str, Any] | None = None) -> None:
-        """Set the condition of this type, or remove it; the object is as the handler sees it now."""
+        """Set the condition of this type, or remove it; ``seen`` is the state that the handler sees now."""
         self.changes[type_] = condition
         if seen is not None:  # daemons see the newer states of their object while they run
             self._seen = seen
-        # Why not when the patch is sent? It can be sent several times, but the handler decides on the transition now.
+        # Why not when the patch is sent? It can be sent several times, but the transition happens now.
         self._now = format_time(read_wall_clock())
 
     def withdraw(self, types: Iterable[str]) -> None:
@@ -230,7 +230,7 @@ class ConditionEdits:
         self._is_summarized = True
 
     def follow(self, raw: Mapping[str, Any]) -> None:
-        """Called when this state differs from what the handlers have seen only by their own changes."""
+        """Called if this state differs from the one that the handlers have seen only by their own changes."""
         self._seen, self._patch = raw, Patch()
 
     def __call__(self, raw: RawBody, /) -> None:
@@ -239,10 +239,10 @@ class ConditionEdits:
         try:
             entries = list_entries(old)
         except TypeError:
-            return  # the handlers have got this error when setting the conditions; the rest of the patch is applied
+            return  # the handlers got this error when they set the conditions; the rest of the patch is applied
         new = self.merge_into(entries, raw)
-        # The generation of the status is set only together with conditions. If it were a change of its own, and the
-        # schema did not have it, each run would write it once more in vain.
+        # The generation of the status is set only together with conditions. Otherwise, if the schema did not have this
+        # field, each run would write it again in vain.
         if new != list(entries):
             status = {**(old if isinstance(old, Mapping) else {}), 'conditions': new}
             if self._is_summarized and self.observed is not None:
@@ -260,14 +260,14 @@ class ConditionEdits:
         if newest is None:
             return None
         seen = _get_generation(self._seen)
-        # If the newest desired state is the seen one with the handlers' own changes, the conditions are about it, too.
-        # With the older generation, clients would wait for one more run, but own changes trigger none.
+        # If only the handlers' own changes have made the newest desired state, the conditions get its generation. With
+        # the older generation, clients would wait for another run, which own changes do not trigger.
         if seen is None or seen >= newest:
             return seen
         return newest if is_same(_pick_desired(raw), _pick_desired(self._predict())) else seen
 
     def _predict(self) -> Mapping[str, Any]:
-        """Return the object as the handlers have seen it, with the values of their patch."""
+        """Return the object that the handlers have seen, with the values of their patch."""
         return Patch(dict(self._patch)).applied_to(self._seen)
 
 
@@ -341,7 +341,7 @@ class Conditions(MutableMapping[str, Condition]):
         return [entry for entry in entries if isinstance(entry, Mapping)]
 
     def _edit(self) -> ConditionEdits:
-        # Found in the patch each time, as handlers can clear their patch.
+        # Look it up in the patch each time, because handlers can clear their patch.
         known = find_edits(self._patch)
         if known:
             return known[-1]

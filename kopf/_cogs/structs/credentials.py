@@ -38,8 +38,8 @@ _REMEMBERED = 100
 """
 The number of refused credentials that are remembered for each login handler.
 
-They are remembered so that a handler cannot return the same refused credentials without an end. A handler with more
-different tokens than this is assumed to get new tokens each time, not to repeat refused ones.
+This prevents that a handler endlessly returns the same refused credentials. If a handler has returned more different
+tokens than this, it probably gets new tokens each time.
 """
 
 _EXIT_TIMEOUT = 2.0
@@ -55,7 +55,7 @@ _SHORT_LIVES = 5
 """
 The number of short-lived credentials in a row before logins are slowed down.
 
-This happens if one part of the API refuses all credentials that the other parts accept: new logins do not help then.
+This happens if one part of the API refuses credentials that other parts accept: new logins do not help then.
 """
 
 _FRUITLESS_LOGINS = 3
@@ -66,19 +66,19 @@ _DISTRUST_PAUSES = (1, 2, 5, 10, 20, 60)
 
 
 class LoginError(ExplainedError):
-    """There are no credentials, or no others than the refused ones."""
+    """Raised if there are no credentials, or only refused ones."""
 
 
 class PassingLoginError(LoginError):
-    """A login has failed for a temporary reason, such as an unreadable file: the next one can succeed."""
+    """Raised if a login has failed for a temporary reason, such as an unreadable file: the next one can succeed."""
 
 
 class FinalLoginError(LoginError):
-    """A login handler has requested not to try again."""
+    """Raised if a login handler has forbidden further attempts."""
 
 
 class _FruitlessLoginError(LoginError):
-    """No login handler has failed, but none has returned usable credentials."""
+    """Raised if no login handler has failed, but none has returned usable credentials."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -243,8 +243,8 @@ class Vault:
 
     A refusal can be a failure of the server: while it restarts, or cannot reach the issuer of the tokens. So, if the
     login handlers have no other credentials, the refused ones are retried with growing delays. If no credentials
-    were accepted before, they are retried only once, as they are most likely wrong. The same applies to credentials
-    that are new each time and refused each time: logins must not follow each other without a pause.
+    were accepted before, they are retried only once, as they are most likely wrong. The same delays apply if login
+    handlers return new credentials each time, which are refused each time.
 
     If credentials were accepted before, a failing login is retried endlessly, unless a login handler forbids it.
     Meanwhile, the requests wait, and the operator does only work that needs no requests. But before the first success,
@@ -261,7 +261,7 @@ class Vault:
         self.authenticate = None
         self._current: dict[VaultKey, KubeContext] = {}
         self._refused: dict[VaultKey, collections.deque[KubeContext]] = {}
-        # Sorted when credentials are added or dropped, not at each request.
+        # They are sorted when credentials are added or dropped, not at each request.
         self._best: list[tuple[VaultKey, KubeContext]] = []
         self._chances: Iterator[float] | None = None  # the delays of retries; from the first refusal to a success
         self._refusals = 0
@@ -299,10 +299,10 @@ class Vault:
         """
         if self._expiring:
             self._drop_expired()
-        # Why in a loop? Another request can have dropped the new credentials before this one is resumed.
+        # Why a loop? Another request can have dropped the new credentials before this one is resumed.
         while not self._best:
             await self._renew()
-        # Chosen at random, as documented: the login handlers' credentials share the load.
+        # As documented, they are chosen at random, so that all credentials share the load.
         return self._best[0] if len(self._best) == 1 else random.choice(self._best)
 
     async def invalidate(
@@ -328,7 +328,7 @@ class Vault:
         Raises:
             LoginError: if there are no other credentials, and no more attempts; caused by `exc`.
         """
-        # Compared by identity: a login can have returned equal credentials since they were selected.
+        # Compare the identity: a login can have returned equal credentials since they were selected.
         if self._current.get(key) is info:
             del self._current[key]
             if isinstance(exc, LoginError):
@@ -339,7 +339,7 @@ class Vault:
         try:
             await self.select()
         except LoginError as e:
-            if isinstance(exc, LoginError):  # the credentials are malformed, and this is the actual reason
+            if isinstance(exc, LoginError):  # the credentials are malformed, which is the actual reason
                 raise exc from exc.__cause__
             raise e from exc
 
@@ -388,7 +388,7 @@ class Vault:
 
         Login handlers that do not stop in time are named in the log and abandoned.
         """
-        # Cleared first, as a login between two attempts checks it before it tries again.
+        # Clear it first: a login between two attempts checks it before it tries again.
         self.authenticate = None
         task = self._login
         if task is not None:
@@ -396,13 +396,13 @@ class Vault:
 
     async def _renew(self) -> None:
         if self._login is None:
-            # An empty context: login handlers must not see the variables of the request or the handler that waits.
+            # Use an empty context: login handlers must not see the variables of the waiting request or handler.
             self._login = asyncio.create_task(self._authenticate(), name="login", context=contextvars.Context())
         task = self._login
         # Why not await the task? This neither cancels the login with this request, nor raises the login's error here.
         await asyncio.wait([task])
-        # All waiting requests are resumed, one after another, and the first of them removes the task. Before the others
-        # are resumed, another request can have started the next login.
+        # The waiting requests are resumed one after another, and the first one removes the task. Before the others are
+        # resumed, another request can have started the next login.
         if self._login is task:
             self._login = None
         if task.cancelled():
@@ -416,7 +416,7 @@ class Vault:
             raise LoginError(f"The login has failed: {error!r}") from error
 
     async def _authenticate(self) -> Exception | None:
-        # Why not simply raise the error? Several requests can raise it, or none, if all are cancelled meanwhile.
+        # Why not simply raise the error? Several requests wait for it; or none, if all were cancelled meanwhile.
         if self._short_lives >= _SHORT_LIVES:
             await self._pause_after_short_lives()
         error: Exception | None
@@ -576,7 +576,7 @@ def _expand(path: AnyPath) -> str:
 
 
 def _find(path: AnyPath) -> str:
-    # The file is opened for the sake of the error: those of the TLS library do not name the file.
+    # Open the file only to get a good error: the errors of the TLS library do not name the file.
     expanded = _expand(path)
     with open(expanded, 'rb'):
         return expanded

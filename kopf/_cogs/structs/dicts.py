@@ -1,10 +1,10 @@
 """
 Nested dictionaries: access to their fields by paths, and live views of their parts.
 
-Kubernetes objects are plain dicts, and they stay so here. Why not copy them or wrap them in models? It would cost more
-than the rest of the processing of an event. Instead, a view stores the root and a path, and resolves it on every use.
-The root is in a one-item list (a cell), which all views of one root share. When the root is replaced, all of them show
-the new one, and the views do not refer to each other in cycles. See `packed_objects` for other types of cells.
+Kubernetes objects are plain dicts. Why not copy them or wrap them in models? It would cost more than the rest of the
+processing of an event. Instead, a view stores the root and a path, and resolves the path on every use. The root is in
+a one-item list (a cell), which all views of one root share. When the root is replaced, all views show the new one, and
+they need no references to each other. See `packed_objects` for other types of cells.
 """
 
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, MutableMapping, ValuesView
@@ -132,7 +132,7 @@ def _parse_nested(field: FieldSpec) -> FieldPath:
 def _ensure_mapping(d: MutableMapping[Any, Any], path: Iterable[str]) -> MutableMapping[Any, Any]:
     for key in path:
         child = d.get(key)
-        if child is None:  # null is the same as absence, as everywhere in Kubernetes
+        if child is None:  # as everywhere in Kubernetes, null means absence
             child = d[key] = {}
         elif type(child) is not dict and not isinstance(child, MutableMapping):
             raise TypeError(f"Cannot set a field inside of {key!r}: it is not a mapping, but {child!r}")
@@ -168,7 +168,7 @@ class MappingView(Mapping[_K, _V], Generic[_K, _V]):
         super().__init__()
         field = parse_field(path)
         if isinstance(src, MappingView):
-            # The cell rather than the root: a replacement of the root must be seen by the views of parts, too.
+            # Why the cell, not the root? The views of parts must show the new root after a replacement.
             self._cell = src._cell
             self._path = src._path + field
         else:
@@ -213,7 +213,7 @@ class MappingView(Mapping[_K, _V], Generic[_K, _V]):
         return self._data() == other
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # With the parents, so that the path stays valid, but without the rest of the object.
+        # Include the parents, so that the path stays valid, but not the rest of the object.
         return type(self), (self._detached(), self._path)
 
     def _detached(self) -> Mapping[Any, Any]:
@@ -296,7 +296,7 @@ class ReplaceableMappingView(MappingView[_K, _V]):
     __slots__ = ()
 
     def __init__(self, src: Mapping[_K, _V], /) -> None:
-        # Always a new cell, even for a view of a view: a replacement must not affect the other root.
+        # Make a new cell even for a view of a view: a replacement must not affect the other root.
         self._cell = [src]
         self._path = ()
 

@@ -126,7 +126,7 @@ def is_same(a: Any, b: Any, /, *, exact: bool = True) -> bool:
     """
     if a is b:
         return True
-    if not bool(a == b):  # the fastest way to find a difference in Python; but it takes 1, 1.0 and True as equal
+    if not bool(a == b):  # the fastest comparison in Python; but it treats 1, 1.0 and True as equal
         return False
     return type(a) is str or _is_same_inside(a, b, exact)
 
@@ -154,12 +154,11 @@ def _is_same_inside(a: Any, b: Any, exact: bool) -> bool:
 def _has_same_types(a: Any, b: Any, exact: bool) -> bool:
     if type(a) is str or a is b:
         return True
-    # Equal mappings have different texts because of the order of keys, which is of no importance, or because of 1
-    # and 1.0.
+    # Equal mappings can have different texts: because of the order of keys, which does not matter, or of 1 and 1.0.
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         return all(_has_same_types(value, b.get(key), exact) for key, value in a.items())
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
-        # Not strictly: the lists are equal in Python, so they are of the same length.
+        # Why not strict? The lists are equal in Python, so they have the same length.
         return all(_has_same_types(value, other, exact) for value, other in zip(a, b, strict=False))
     if isinstance(a, int | float) and isinstance(b, int | float):
         is_same_kind = isinstance(a, bool) is isinstance(b, bool)
@@ -198,7 +197,7 @@ def _collect_unequal_in_mappings(
     for key, old in a.items():
         if old is not None and b.get(key) is None:
             items.append(DiffItem(DiffOperation.REMOVE, (*path, key), old, None))
-    # Added last, although they were found first: the order of the operations is a part of the interface.
+    # Changes are added last, although they were found first: the order of the operations is a part of the interface.
     for key, old, new in changed:
         _collect_unequal(items, (*path, key), old, new)
 

@@ -24,7 +24,7 @@ def remove_finalizer(finalizer: str) -> patches.Replacing:
 def _append(raw: bodies.RawBody, /, *, finalizer: str) -> None:
     metadata = raw['metadata']
     finalizers = metadata.get('finalizers') or []
-    # The API server refuses new finalizers of objects that are being deleted, and with them the whole patch.
+    # The API server refuses a whole patch that adds finalizers to an object that is being deleted.
     if finalizer not in finalizers and not metadata.get('deletionTimestamp'):
         raw['metadata'] = {**metadata, 'finalizers': [*finalizers, finalizer]}
 

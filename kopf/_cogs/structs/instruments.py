@@ -2,9 +2,9 @@
 Instruments: the interface for metrics, traces, and other tools that observe a running operator.
 
 An operator has one `Instruments`. Each place that reports something first checks whether an instrument listens there:
-``if instruments.steps: ...``. That is a tuple, made when an instrument is added, so an operator without instruments
-pays for one attribute and one test. Why not events, or loggers? Both would cost more when they are off, and could not
-show which activity is a part of another one.
+``if instruments.steps: ...``. This tuple is made when an instrument is added, so that an operator without instruments
+pays only for one attribute and one test. Why not events, or loggers? Both would cost more when they are off, and could
+not show which activity is a part of another one.
 
 An activity that takes time is a `Span`. Both its beginning and its end are always reported, also with errors. Spans are
 nested: step → handler → sub-handler → request. The current span is kept in a context variable, so that it is right in
@@ -42,10 +42,10 @@ class Instrument:
         """Called when a worker takes the newest state of an object and begins to handle it."""
 
     def step_decides(self, step: 'ObjectStep') -> None:
-        """Called when the reason and the due handlers of changes are decided on. Not all steps reach that point."""
+        """Called when the reason and the due handlers of changes are decided. Not all steps reach this point."""
 
     def step_ends(self, step: 'ObjectStep') -> None:
-        """Called when the handlers have been run, and their patch is applied."""
+        """Called when the handlers have run, and their patch was applied."""
 
     def handler_begins(self, call: 'HandlerCall') -> None:
         """Called before an attempt of a handler of any kind."""
@@ -69,7 +69,7 @@ class Instrument:
         """Called when a worker begins to handle the object, in one step or several."""
 
     def object_done(self, entry: 'QueueEntry') -> None:
-        """Called when the worker has ended, or is not needed any more; once for each `object_queued`."""
+        """Called when the worker has ended, or is not needed any more: once for each `object_queued`."""
 
     def object_requeued(self, entry: 'QueueEntry') -> None:
         """Called when the object is scheduled to be queued again after the ``delay``, unless an event comes before."""
@@ -94,8 +94,8 @@ class Instruments:
     """
     The instruments of one operator; for each point, the tuple of the instruments that listen there.
 
-    Besides them, there can be meters, for the points where the facts for instruments would cost more than the metrics
-    are worth: the queue, the steps, and the handlers. The owners of these points call the meters directly.
+    For the queue, the steps, and the handlers, metrics use meters instead, because the facts for instruments would be
+    too expensive there. The owners of these points call the meters directly.
     """
 
     __slots__ = ('_members', 'meters', 'observes_handlers', *_POINTS)
@@ -134,7 +134,7 @@ class Instruments:
         self._find_listeners()
 
     def measure(self, meters: 'Meters') -> None:
-        """Let these meters measure all that begins from now on."""
+        """Use these meters for all activities that begin from now on."""
         self.meters = meters
         self._find_listeners()
 
@@ -159,7 +159,7 @@ def _overrides(instrument: Instrument, hooks: Iterable[str]) -> bool:
 
 
 NO_INSTRUMENTS = Instruments()
-"""The default for objects that are created without an operator, as in tools and tests. It always stays empty."""
+"""The default for objects that are created without an operator, e.g. in tools and tests. It always stays empty."""
 
 
 class ObjectKey(NamedTuple):
@@ -313,7 +313,7 @@ class HandlerCall(Span):
         """
         A text that an instrument can leave for the next attempts of changes, e.g. for their trace.
 
-        It is stored with the handler's progress, so it is there after a restart, and in another process, too.
+        It is stored with the handler's progress, so it is available after a restart and in another process.
         """
         self.delay: float | None = None
         self.message: str | None = None

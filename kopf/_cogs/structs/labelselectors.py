@@ -1,4 +1,4 @@
-"""Label selectors as texts, as in `kubectl -l`: for requests to the API, and for objects in memory."""
+"""Label selectors in the text form of `kubectl -l`: for requests to the API, and for objects in memory."""
 
 import dataclasses
 import re

@@ -1,9 +1,9 @@
 """
 Meters: the counters and durations of metrics, by resources and handlers.
 
-They are the fast part of the interface for instruments: a meter gets no facts about single objects, so that none are
-collected for it. Its numbers are plain integers and floats of the event loop. Metrics read them in another thread when
-they are requested; all changes and reads of a number are atomic in Python. An operator without metrics has no meters.
+They are the fast part of the interface for instruments: a meter needs no facts about single objects. Its numbers are
+plain integers and floats, which only the event loop changes. Metrics read them in another thread on request; all
+changes and reads of a number are atomic in Python. An operator without metrics has no meters.
 """
 
 from bisect import bisect_left
@@ -18,11 +18,11 @@ BOUNDS = (0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0)
 """
 The upper bounds of the buckets of durations (in seconds).
 
-Few of them: each is a series of each resource, and there are three histograms of it.
+Why so few? Each bucket is a series for each resource in each of three histograms.
 """
 
 CHANGE_KINDS = frozenset({'Handler', 'Reconciler'})
-"""The kinds of handlers whose errors make a reconciliation fail. Daemons and timers run beside it."""
+"""The kinds of handlers whose errors make a reconciliation fail. Daemons and timers are not a part of it."""
 
 
 class Durations:
@@ -76,9 +76,9 @@ class ResourceMeter:
 
     def __init__(self) -> None:
         self.adds = 0
-        """How often objects were queued for workers, or got one at once."""
+        """How often objects needed a worker, with or without a wait in the queue."""
         self.retries = 0
-        """How often objects were queued again, because their handlers were delayed or something has failed."""
+        """How often objects were queued again, because of delayed handlers or failures."""
         self.results = {'success': 0, 'error': 0, 'requeue': 0, 'requeue_after': 0}
         """The number of reconciliations by their results."""
         self.queueing = Durations()
@@ -103,7 +103,7 @@ class ResourceMeter:
     def take(self, item: Hashable) -> None:
         """Called when a worker begins to handle the object, whether it was queued before or not."""
         self.running[item] = now = monotonic()
-        # Called for each event, and nearly all of them wait for nothing. So this case is handled without calls.
+        # This is called for each event, and nearly all events need no wait. So this case is handled without calls.
         if item not in self.waiting:
             self.adds += 1
             self.queueing.counts[0] += 1

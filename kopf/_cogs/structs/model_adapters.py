@@ -15,7 +15,7 @@ from kopf._cogs.helpers.explanations import ExplainedError
 
 
 class ModelError(ExplainedError, TypeError):
-    """A class cannot be the model of a kind; the text says why."""
+    """Raised if a class cannot be the model of a kind; the text has the reason."""
 
 
 class Adapter(Protocol):
@@ -30,7 +30,7 @@ class Adapter(Protocol):
         """
 
     def dump(self, obj: Any) -> Any:
-        """Return the plain data of an object, as they can be encoded in JSON; fields without a value are ``None``."""
+        """Return the data of an object in JSON types; fields without a value are ``None``."""
 
     def make_schema(self) -> dict[str, Any]:
         """Return the JSON schema of the class."""

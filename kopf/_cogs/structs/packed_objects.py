@@ -1,8 +1,8 @@
 """
 Packed objects: states that are kept for long but used rarely, stored as JSON, which is five times smaller than dicts.
 
-A packed object is a cell for the root of live views (see `dicts`): the first access parses the JSON. The states used
-last stay parsed, but only a fixed number of them, regardless of the number of objects. Changes made in place are kept.
+A packed object is a cell for the root of live views (see `dicts`): the first access parses the JSON. A fixed number of
+recently used states stay parsed, regardless of the number of objects. Changes made in place are kept.
 """
 
 import copy
@@ -25,16 +25,16 @@ class ParsedCache:
     __slots__ = ('_lock', '_parsed')
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # reentrant: finalizers of garbage collected meanwhile can use states, too
+        self._lock = threading.RLock()  # reentrant: the garbage collector can call finalizers that use states
         self._parsed: dict[PackedObject, None] = {}  # in the order of parsing
 
     def _add(self, packed: 'PackedObject') -> None:
-        # An object that was replaced and parsed anew is here already. Twice, it would take the place of another one,
-        # and would be dropped too early.
+        # Move an object that was replaced and parsed again to the end: at its old position, it would be dropped too
+        # early.
         self._parsed.pop(packed, None)
         self._parsed[packed] = None
-        # Why by the time of parsing, not of use? An order of use would change, under the lock, with each read of
-        # a field.
+        # Why in the order of parsing, not of use? The order of use would have to be changed, under the lock, with each
+        # read of a field.
         if len(self._parsed) > MAX_PARSED:
             oldest = next(iter(self._parsed))
             del self._parsed[oldest]
@@ -52,7 +52,7 @@ class PackedObject:
         self._data = data if self._text is None else None
 
     def __getitem__(self, index: int, /) -> Mapping[str, Any]:
-        # Read without the lock at first: nearly all reads find a parsed state, and reading one attribute is atomic.
+        # Read without the lock first: nearly all reads find a parsed state, and reading one attribute is atomic.
         data = self._data
         if data is not None:
             return data
@@ -66,7 +66,7 @@ class PackedObject:
         return data
 
     def __setitem__(self, index: int, data: Mapping[str, Any], /) -> None:
-        # Outside of the lock: packing takes long, and needs only the new state.
+        # Pack it outside of the lock: this takes long, and needs only the new state.
         text = _pack(data)
         with self._cache._lock:
             self._text, self._data = text, data if text is None else None

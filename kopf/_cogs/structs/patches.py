@@ -115,8 +115,8 @@ class Replacing:
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
-    # With a default, since strict checkers would refuse `kopf.Patch` without an argument otherwise. Annotations in
-    # existing code have none.
+    # Why a default? Strict checkers would refuse `kopf.Patch` without an argument, as in annotations of existing
+    # code.
     ModelT = TypeVar('ModelT', default=Any)
 
     class _Changes(dict[str, Any], Generic[ModelT]):
@@ -206,7 +206,7 @@ class Patch(_Changes[ModelT]):
 
     def _assign(self, name: str, value: Any) -> None:
         if not isinstance(value, Mapping):
-            from kopf._cogs.structs import model_adapters  # only by operators with models
+            from kopf._cogs.structs import model_adapters  # imported only by operators with models
 
             value = model_adapters.dump_model(value)
         if not isinstance(value, Mapping):
@@ -237,10 +237,10 @@ class Patch(_Changes[ModelT]):
         return new
 
     def apply_to(self, body: bodies.RawBody) -> None:
-        """Apply the changes to the body itself, as a function of another patch does. See `applied_to` for the rules."""
+        """Apply the changes to the body itself, in place. See `applied_to` for the rules."""
         raw = cast(dict[str, Any], body)
         new = self.applied_to(raw)
-        # Changed in place, as patch functions do: the caller continues to use its own dict.
+        # The body is changed in place, like by patch functions, because the caller continues to use its own dict.
         raw.clear()
         raw.update(new)
 
@@ -292,7 +292,7 @@ def _merge(old: Any, changes: Any) -> Any:
             new.pop(key, None)
         else:
             value = _merge(new.get(key), change)
-            # No empty parents are created for removals only: the patch that purges an absent record is a no-op.
+            # A removal creates no empty parents, so that a patch that purges an absent record changes nothing.
             only_removals = value == {} and change != {}
             if key in new or not only_removals:
                 new[key] = value
@@ -338,7 +338,7 @@ def _iter_list_ops(path: str, old: list[Any], new: list[Any]) -> Iterator[JSONPa
     common_end = min(old_end, new_end)
     for index in range(common_end):
         yield from _iter_ops(f'{path}/{index}', old[index], new[index])
-    # From the end, so that a removal does not shift the next ones: operations apply one after another.
+    # Begin at the end, so that a removal does not shift the next items: operations apply one after another.
     for index in reversed(range(common_end, old_end)):
         yield {'op': 'remove', 'path': f'{path}/{index}'}
     for index in range(common_end, new_end):
@@ -350,5 +350,5 @@ def _is_same(old: Any, new: Any) -> bool:
 
 
 def _escape(key: str) -> str:
-    # In this order (RFC 6901, section 4); otherwise, the escapes of slashes would be escaped, too.
+    # RFC 6901, section 4: in another order, the escapes of slashes would be escaped, too.
     return key.replace('~', '~0').replace('/', '~1')

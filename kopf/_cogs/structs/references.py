@@ -28,7 +28,7 @@ NamespacePattern = str | re.Pattern[str]
 
 
 class SelectorError(ExplainedError):
-    """The user's function that selects resources has failed."""
+    """Raised if the user's function that selects resources has failed."""
 
 
 class Marker(enum.Enum):
@@ -86,7 +86,7 @@ class Resource:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Resource):
             return NotImplemented
-        # The plural name first, as it is the one that usually differs.
+        # Compare the plural name first, because it usually differs.
         return self is other or (
             self.plural == other.plural and self.group == other.group and self.version == other.version
         )
@@ -245,7 +245,7 @@ class Selector:
             return False
         if self.version is not None and self.version != resource.version:
             return False
-        # Predicates get all versions, so that they can choose one; names mean the preferred version, as in kubectl.
+        # Predicates get all versions, so that they can choose one. Names mean the preferred version, as in kubectl.
         if self.fn is not None:
             return not _is_event(resource) and self._call(self.fn, resource)
         if self.version is None and not resource.preferred:
@@ -289,7 +289,7 @@ class Selector:
         not their metrics. If resources of several groups remain, the selector is ambiguous; the caller handles that.
         """
         found = frozenset(resource for resource in resources if self.check(resource))
-        # Only for names: a category or all resources are meant to be several ones, of any groups.
+        # This is only for names: a category or `kopf.EVERYTHING` selects several resources of any groups on purpose.
         if self.is_specific:
             found = frozenset(resource for resource in found if not resource.group) or found
         return found
@@ -340,7 +340,7 @@ def _parse_kubectl(spec: str) -> _Positionals:
     version, version_dot, group = api.partition('.')
     if not dot:
         return _Positionals(name=name)
-    # As in kubectl: what looks like a version is one, so a group named so must be given as a separate argument.
+    # As in kubectl, a part that looks like a version is one. A group with such a name needs a separate argument.
     if not _VERSION.fullmatch(version):
         return _Positionals(name=name, group=api)
     return _Positionals(name=name, version=version, group=group if version_dot else None)

@@ -166,7 +166,7 @@ class WebhookClientConfigService(TypedDict, total=False):
 
 
 class WebhookClientConfig(TypedDict, total=False):
-    """The address of the webhook server for the API: a URL or a service; and the CA to trust (Base64 of PEM)."""
+    """The address of the webhook server for the API: a URL or a service; with the CA to trust (Base64 of PEM)."""
 
     caBundle: str | None
     url: str | None

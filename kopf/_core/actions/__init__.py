@@ -1,5 +1,5 @@
 """
 Running a handler once: the call of its function, its errors and retries, its progress, and its logger.
 
-Nothing here knows why a handler is run, or from where its object comes.
+These modules are independent of the reason for running a handler, and of the source of its object.
 """

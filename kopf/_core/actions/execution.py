@@ -109,9 +109,9 @@ class HandlerChildrenRetry(TemporaryError):
 
 class NotReadyError(TemporaryError):
     """
-    Raised when a handler cannot go on until another object is ready. It is no failure, and no attempt.
+    Raised when a handler cannot continue until another object is ready. It counts as neither a failure nor an attempt.
 
-    A level-triggered handler is run again when the object changes, other handlers after the delay (in seconds).
+    A level-triggered handler runs again when the object changes; other handlers run after the delay (in seconds).
     """
 
     def __init__(self, __msg: str | None = None, delay: float | None = 10) -> None:
@@ -307,7 +307,8 @@ async def run_handler(
             if _is_task_cancelled():
                 logger.warning("%s is cancelled. Will escalate.", handler)
                 raise
-            # This task is not cancelled, but a task that the function has awaited is. It is an error of the function.
+            # The cancelled task is not this one, but another task that the function has awaited: an error of the
+            # function.
             return _conclude_arbitrary(handler, error, limits, rules, logger)
         except (Exception, SystemExit) as error:  # a handler must not stop the operator by sys.exit()
             return _conclude_error(handler, error, limits, rules, logger)
@@ -365,7 +366,7 @@ async def _run_told(
         carried=state.carried,
     )
     with call:
-        # Why not two functions, one around the other? Without instruments, each handler would be one call deeper.
+        # Why not nest one function in the other? Without instruments, each handler would need one more call.
         outcome = await run_handler(handler, cause, state, rules, after=after, observed=False)
         call.conclude(outcome.verdict, delay=outcome.delay, message=outcome.message, exception=outcome.exception)
     return outcome if call.carried is None else outcome._replace(carried=call.carried)
@@ -392,7 +393,7 @@ def _conclude_error(
         return _conclude_temporary(handler, error, limits, logger)
     if isinstance(error, rules.permanent_errors):
         text = describe_error(error)
-        is_limit = text.startswith(f"{handler} has ")  # an error of `_Limits`, which already names the handler
+        is_limit = text.startswith(f"{handler} has ")  # errors of `_Limits` name the handler already
         logger.error("%s", text if is_limit else f"{handler} failed permanently: {text}")
         return Outcome(final=True, exception=error)
     return _conclude_arbitrary(handler, error, limits, rules, logger)
@@ -428,8 +429,8 @@ class _Limits:
         """
         Check that an attempt is left.
 
-        Normally, an error in the last attempt that the limits permit is final, so no other one follows. But the time
-        can run out while the operator is down, and a new version of the operator can have lower limits.
+        Normally, an error in the last permitted attempt is final, so no other attempt follows. But the time can run out
+        while the operator is down, and a new version of the operator can have lower limits.
 
         Raises:
             HandlerTimeoutError: if the time is over.
@@ -481,7 +482,7 @@ async def _call_in_time(handler: Handler, kwargs: dict[str, Any], limits: _Limit
         async with deadline:
             return await invocation.invoke(handler.fn, kwargs, executor=executor, asynchronous=True)
     except TimeoutError as error:
-        # Otherwise, it is an error of the user's code, such as a time-out of a request.
+        # Before the deadline, it is an error of the user's code, such as a time-out of a request.
         if deadline.expired():
             raise HandlerTimeoutError(f"{handler} has timed out after {limits.timeout:g} seconds.") from error
         raise
@@ -500,8 +501,8 @@ async def _call_briefly(handler: Handler, kwargs: dict[str, Any], rules: Executi
             if deadline.expired():
                 raise RunTimeoutError(text, delay) from error
             raise
-    # Why not `asyncio.wait_for`? It would cancel the task, though not the thread; then the end of the thread is
-    # unknown, and the next run could begin while the thread still runs.
+    # Why not `asyncio.wait_for`? It would cancel the task but not the thread. The next run could begin while the
+    # thread still runs, because its end would be unknown.
     task = asyncio.ensure_future(call)
     try:
         await asyncio.wait({task}, timeout=timeout)
@@ -548,7 +549,7 @@ def _conclude_arbitrary(
         logger.error("%s failed with an exception and will ignore it: %s", handler, text, exc_info=exc_info)
         return Outcome(final=True, ignored=True)
     delay = handler.backoff if handler.backoff is not None else rules.default_backoff
-    # If the handler declares a mode of its own, even mistakes are retried: the user has decided about errors.
+    # If the handler declares an errors mode, even mistakes are retried: the user has decided about errors.
     mistake = None if rules.find_mistake is None or handler.errors else rules.find_mistake(handler, error)
     if errors is ErrorsMode.PERMANENT:
         ending = "will stop now"

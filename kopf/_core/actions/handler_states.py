@@ -7,7 +7,7 @@ after each step, so that a restarted operator continues the cycle.
 
 A record also contains a digest of the essence that its handler has seen. If the object is edited after that, the
 handler is run again, even if it was finished. Records of creation handlers contain the digest in the last digits of a
-timestamp, as long as nothing was edited: so their fields are the same as those of upstream kopf. The formats are
+timestamp, unless the object was edited. So their fields are the same as those of upstream kopf. The formats are
 specified in the documentation's "Continuity".
 """
 
@@ -96,14 +96,14 @@ class HandlerState(NamedTuple):
             failure=outcome.final and outcome.exception is not None,
             message=outcome.message,
             subrefs=self.subrefs,
-            # `see` adds the digest for a finished handler later, as the handler's own patch changes the essence, too.
+            # The digest is added later, by `see`, because the handler's own patch changes the essence, too.
             digest=None if outcome.final else self.digest,
             delay=delay if delay is not None and delay > STORED_DELAY else None,
             carried=outcome.carried,
         )
 
     def shifted(self, shift: datetime.timedelta) -> 'HandlerState':
-        """Return the state with all times shifted, as a clock that is ahead by this much would show them."""
+        """Return the state with all times shifted to a clock that is ahead by this much."""
         return (
             self
             if not shift
@@ -115,7 +115,7 @@ class HandlerState(NamedTuple):
         )
 
     def limited(self, now: datetime.datetime) -> 'HandlerState':
-        """Return the state without effects of wrong clocks: a start in the future, or a wait longer than its delay."""
+        """Return the state without the effects of wrong clocks: a start in the future, or a too long wait."""
         # A start in the future was stored by an operator whose clock was ahead. Without the shift, the handler would
         # time out too late, by the difference of the clocks.
         state = self if self.started <= now else self.shifted(now - self.started)
@@ -242,13 +242,13 @@ class State(Mapping[HandlerId, HandlerState]):
         """
         shift: datetime.timedelta | None = None
         pending = [*ids]
-        # The list grows meanwhile: sub-handlers can have sub-handlers, too.
+        # The list grows during the iteration: sub-handlers can have sub-handlers, too.
         for key in pending:
             record = storage.fetch(key=key, body=body)
             if record is None or key in self._stored:
                 continue
             self._stored.add(key)
-            # Once for all records, and only if there are any, as it reads two clocks.
+            # Read the two clocks only once, and only if there are any records.
             shift = -get_shift() if shift is None else shift
             state = HandlerState.from_record(record, now).shifted(shift).limited(now)
             # Older records can lack the purpose; they belong to any cycle.
@@ -357,7 +357,7 @@ class State(Mapping[HandlerId, HandlerState]):
 
     def purge(self, *, storage: Storing, body: Body, patch: Patch) -> None:
         """Add the removal of all stored records to the patch, including those that could have been stored."""
-        # Storages purge only what they find in the body; so they get a body with all records that could be there.
+        # Storages purge only the records that they find in the body, so they get a body with all possible records.
         if self._unsure:
             possible = Patch()
             for key, state in self._states.items():
@@ -368,7 +368,7 @@ class State(Mapping[HandlerId, HandlerState]):
 
     def mark_unsaved(self) -> None:
         """Called when the last patch with the records has failed, or its response was lost: store all records again."""
-        # All of them, since the API server can have stored the patch, or a part of it, before the connection was lost.
+        # Mark all of them: the API server can have stored the patch, or a part of it, before the connection was lost.
         self._dirty.update(self._states)
         self._unsure = True
 

@@ -213,7 +213,7 @@ def _call(fn: Callable[..., Any], kwargs: Mapping[str, Any], executor: Executor)
     try:
         return fn(**kwargs)
     except (TimeoutError, CancelledError) as error:
-        # Asyncio would take them for errors of its own futures, and replace them by a cancellation, or by an error
+        # Asyncio would treat these as errors of its own futures, and replace them with a cancellation, or with an error
         # without the traceback.
         return _Raised(error)
     except StopIteration as error:

@@ -39,7 +39,7 @@ _MIN_CUT = 50
 _PACKAGE = str(pathlib.Path(__file__).parents[2]) + os.sep
 
 _NO_CALLERS = frozenset({logging.Logger.log.__code__.co_filename, (lambda: None).__code__.co_filename})
-"""The files of functions that pass messages on: the caller is looked for above them in the stack."""
+"""The files of functions that pass messages on: the caller of the logger is the first frame above them in the stack."""
 
 
 _ONLY_EXTRA = frozenset({'extra'})
@@ -76,7 +76,7 @@ class ObjectLogger(logging.LoggerAdapter[logging.Logger]):
     @property
     def extra(self) -> Mapping[str, object]:
         """The attributes to be added to records, with the reference to the object."""
-        # Made for the first message, as most loggers never write one.
+        # It is created for the first message, because most loggers never write one.
         mark = self._mark
         if mark is None:
             mark = self._mark = {
@@ -94,7 +94,7 @@ class ObjectLogger(logging.LoggerAdapter[logging.Logger]):
         """Add the reference to the extra fields of the record; those given by the caller have precedence."""
         mark = self._mark or self.extra
         given = kwargs.get('extra')
-        # Usually shared by all records, as `logging` only reads it.
+        # All records share it, because `logging` only reads it.
         kwargs['extra'] = {**mark, **given} if given else mark
         return msg, kwargs
 
@@ -113,7 +113,7 @@ class ObjectLogger(logging.LoggerAdapter[logging.Logger]):
         if type(level) is not int or (kwargs and kwargs.keys() != _ONLY_EXTRA):
             super().log(level, msg, *args, **{**kwargs, 'stacklevel': kwargs.get('stacklevel', 1) + 1})
             return
-        # A faster way than `super().log` for the usual arguments, as a line is written for nearly every event.
+        # This is faster than `super().log` for the usual arguments: nearly every event writes a line.
         msg, given = self.process(msg, kwargs)
         caller = sys._getframe(1)
         while caller.f_code.co_filename in _NO_CALLERS and caller.f_back is not None:
@@ -182,9 +182,9 @@ def shorten_message(message: str, record: logging.LogRecord) -> str:
     """
     Return the message, cut in the middle if it is the framework's own.
 
-    Such messages begin with what has happened and end with the reason, so the middle matters least. Messages of users
-    are never cut. Neither are those for debugging, which show whole objects, nor critical ones, which can contain a
-    traceback.
+    The middle matters least: such messages begin with the event and end with its reason. Messages of users are never
+    cut. The same holds for debugging messages, which show whole objects, and for critical ones, which can contain
+    a traceback.
     """
     if not logging.DEBUG < record.levelno < logging.CRITICAL or not record.pathname.startswith(_PACKAGE):
         return message
@@ -210,7 +210,7 @@ class _KopfStreamHandler(logging.StreamHandler[TextIO]):
         try:
             stream, formatter = self.stream, self.formatter
             stream.write(f'{self.format(record) if formatter is None else formatter.format(record)}\n')
-            # Not needed for the standard error, which flushes every line by itself.
+            # The standard error needs no flush here, because it flushes every line itself.
             if not getattr(stream, 'line_buffering', False):
                 stream.flush()
         except RecursionError:
@@ -264,7 +264,7 @@ def configure(
     """
     handler = _KopfStreamHandler()
     handler.setFormatter(_make_formatter(log_format, log_prefix, log_refkey))
-    # Only handlers of an earlier call are replaced: other ones belong to the program that embeds the operator.
+    # Replace only handlers of an earlier call: other ones belong to the program that embeds the operator.
     root = logging.getLogger()
     for old in [old for old in root.handlers if isinstance(old, _KopfStreamHandler)]:
         root.removeHandler(old)

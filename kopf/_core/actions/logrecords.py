@@ -2,9 +2,9 @@
 Fast creation of log records: most attributes of a record depend only on the line of code that logs it.
 
 `logging` computes the names of the file, the module, the process, etc. for each record, which takes longer than all the
-rest of a log line. Here, it does so for the first record of each line of code; the next ones begin as copies of that
-record. They have the same attributes as all records. If the user's code has replaced the factory of records, that
-factory makes all records.
+rest of a log line. Here, it computes them for the first record of each line of code; the next records begin as copies
+of the first one. They have the same attributes as all records. If the user's code has replaced the factory of records,
+that factory makes all records.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ def make_record(
         extra: additional attributes; their names must differ from those of the usual attributes of records.
     """
     code, line = place
-    # Everything that users can configure about records is done by `logging` itself, so that nothing is lost.
+    # If users have configured the records in any way, let `logging` itself make them.
     if (
         logging.getLogRecordFactory() is not logging.LogRecord
         or type(logger) is not logging.Logger

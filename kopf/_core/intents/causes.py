@@ -1,8 +1,8 @@
 """
-Causes: why handlers are run, and the keyword arguments that they get for that reason.
+Causes: the reasons for running handlers, and the keyword arguments that the handlers get.
 
-A function that names its arguments gets only these, each by its getter. For functions that take any arguments, all are
-collected once for a cause (`base_kwargs`), and completed for each handler: with its ``param``, and with ``old``,
+A function that names its arguments gets only these, each by its getter. For functions with ``**kwargs``, all arguments
+are collected once for a cause (`base_kwargs`), and completed for each handler: with its ``param``, and with ``old``,
 ``new``, ``diff`` reduced to its field. Filters get the changes of the whole object, because they can compare several
 fields. Specified in the documentation's "Arguments".
 """
@@ -35,7 +35,7 @@ Collect = Callable[[Any], dict[str, Any]]
 DeletionFlagFactory = Callable[[], ReasonedFlag[Any]]
 
 LISTED = 'LISTED'
-"""The occasion of events without a type, which come from lists."""
+"""The occasion of events without a type: those of listed objects."""
 
 _CHANGES = frozenset({'old', 'new', 'diff'})
 _NO_INDICES: Mapping[str, Any] = {}
@@ -94,7 +94,7 @@ _SHORTCUTS = {
     'body.metadata.labels': 'meta.labels',
     'body.metadata.annotations': 'meta.annotations',
 }
-"""The expressions for attributes that would otherwise be looked up by several properties, each of them repeatedly."""
+"""The expressions for shared attributes, so that the properties that need them do not look them up repeatedly."""
 
 
 def _compile_collector(arguments: Mapping[str, str]) -> Collect:
@@ -107,7 +107,7 @@ def _compile_collector(arguments: Mapping[str, str]) -> Collect:
     values = {name: _SHORTCUTS.get(path, f'cause.{path}') for name, path in arguments.items()}
     pairs = ', '.join(f'{name!r}: {value}' for name, value in values.items())
     variables = '(meta := cause.body.metadata) is None or ' if 'meta' in values else ''
-    # Only where it is used: the data of daemons and timers are packed, and would be parsed for each tick.
+    # It is read only where it is used: the data of daemons and timers are packed, and would be parsed for each tick.
     if any('raw.' in value for value in values.values()):
         variables += '(raw := meta._data()) is None or '
     collect: Collect = eval(f'lambda cause: {variables}{{{pairs}}}')
@@ -178,11 +178,11 @@ class Cause:
         handler: 'Handler',
         state: 'HandlerState | None' = None,
     ) -> dict[str, Any]:
-        """Return those of the named arguments that exist. Without a state, they are for a filter."""
+        """Return the named arguments that exist. Without a state, they are for a filter."""
         kwargs: dict[str, Any] = {}
         indices, getters = self.indices, self.GETTERS
         for name in names:
-            # Indices first: an index hides an argument of the same name, as in `all_kwargs`.
+            # Look into the indices first: an index hides an argument of the same name, as in `all_kwargs`.
             if name in indices:
                 kwargs[name] = indices[name]
             elif name in getters:
@@ -268,7 +268,7 @@ class ResourceCause(Cause):
         """Return the arguments that are the same for all handlers, as a new dict; they are collected once."""
         if self._shared is None:
             self._shared = Cause.base_kwargs(self)
-        # A copy, as each handler adds its own arguments, and functions may modify their ``**kwargs``.
+        # Return a copy: each handler adds its own arguments, and functions may modify their ``**kwargs``.
         return self._shared.copy()
 
 
@@ -318,7 +318,7 @@ class DaemonCause(ResourceCause):
 
     stopped: Any
     identity: Identity
-    """The identity of the object. It never changes, so it is kept here: the body is often packed."""
+    """The identity of the object. It is kept here, because the body is often packed."""
     deletion: DeletionFlagFactory | None = None
 
     EXTRA_GETTERS = _ACTING_GETTERS
@@ -373,7 +373,7 @@ class ChangingCause(ResourceCause):
         field = getattr(handler, 'field', None)
         if field and state is not None:  # filters get the whole object
             kwargs.update(self._reduce_to(field))
-            # Indices once more, as an index can have the name of one of these arguments.
+            # Add the indices once more, because an index can have the name of one of these arguments.
             kwargs.update(self.indices)
         return kwargs
 
@@ -409,7 +409,7 @@ class ChangingCause(ResourceCause):
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class ReconcilingCause(ResourceCause):
-    """An object, or something that it depends on, has possibly changed since the handler was run for it."""
+    """An object, or another object that it depends on, has possibly changed since the handler's last run."""
 
     reasons: frozenset[str]
     children: Callable[[], Any] | None = None
@@ -434,8 +434,8 @@ def make_children(cause: ResourceCause, handler: 'Handler') -> Any:
 
 
 def make_conditions(cause: ResourceCause) -> 'Conditions':
-    """Return the conditions of the object; what is changed in them goes into the patch."""
-    from kopf._cogs.structs.conditions import Conditions  # only by those operators that use them
+    """Return the conditions of the object; changes of them are added to the patch."""
+    from kopf._cogs.structs.conditions import Conditions  # imported only by operators that use conditions
 
     return Conditions(cause.body, cause.patch, counted='status' in cause.resource.subresources)
 

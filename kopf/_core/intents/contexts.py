@@ -1,5 +1,5 @@
 """
-The context of an operator: what all its handlers share, regardless of the cause.
+The context of an operator: the objects that all its handlers share, regardless of the cause.
 
 It is created when the operator starts, and is passed on as a whole. Objects that need a part of it for every event get
 this part when they are created, because repeated look-ups would slow down the processing of events.
@@ -34,17 +34,17 @@ class OperatorContext:
     indices: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The indices by their names; read-only views, always up to date."""
     instruments: Instruments = dataclasses.field(default_factory=Instruments)
-    """The observers of what the operator does, such as metrics."""
+    """The instruments that observe the operator, such as metrics."""
 
     _complaints: set[type] = dataclasses.field(default_factory=set, init=False)
-    """The types of the memos that cannot be copied, as far as that is logged."""
+    """The types of memos for which a failed copy was logged."""
 
     def copy_memo(self) -> Any:
         """Return the memo for a new object: a copy; or the memo itself, with a warning, if it cannot be copied."""
         try:
             return copy.copy(self.memo)
-        # Why not an error? Each object would fail again and again. And what cannot be copied, such as a lock, a socket,
-        # or a class that has one, is usually meant to be shared.
+        # Why not an error? Each object would fail again and again. And a value that cannot be copied, such as a lock,
+        # a socket, or an object with one, is usually meant to be shared.
         except Exception as error:
             if type(self.memo) not in self._complaints:
                 self._complaints.add(type(self.memo))

@@ -1,8 +1,8 @@
 """
-Cycles: how a change of an object is handled from its first step to its last one, and what is remembered meanwhile.
+Cycles: the memory of a change of an object while it is handled, from the first step to the last one.
 
-A cycle knows which states its finished handlers have seen. Two promises depend on that: no update is lost, and nothing
-runs twice. If another client edits the object in the middle of a cycle, the effect depends on the kind of the cycle:
+A cycle knows which states its finished handlers have seen. Two promises depend on that: no update is lost, and no
+handler runs twice. If another client edits the object during a cycle, the effect depends on the kind of the cycle:
 
 - An update: the finished handlers that match the edit are run again; the other handlers see the edit anyway.
 - A creation: an update follows, from the state that the first finished handler has seen. If all remaining handlers are
@@ -41,7 +41,7 @@ UNCHANGED = (Reason.NOOP, Reason.RESUME)
 
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Cycle:
-    """The memory of one change of an object, from its first step to its last one. Objects at rest have none."""
+    """The memory of one change of an object, from its first step to its last one. Objects at rest have no cycle."""
 
     state: State
     known: BodyEssence
@@ -52,7 +52,7 @@ class Cycle:
     """The essences that finished handlers have seen before an edit; ``None`` if unknown."""
     revived: dict[HandlerId, BodyEssence | None] = dataclasses.field(default_factory=dict)
     """
-    The essences of `missed` that belong to handlers which are being run again because of the edit, until they finish.
+    The essences of `missed` for handlers that are being run again because of the edit, until they finish.
     """
     unconfirmed: tuple[BodyEssence, BodyEssence] | None = None
     """The essence and the base that hold if the last patch was stored, although its request has failed."""
@@ -62,7 +62,7 @@ class Cycle:
     """The last patch, if its effect on the object could not be determined yet."""
     edited: bool = False
     """
-    Whether the base must be stored before the end of the cycle: the object was edited, so it does not show the base.
+    Whether the base must be stored before the end of the cycle, because the object was edited since.
     """
     assumed: BodyEssence | None = None
     """The last handled essence if it is only in memory: it is stored with the first step of an update."""
@@ -120,7 +120,7 @@ class Cycles:
         self._table = table
         self._essences = essences
         self._records = records
-        # The handlers that are run for an edit made in the middle of a creation.
+        # The handlers that run for an edit during a creation.
         self._updating = frozenset(handler.id for handler in table.changing if is_for_updates(handler))
         self._fields = find_fields(table)
 
@@ -157,8 +157,8 @@ class Cycles:
             cycle.patched = None
         if cycle.unconfirmed is not None:
             unconfirmed, base = cycle.unconfirmed
-            # Was the patch stored? Another client can have edited the object as well, so both essences can differ from
-            # the present one. The one with fewer differences is assumed to be right.
+            # It is unknown whether the patch was stored. Another client can have edited the object, too, so both
+            # essences can differ from the present one. The essence with fewer differences is assumed to be right.
             if is_same(essence, unconfirmed) or (
                 not is_same(essence, cycle.known) and len(diff(unconfirmed, essence)) < len(diff(cycle.known, essence))
             ):
@@ -230,7 +230,7 @@ class Cycles:
             finished = [key for key in finished if key in self._updating]
         if cycle.state.purpose in (Reason.CREATE, Reason.UPDATE):
             for key in finished:
-                # With several edits, the state that the handler has seen is the one before the first edit: keep that.
+                # After several edits, keep the state before the first edit, because the handler has seen that one.
                 cycle.missed.setdefault(key, cycle.known)
             for key in [key for key, seen in cycle.missed.items() if is_same(seen, essence)]:
                 del cycle.missed[key]  # the edit was reverted
@@ -263,8 +263,8 @@ class Cycles:
         for handler in relevant:
             if handler.id in cycle.missed and is_for_updates(handler):
                 seen = cycle.missed.pop(handler.id)
-                # Matched with the change since the state that the handler has seen, which can differ from the change of
-                # the cycle. If that state is unknown, the handler is run: a needless run is better than a lost update.
+                # Match the change since the state that the handler has seen, which can differ from the change of the
+                # cycle. If that state is unknown, run the handler: a needless run is better than a lost update.
                 if seen is None or filters.may_match(
                     handler, dataclasses.replace(cause, old=seen, diff=diff(seen, cause.new))
                 ):
@@ -276,7 +276,7 @@ class Cycles:
             cycle.state.restart(key, now)
         chosen = set(matching)
         chosen.update(handler for handler in relevant if handler.id in cycle.revived and is_for_updates(handler))
-        # In the order of declaration, which the lifecycles rely on.
+        # Keep the order of declaration, because lifecycles depend on it.
         return [handler for handler in relevant if handler in chosen]
 
     def follow(self, cycle: Cycle, cause: ChangingCause, essence: BodyEssence) -> Cycle | None:
@@ -322,7 +322,7 @@ class Cycles:
                     cycle.state.see([key], digest_field(cycle.known, fields[key]))
 
     def _digest(self, key: HandlerId, essence: BodyEssence) -> str:
-        """Return the digest of what an update handler has seen: of its field only, if it is for one field."""
+        """Return the digest of the essence for an update handler; for a handler of one field, only of this field."""
         field = self._fields.get(key)
         return digest_essence(essence) if field is None else digest_field(essence, field)
 

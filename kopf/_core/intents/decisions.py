@@ -1,12 +1,13 @@
 """
-Decide what to do for an object, from its body and from the memory about it: without I/O, clocks, and delays.
+Decisions about the next actions for an object, from its body and the memory about it: without I/O and clocks.
 
 `Decider.decide` finds the reason of the change and the handlers to run; the caller runs them; `Decider.conclude` puts
 their effects into one patch. The progress in between is remembered in a cycle (see `cycles`).
 
-An object that no handler matches is not written to. But an update handler of a field would match such an object if it
-had the field. So the operator remembers the absence of the field: when the field is added, this is an update from the
-state without the field. If creation handlers match the object then, it is created first, and the update follows.
+The operator does not write to an object without matching handlers. But an update handler of a field would match such
+an object if it had the field. So the operator remembers the absence of the field: when the field is added, this is an
+update from the state without the field. If creation handlers match the object then, they run first, and the update
+follows.
 """
 
 import copy
@@ -49,7 +50,7 @@ NO_FIELDS: Final[frozenset[FieldPath]] = frozenset()
 
 
 class MakeCause(Protocol):
-    """Creates a cause from these facts, and from further facts that only the caller has (memo, logger, indices)."""
+    """Creates a cause from these facts, and from facts that only the caller knows (memo, logger, indices)."""
 
     def __call__(
         self,
@@ -176,7 +177,7 @@ class Decider:
 
         Args:
             body: the newest state of the object.
-            memory: what is remembered of the object.
+            memory: the memory about the object.
             make_cause: creates the cause of the change.
             holding: whether the object must stay for another reason, such as a running daemon.
             now: the current time.
@@ -190,8 +191,8 @@ class Decider:
         failed: filters.Failures = {}
         relevant = filters.sift(self.table.changing, cause, filters.prematch, failed)
         needed = holding or any(handler.requires_finalizer for handler in relevant)
-        # Nothing is written to such an object, not even its last handled state: users exclude objects of other
-        # operators by filters.
+        # Not even the last handled state is written to such an object: users exclude objects of other operators by
+        # filters.
         if not relevant and not needed and not held:
             self._skip(cause, failed, failures)
             return None
@@ -199,15 +200,14 @@ class Decider:
         if recalled is not None:
             cycle.recall(recalled, creating=cause.reason is Reason.CREATE)
         if cause.reason in UNCHANGED and relevant and (cycle.missed or cycle.revived):
-            # The object is as before, as one edit has reverted another, but some handlers have seen the state in
+            # One edit has reverted another one, so the object is unchanged, but some handlers have seen the state in
             # between.
             cause = dataclasses.replace(cause, reason=Reason.UPDATE)
         decision = Decision(cause=cause, cycle=cycle, essence=essence, last=last, relevant=bool(relevant))
         # The API server refuses new finalizers on an object that is being deleted.
         decision.add_finalizer = needed and not held and not deleting
         decision.remove_finalizer = held and not needed and not deleting and not self._may_need_finalizer(failed)
-        # The handlers wait until the finalizer is stored: if the object is deleted while they run, it must not vanish
-        # unseen.
+        # The handlers wait until the finalizer is stored: otherwise, a deletion while they run would not be handled.
         if not (decision.add_finalizer or cause.reason is Reason.FREE or (deleting and memory.deletion_handled)):
             self._choose_handlers(decision, relevant, failed, failures, now)
         return decision
@@ -224,7 +224,7 @@ class Decider:
         """
         Return the last handled essence and the recalled one.
 
-        The latter exists only if the object has got fields that were missing before: it is the present essence without
+        The recalled one exists only if fields were added that were missing before: it is the present essence without
         these fields.
         """
         last = self.essences.fetch_last(body, essence, memory.handled_digest)
@@ -275,7 +275,7 @@ class Decider:
         cause, cycle = decision.cause, decision.cycle
         matching = filters.sift(relevant, cause, filters.match_change, failed)
         # If filters have failed, the cycle waits for the next change. Exception: if the object was edited during its
-        # creation, the creation ends, as the update is that next change.
+        # creation, the following update is that next change, so the creation ends.
         skipping = self._skip(cause, failed, skipped) and not (cause.reason is Reason.CREATE and cycle.edited)
         cycle.skip(skipping)
         decision.incomplete = skipping
@@ -298,14 +298,14 @@ class Decider:
         due: filters.Failures = {
             handler: error
             for handler, error in failed.items()
-            # Only handlers that could be run for this reason: the filters of others do not matter.
+            # Consider only handlers that could run for this reason.
             if isinstance(handler, ChangingHandler) and filters.may_match_change(handler, cause)
         }
         if skipped is not None:
             skipped.update(due)
             if cause.body['metadata'].get('deletionTimestamp') is None:
-                # Without the finalizer, no other handlers are run yet. But it is unknown whether the object needs it
-                # for these ones.
+                # It is unknown whether the object needs the finalizer for these handlers. Without the finalizer, no
+                # handlers run yet.
                 skipped.update((handler, failed[handler]) for handler in self.table.finalizing if handler in failed)
         return bool(due)
 
@@ -313,8 +313,7 @@ class Decider:
         """Return the fields that the object lacks, and with which it would match update handlers."""
         if not self._awaiting_fields or body['metadata'].get('deletionTimestamp') is not None:
             return NO_FIELDS
-        # The cause has no change, because the change does not matter here: only the object tells which fields are
-        # missing.
+        # The cause has no change, because the missing fields depend only on the object.
         cause = make_cause(reason=Reason.NOOP, initial=False, old=None, new=self.essences.of(body), diff=EMPTY)
         missing_fields = filters.sift(self._awaiting_fields, cause, filters.lacks_field, {})
         return frozenset(handler.field for handler in missing_fields if handler.field)
@@ -364,7 +363,7 @@ class Decider:
         """
         metadata = body['metadata']
         needed = holding or self._held_if_settled
-        # Deletions are rare, and need no fast path. Where filters decide about the finalizer, only `decide` calls them.
+        # Deletions are rare, and need no fast path. If the finalizer depends on filters, only `decide` can call them.
         if metadata.get('deletionTimestamp') is not None or needed is None:
             return False
         if (self.finalizer in (metadata.get('finalizers') or ())) is not needed:
@@ -376,7 +375,7 @@ class Decider:
             last = self.essences.fetch_last(body, essence, handled_digest, again=True)
             if last is None or not is_same(last, essence):
                 return False
-        # Records of an interrupted cycle are to be continued or purged, although nothing has changed since then.
+        # Records of an interrupted cycle must be continued or purged, although the object has not changed since then.
         return not self.records.fetch_all(self.table.changing_ids, body)
 
     @property
@@ -404,7 +403,7 @@ class Decider:
         Custom storages can keep data outside of the object: these are compared with the data noted before the pause.
 
         Raises:
-            StorageError: if a storage fails, so that it is not known. A guess could repeat what has succeeded.
+            StorageError: if a storage fails. A guess could repeat handlers that have succeeded.
         """
         before = cycle.external if self.is_external else self._look_up(earlier, cycle)
         if before is None:
@@ -467,8 +466,8 @@ class Decider:
         if reason is Reason.FREE:
             return
         if done:
-            # In one patch with the last handled state. With two patches, an operator that is killed in between would
-            # repeat the handlers, or leave records behind that look like an interrupted cycle.
+            # Why in one patch with the last handled state? If the operator were killed between two patches, the
+            # handlers would run again, or the remaining records would look like an interrupted cycle.
             cycle.state.purge(storage=self.records, body=body, patch=conclusion)
             decision.followup = self._cycles.follow(cycle, decision.cause, decision.essence)
             if decision.followup is not None:
@@ -479,7 +478,7 @@ class Decider:
             if decision.relevant and reason in _STORING and not is_same(decision.stored, decision.last):
                 self.essences.store_last(body, decision.stored, conclusion)
         else:
-            # Kept until the patch is stored: `retract` restores them if the patch fails.
+            # Keep them until the patch is stored: `retract` restores them if the patch fails.
             decision.before = cycle.known, cycle.base
             self._cycles.advance(cycle, body, decision.essence, patch)
             cycle.state.store(storage=self.records, body=body, patch=conclusion)

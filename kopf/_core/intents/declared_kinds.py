@@ -32,12 +32,12 @@ _CACHE_SIZE = 256
 
 
 class InvalidObjectError(PermanentError):
-    """An object does not conform to the class of its kind, so typed handlers cannot get it until it changes."""
+    """Raised if an object does not conform to the class of its kind: typed handlers cannot get it until it changes."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Kind:
-    """The declaration of one version of a kind: its names, its class, and what the CRD says besides the schema."""
+    """The declaration of one version of a kind: its names, its class, and the parts of the CRD besides the schema."""
 
     cls: type[Any]
     group: str
@@ -104,7 +104,7 @@ class Kind:
 
     def load_part(self, body: Mapping[str, Any], name: str, *, stored: bool = True) -> Any:
         """
-        Return an attribute of the object as the class has it: the spec or the status; ``None`` if it is absent.
+        Return the spec or the status of the object in the type of the class; ``None`` if it is absent.
 
         Args:
             body: the object.
@@ -122,7 +122,7 @@ class Kind:
         Check that both declarations can belong to one operator.
 
         Raises:
-            ModelError: if both are of the same version of a kind, or if they differ in what all versions share.
+            ModelError: if both declare the same version of a kind, or if they differ in fields that all versions share.
         """
         if (other.group, other.plural) != (self.group, self.plural) and (other.group, other.kind) != (
             self.group,
@@ -145,12 +145,12 @@ class Kind:
             raise ModelError(f"Both {places} have storage=True, but only one version of a kind can be stored.")
 
     def replaces(self, other: 'Kind') -> bool:
-        """Check whether this is the same class as of the other declaration, imported again."""
+        """Check whether this is the class of the other declaration, imported again."""
         return _locate(self.cls) == _locate(other.cls)
 
     @functools.cached_property
     def _implied(self) -> Collection[str]:
-        """The fields that all objects have, and that the class does not mention; it can forbid unknown fields."""
+        """The fields that all objects have but the class does not mention; they are removed, as it can forbid them."""
         return {'apiVersion', 'kind', 'metadata'} - list_fields(self.cls)
 
 

@@ -1,5 +1,5 @@
 """
-Dependencies of handlers on indices: which arguments the functions of users can access.
+Dependencies of handlers on indices: the arguments that the functions of users can access.
 
 When a resource is discovered, the arguments are found in the signatures and the bytecode of the functions. A function
 accesses the arguments that it names, or any argument if it uses its ``**kwargs``. Most functions never use their

@@ -29,10 +29,10 @@ def is_explained(changes: Diff, patch: Mapping[str, Any]) -> bool:
 
 def find_leaves(changes: Diff) -> Iterator[FieldPath]:
     """
-    Yield the changed fields; of dicts that are added or removed as a whole, the fields in them.
+    Yield the changed fields; for dicts that are added or removed as a whole, yield the fields in them.
 
-    A patch explains each of them, or it does not. For example, the operator writes its first annotation, and another
-    client its own one at the same time: the difference is that there are annotations now.
+    Each field is compared with the patch separately. For example, if the operator and another client add the first
+    annotations of an object at the same time, the difference is the whole dict of annotations.
     """
     for item in changes:
         yield from _iter_leaves(item.field, item.old, item.new)
@@ -52,7 +52,7 @@ def is_touched(field: tuple[str, ...], patch: Mapping[str, Any]) -> bool:
     value: Any = patch
     for key in field:
         if not isinstance(value, Mapping):
-            # The patch replaces or removes a parent as a whole, so it can have changed everything below.
+            # The patch replaces or removes a parent as a whole, so it can have changed all fields below.
             return True
         if key not in value:
             return False
@@ -79,10 +79,10 @@ def find_outdated(
     Args:
         state: the progress, with the digests.
         essence: the essence to compare with.
-        fields: the fields of the handlers that are for one field: their digests can be those of the field.
+        fields: the fields of handlers for one field; their digests can be those of this field.
     """
     seen = {key: record.digest for key, record in state.items() if record.digest is not None}
-    # Computed only if there are digests to compare with, as the whole essence must be serialised.
+    # It is computed only if there are digests to compare with, because the whole essence must be serialised.
     whole = digest_essence(essence) if seen else None
     return [
         key

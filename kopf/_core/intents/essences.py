@@ -2,8 +2,8 @@
 The essences of objects: the parts whose changes are handled, e.g. without the status and the resource version.
 
 The storages in the settings build the essences, and store the last handled one in the object; users can replace these
-storages by their own. For Secrets, only digests of the values are stored. When they are loaded, the digests of
-unchanged values are replaced with the values from the object.
+storages. For Secrets, only digests of the values are stored. When they are loaded, the digests of unchanged values are
+replaced with the values from the object.
 """
 
 import copy
@@ -59,7 +59,7 @@ class Essences:
     def of(self, body: Body) -> BodyEssence:
         """Return the essence of the object."""
         raw = body._data()
-        # Compared by identity: the framework never modifies a body, but replaces it by its newer state.
+        # Compare the identity: the framework never modifies a body, but replaces it with its newer state.
         if raw is not self._raw:
             # The user's `clear` may modify the essence, whose values belong to the body.
             source = Body(copy.deepcopy(dict(raw))) if self._copying else body
@@ -101,7 +101,7 @@ class Essences:
             again: whether to cache the essence until it is fetched again for the same state. It is not cached for
                 longer, because handlers get it, and could change it in place.
         """
-        # Checked before the storage, which has not kept that state.
+        # Check this before the storage, which has lost that state.
         if handled_digest is not None and handled_digest == digest_essence(essence):
             return essence
         known = self._remembering and body._data() is self._raw
@@ -118,7 +118,7 @@ class Essences:
         return last
 
     def is_last(self, body: Body, essence: BodyEssence) -> bool:
-        """Check quickly whether the essence is the last handled one; the answer "no" is not certain."""
+        """Check quickly whether the essence is the last handled one; the result ``False`` is not certain."""
         is_known = self._remembering and essence is self._essence and body._data() is self._raw
         if is_known and self._is_last is not None:
             return self._is_last

@@ -1,5 +1,5 @@
 """
-Filters: which handlers match an object and its change.
+Filters: check which handlers match an object and its change.
 
 `prematch` checks only the object: its labels, annotations, fields, and the callbacks. If no change-detecting handler
 prematches an object, the operator ignores the object: it stores nothing on it, and logs nothing about it. `match` also
@@ -34,7 +34,7 @@ CauseT = TypeVar('CauseT', bound=ResourceCause)
 
 
 class FilterError(Exception):
-    """A callback of the user's filters has failed, so it is unknown whether its handler matches."""
+    """Raised when a callback of the user's filters has failed, so it is unknown whether its handler matches."""
 
     def __init__(self, fn: Callable[..., Any], error: BaseException) -> None:
         super().__init__(f"A filter ({_locate(fn, error)}) failed: {name_error(error)}")
@@ -71,7 +71,7 @@ class FailureReports:
                 cause.logger.error(
                     "%s. The handler is skipped, and is tried again with the next change.", error.explain(handler)
                 )
-            # The reports of objects that keep failing are the last to be forgotten.
+            # Move it to the end: when the memory is full, the reports of objects that keep failing are dropped last.
             self._known.move_to_end(key)
             if len(self._known) > _MAX_REPORTS:
                 self._known.popitem(last=False)
@@ -99,7 +99,7 @@ def prematch(handler: ResourceHandler, cause: ResourceCause) -> bool:
     if is_unconditional(handler):
         return True
     return (
-        # In this order: the cheap checks first, and the user's function only for objects that pass all the others.
+        # The cheap checks come first; the user's function is only called for objects that pass all the other checks.
         _match_metadata(handler, cause)
         and (handler.field is None or _match_field(handler, cause))
         and (handler.when is None or _call(handler.when, cause.kwargs_of_callback(handler.when, handler)))
@@ -149,7 +149,7 @@ def match_change(handler: ChangingHandler, cause: ChangingCause) -> bool:
 
 def match(handler: ResourceHandler, cause: ResourceCause) -> bool:
     """Check whether the handler is for the object and the change."""
-    # The change first, because it excludes most handlers, and their callbacks need not be called.
+    # Check the change first: it excludes most handlers, so that their callbacks need not be called.
     if isinstance(handler, ChangingHandler) and isinstance(cause, ChangingCause) and not match_change(handler, cause):
         return False
     return prematch(handler, cause)
@@ -194,8 +194,8 @@ def are_distinct(handlers: Sequence[ResourceHandler]) -> bool:
 
 def _match_metadata(handler: ResourceHandler, cause: ResourceCause) -> bool:
     return (
-        # Skipped if the server has selected the objects, as they match. The check could even be wrong: if an object was
-        # deleted in a gap of the watch, its deletion is reported without its labels.
+        # Skip the check if the server has selected the objects. It could even be wrong: if an object was deleted in a
+        # gap of the watch, its deletion is reported without its labels.
         (handler.label_selector is None or cause.selected or handler.label_selector.matches(cause.body.metadata.labels))
         and _match_mapping(handler.labels, cause.body.metadata.labels, handler, cause)
         and _match_mapping(handler.annotations, cause.body.metadata.annotations, handler, cause)
@@ -218,7 +218,7 @@ def _match_field(handler: ResourceHandler, cause: ResourceCause) -> bool:
         pattern = MetaFilterToken.PRESENT if handler.value is None else handler.value
         return any(
             _match_value(pattern, resolve(essence, handler.field, _ABSENT), handler, cause)
-            # Both states: the removal of a field is also a change of that field.
+            # Check both states: the removal of a field is also a change of that field.
             for essence in (cause.old, cause.new)
         )
     pattern = MetaFilterToken.PRESENT if handler.value is None else handler.value
@@ -244,7 +244,7 @@ def _match_value(pattern: Any, content: Any, handler: ResourceHandler, cause: Re
     if callable(pattern):
         kwargs = cause.kwargs_of_callback(pattern, handler, positional=1)
         return _call(pattern, kwargs, None if content is _ABSENT else content)
-    # Compared inexactly, as the API server writes a whole float as an integer.
+    # Compare inexactly: the API server writes a whole float as an integer.
     return content is not _ABSENT and is_same(content, pattern, exact=False)
 
 
@@ -287,7 +287,7 @@ def _hash_content(body: Body) -> int:
     """Return a hash of the fields that users change. With the status, each of its updates would repeat the reports."""
     raw, meta = body._data(), body.metadata
     content = {key: value for key, value in raw.items() if key not in ('metadata', 'status')}
-    # Without the annotations and versions, as the framework's own patches change them.
+    # Exclude the annotations and versions: the framework's own patches change them.
     content['metadata'] = {'labels': meta.get('labels'), 'deleted': meta.get('deletionTimestamp')}
     try:
         return hash(orjson.dumps(content, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS))

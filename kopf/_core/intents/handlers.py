@@ -113,7 +113,7 @@ class ResourceHandler(DeclaredHandler):
 
     cause: ClassVar[type[causes.Cause]] = causes.ResourceCause
     modifies: ClassVar[bool] = False
-    """Whether the framework stores its state on the objects for this kind of handlers, and so must patch them."""
+    """Whether the framework patches the objects for this kind of handlers, in order to store its state."""
     watches: ClassVar[bool] = True
     """Whether the objects are watched for this kind of handlers; otherwise, the API server sends them by webhooks."""
     named_by_field: ClassVar[bool] = True
@@ -273,7 +273,7 @@ class ReconcileOptions(ObjectOptions, WatchOptions, total=False):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class ReconcilingHandler(ResourceHandler):
-    """``@kopf.on.reconcile``: a function that brings an object to its desired state, whatever has changed."""
+    """``@kopf.on.reconcile``: a function that brings an object to its desired state after any change."""
 
     sources: Sequence[Source] = ()
     interval: float | None = None
@@ -283,9 +283,9 @@ class ReconcilingHandler(ResourceHandler):
     backoffs: tuple[float, float] = (1, 600)
     """The first delay after an error, and the longest one."""
     conditions: bool = False
-    """Whether the framework keeps the conditions of the objects."""
+    """Whether the framework sets the conditions of the objects."""
     prune: bool = True
-    """Whether the children are deleted that a successful run has not applied."""
+    """Whether the framework deletes the children that a successful run has not applied."""
 
     slot = 'reconciling'
     kind = 'Reconciler'

@@ -1,10 +1,10 @@
 """
-Edits that other clients have made in the middle of a creation while no operator ran.
+Detection of edits that other clients have made during a creation while no operator was running.
 
 If the remaining creation handlers are delayed for long, the records of the handlers contain the essence that the first
-handler has seen. Otherwise, the records contain only digests, and the records of upstream kopf not even these. Then the
-operator looks at the metadata that the API server maintains: ``generation`` counts the changes of the spec, and
-``managedFields`` tells which client has changed the labels and annotations, and when.
+handler has seen. Otherwise, the records contain only digests, and the records of upstream kopf have no digests. Then
+the operator uses the metadata that the API server maintains: ``generation`` counts the changes of the spec, and
+``managedFields`` shows which client has changed the labels and annotations, and when.
 """
 
 import json
@@ -43,7 +43,7 @@ def unpack(text: str | None) -> BodyEssence | None:
 
 def is_changed_since_created(body: Body, *, has_status: bool) -> bool:
     """Check whether other clients have changed the spec, or the labels and annotations after the operator's patch."""
-    # Without the subresource, the generation also grows with the status, e.g. with the results of handlers.
+    # Without the subresource, changes of the status increment the generation, too, e.g. results of handlers.
     generation = body.metadata.get('generation') if has_status or not body.get('status') else None
     # The API server begins with 1, and increments the generation with each change of the spec.
     return (isinstance(generation, int) and generation > 1) or _is_labelled_by_others(body)
@@ -55,7 +55,7 @@ def _is_labelled_by_others(body: Body) -> bool:
         for entry in body.metadata.get('managedFields') or ()
         if isinstance(entry, Mapping) and not entry.get('subresource')
     ]
-    # Only changes after the last write of this operator count as edits. If it has written nothing, no change counts.
+    # Only changes after the last write of this operator count as edits; without any such write, no change counts.
     ours = max((_get_time(entry) for entry in entries if entry.get('manager') == _MANAGER), default='')
     return bool(ours) and any(  # an edit in the same second is not detected: the times are in whole seconds
         entry.get('manager') != _MANAGER and _get_time(entry) > ours and _has_essential_metadata(entry)

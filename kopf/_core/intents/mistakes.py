@@ -3,7 +3,7 @@ Mistakes in the declarations of users, found by the decorators or when the opera
 
 Functions can name any of the provided arguments, with or without ``**kwargs`` for the others; only other names are
 mistakes. If they were not found so early, each object would cause a traceback of a call outside of the user's code; and
-some would never be noticed. The messages say what is wrong, where it is, and what to write instead.
+some would never be noticed. The messages name the mistake, its location, and the remedy.
 """
 
 import functools
@@ -28,7 +28,7 @@ from kopf._core.intents.registries import OperatorRegistry
 
 
 class DeclarationError(ExplainedError):
-    """Handlers cannot be run as they are declared; the text says which ones, and why."""
+    """Raised when handlers cannot be run as they are declared; the text names them with the reasons."""
 
 
 def check_handler(name: str, fn: Any) -> None:

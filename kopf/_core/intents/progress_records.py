@@ -2,7 +2,7 @@
 The progress records of handlers, as the storages in the settings keep them on objects.
 
 Why not simply call the storages? A state of an object is processed in several steps, so its records are cached. Only
-storages that users have replaced by their own are called each time, since they can keep the records elsewhere.
+custom storages of users are called each time, since they can keep the records elsewhere.
 """
 
 from collections.abc import Collection, Mapping

@@ -142,7 +142,7 @@ class OperatorRegistry:
         """Add the chosen handlers of another registry, except for those that this registry contains already."""
         for kind in KINDS:
             own = self.of(kind)
-            # By identity: handlers with equal options are still declared twice.
+            # Compare the identity: handlers with equal options are still different declarations.
             known = set(own)
             for handler in other.of(kind).get_all_handlers():
                 if handler not in known and chosen(handler):
@@ -220,7 +220,7 @@ _NO_HANDLERS: Mapping[type[ResourceHandler], tuple[Any, ...]] = {}
 
 class HandlerTable(NamedTuple):
     """
-    The handlers of one resource, and what follows from them.
+    The handlers of one resource, with all facts that depend only on them.
 
     Values that are needed for each event are attributes, because a look-up in a mapping takes longer.
     """
@@ -243,7 +243,7 @@ class HandlerTable(NamedTuple):
     managing: bool = False
     """Whether the framework stores its state on the objects."""
     dependents: tuple[tuple[ResourceHandler, Source], ...] = ()
-    """The handlers of other resources that depend on the objects of this one, each with the source that says how."""
+    """The handlers of other resources that depend on the objects of this one, each with its source."""
     arguments: frozenset[str] | None = frozenset()
     """The arguments that handlers can access, not counting indexing handlers; ``None`` if they can access any."""
     label_selector: LabelSelector | None = None
@@ -311,7 +311,7 @@ def get_callable_id(fn: Any) -> str:
     if name is None:
         raise ValueError(f"Cannot get id of {fn!r}. Give one by the option id=.")
     if name == '<lambda>' or name.endswith('.<lambda>'):
-        # Lambdas have no names of their own, and all of a module would have the same id.
+        # All lambdas have the same name, so all lambdas of a module would have the same id.
         return f"lambda:{fn.__code__.co_filename}:{fn.__code__.co_firstlineno}"
     return str(name)
 

@@ -1,9 +1,9 @@
 """
 The permissions that the framework needs for the handlers: the source of generated roles, and of the reviews at start.
 
-The rules of the handlers depend on their resources. A running operator has discovered these; for a command, there is no
-cluster to ask. So each caller passes a function that selects the resources. What handlers request themselves, with
-other clients, is unknown here.
+The rules of the handlers depend on their resources. A running operator has discovered these, but a command has no
+cluster to ask. So each caller passes a function that selects the resources. The requests that handlers make with other
+clients are unknown here.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -24,19 +24,19 @@ Select = Callable[[Selector, str], Collection[Resource]]
 
 
 class Rule(NamedTuple):
-    """A permission: what may be done with a resource."""
+    """A permission: the verbs for a resource."""
 
     group: str
     resource: str
     """The plural name, with the subresource after a slash."""
     verbs: tuple[str, ...]
     clusterwide: bool = False
-    """Whether it can only be granted for the whole cluster."""
+    """Whether only a cluster role can grant the permission."""
     names: tuple[str, ...] = ()
-    """The names of the only objects that it is for; empty for all."""
+    """The names of the objects to which the permission is restricted; empty for all objects."""
 
     def as_role_rule(self) -> dict[str, Any]:
-        """Return the rule as roles have it."""
+        """Return the rule in the format of roles."""
         names = {'resourceNames': list(self.names)} if self.names else {}
         return {'apiGroups': [self.group], 'resources': [self.resource], **names, 'verbs': list(self.verbs)}
 
@@ -48,8 +48,7 @@ def list_general_rules(
     Yield the permissions that do not depend on the handlers.
 
     Args:
-        clusterwide: whether the operator serves the whole cluster. If it serves some namespaces, it watches whether
-            they come and go.
+        clusterwide: whether the operator serves the whole cluster; otherwise, it watches the namespaces.
         elected: whether replicas elect a leader.
         posting: whether the operator posts Kubernetes Events.
         scanning: whether the operator notices new resources and namespaces.
@@ -88,10 +87,10 @@ def list_handler_rules(handler: ResourceHandler, select: Select) -> Iterator[Rul
 
 
 def _is_writing(handler: ResourceHandler) -> bool:
-    """Check whether the framework patches the objects: to keep its state there, or as the function says."""
+    """Check whether the framework patches the objects: to store its state, or for the ``patch`` of the function."""
     if handler.modifies or isinstance(handler, ReconcilingHandler):
         return True
-    # Other functions only read, unless they name an argument by which they write.
+    # Other functions only read, unless they name an argument with which they write.
     is_named = handler.uses_conditions or 'patch' in read_arguments(handler.fn).explicit
     return isinstance(handler, WatchingHandler) and is_named
 

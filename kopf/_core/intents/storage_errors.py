@@ -1,5 +1,5 @@
 """
-Failures of the storages in the settings. Users can replace them by their own, which e.g. use a database.
+Failures of the storages in the settings. Users can replace these storages, e.g. with storages in a database.
 
 The errors name the failed storage. They are retried in the same way as the failures of the API.
 """
@@ -10,7 +10,7 @@ from kopf._cogs.helpers.explanations import name_error
 
 
 class StorageError(Exception):
-    """A storage has failed; the original error is the ``__cause__``."""
+    """Raised when a storage has failed; the original error is the ``__cause__``."""
 
     def __init__(self, storage: DiffBaseStorage | ProgressStorage, method: str, error: Exception) -> None:
         option = 'diffbase_storage' if isinstance(storage, DiffBaseStorage) else 'progress_storage'
