@@ -6,13 +6,13 @@ in the documentation), the options of its kind of handlers, and an optional ``re
 decorated function unchanged, so that they can be stacked. A wrong option raises `TypeError` or `ValueError` at once.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Never, TypeVar, Unpack, get_args
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Never, TypeVar, Unpack, get_args, overload
 
 from kopf._cogs.structs.dicts import FieldSpec, parse_field
 from kopf._core.intents import declarations as _declarations
 from kopf._core.intents.causes import Activity, Reason
-from kopf._core.intents.declarations import Name, SourceName, SubName
+from kopf._core.intents.declarations import Name, SubName
 from kopf._core.intents.handlers import (
     ActivityHandler,
     ActivityOptions,
@@ -25,7 +25,6 @@ from kopf._core.intents.handlers import (
     EventOptions,
     FieldOptions,
     IndexingHandler,
-    MappingFn,
     OperationName,
     ReconcileOptions,
     ReconcilingHandler,
@@ -44,7 +43,11 @@ from kopf._core.intents.handlers import (
 from kopf._core.intents.options import RetriedOptions
 from kopf._core.intents.signatures import showing_options as _showing_options
 
+if TYPE_CHECKING:
+    from kopf._core.intents.typed_functions import HasSpec, TypedDecorator
+
 FnT = TypeVar('FnT', bound=Callable[..., Any])
+SpecT = TypeVar('SpecT')
 
 _OPERATIONS: tuple[OperationName, ...] = get_args(OperationName)
 
@@ -121,6 +124,14 @@ def schedule(
     )
 
 
+@overload
+def event(  # type: ignore[overload-overlap]
+    model: 'type[HasSpec[SpecT]]', /, **options: Unpack[EventOptions]
+) -> 'TypedDecorator[SpecT]': ...
+@overload
+def event(
+    arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[EventOptions]
+) -> Callable[[FnT], FnT]: ...
 @_showing_options(EventOptions)
 def event(
     arg1: Name = None,
@@ -133,6 +144,14 @@ def event(
     return _declarations.declare(WatchingHandler, 'event', (arg1, arg2, arg3), options)
 
 
+@overload
+def create(  # type: ignore[overload-overlap]
+    model: 'type[HasSpec[SpecT]]', /, **options: Unpack[RetriedOptions]
+) -> 'TypedDecorator[SpecT]': ...
+@overload
+def create(
+    arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[RetriedOptions]
+) -> Callable[[FnT], FnT]: ...
 @_showing_options(RetriedOptions)
 def create(
     arg1: Name = None,
@@ -145,6 +164,14 @@ def create(
     return _declarations.declare(ChangingHandler, 'create', (arg1, arg2, arg3), options, reason=Reason.CREATE)
 
 
+@overload
+def update(  # type: ignore[overload-overlap]
+    model: 'type[HasSpec[SpecT]]', /, **options: Unpack[UpdateOptions]
+) -> 'TypedDecorator[SpecT]': ...
+@overload
+def update(
+    arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[UpdateOptions]
+) -> Callable[[FnT], FnT]: ...
 @_showing_options(UpdateOptions)
 def update(
     arg1: Name = None,
@@ -165,6 +192,14 @@ def update(
     )
 
 
+@overload
+def resume(  # type: ignore[overload-overlap]
+    model: 'type[HasSpec[SpecT]]', /, **options: Unpack[ResumeOptions]
+) -> 'TypedDecorator[SpecT]': ...
+@overload
+def resume(
+    arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[ResumeOptions]
+) -> Callable[[FnT], FnT]: ...
 @_showing_options(ResumeOptions)
 def resume(
     arg1: Name = None,
@@ -182,6 +217,14 @@ def resume(
     return _declarations.declare(ChangingHandler, 'resume', (arg1, arg2, arg3), options, initial=True, deleted=deleted)
 
 
+@overload
+def delete(  # type: ignore[overload-overlap]
+    model: 'type[HasSpec[SpecT]]', /, **options: Unpack[DeleteOptions]
+) -> 'TypedDecorator[SpecT]': ...
+@overload
+def delete(
+    arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[DeleteOptions]
+) -> Callable[[FnT], FnT]: ...
 @_showing_options(DeleteOptions)
 def delete(
     arg1: Name = None,
@@ -206,6 +249,20 @@ def delete(
     )
 
 
+@overload
+def field(  # type: ignore[overload-overlap]
+    model: 'type[HasSpec[SpecT]]', /, *, field: FieldSpec, **options: Unpack[FieldOptions]
+) -> 'TypedDecorator[SpecT]': ...
+@overload
+def field(
+    arg1: Name = None,
+    arg2: SubName = None,
+    arg3: SubName = None,
+    /,
+    *,
+    field: FieldSpec,
+    **options: Unpack[FieldOptions],
+) -> Callable[[FnT], FnT]: ...
 @_showing_options(FieldOptions)
 def field(
     arg1: Name = None,
@@ -229,18 +286,20 @@ def field(
     )
 
 
-@_showing_options(ReconcileOptions)
+@overload
+def reconcile(  # type: ignore[overload-overlap]
+    model: 'type[HasSpec[SpecT]]', /, **options: Unpack[ReconcileOptions]
+) -> 'TypedDecorator[SpecT]': ...
+@overload
+def reconcile(
+    arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[ReconcileOptions]
+) -> Callable[[FnT], FnT]: ...
+@_showing_options(ReconcileOptions, owns=(), backoff=(1, 600), conditions=False, prune=True)
 def reconcile(
     arg1: Name = None,
     arg2: SubName = None,
     arg3: SubName = None,
     /,
-    *,
-    owns: Iterable[SourceName] = (),
-    watches: Mapping[str, MappingFn] | Mapping[SourceName, MappingFn] | None = None,
-    backoff: tuple[float, float] = (1, 600),
-    conditions: bool = False,
-    prune: bool = True,
     **options: Unpack[ReconcileOptions],
 ) -> Callable[[FnT], FnT]:
     """
@@ -264,7 +323,9 @@ def reconcile(
         conditions: whether to keep the conditions ``Ready``, ``Reconciling`` and ``Stalled`` of the objects.
         prune: whether the children are deleted that a successful run has not applied; see "Children".
     """
-    timeout = options.pop('timeout', None)
+    owns, watches = options.pop('owns', ()), options.pop('watches', None)
+    backoff, timeout = options.pop('backoff', (1, 600)), options.pop('timeout', None)
+    conditions, prune = options.pop('conditions', False), options.pop('prune', True)
     _declarations.check_positive('reconcile', {**options, 'timeout': timeout}, ('interval', 'timeout', 'concurrency'))
     return _declarations.declare(
         ReconcilingHandler,
@@ -279,6 +340,14 @@ def reconcile(
     )
 
 
+@overload
+def index(  # type: ignore[overload-overlap]
+    model: 'type[HasSpec[SpecT]]', /, **options: Unpack[RetriedOptions]
+) -> 'TypedDecorator[SpecT]': ...
+@overload
+def index(
+    arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[RetriedOptions]
+) -> Callable[[FnT], FnT]: ...
 @_showing_options(RetriedOptions)
 def index(
     arg1: Name = None,
@@ -291,6 +360,14 @@ def index(
     return _declarations.declare(IndexingHandler, 'index', (arg1, arg2, arg3), options)
 
 
+@overload
+def daemon(  # type: ignore[overload-overlap]
+    model: 'type[HasSpec[SpecT]]', /, **options: Unpack[DaemonOptions]
+) -> 'TypedDecorator[SpecT]': ...
+@overload
+def daemon(
+    arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[DaemonOptions]
+) -> Callable[[FnT], FnT]: ...
 @_showing_options(DaemonOptions)
 def daemon(
     arg1: Name = None,
@@ -303,6 +380,14 @@ def daemon(
     return _declarations.declare(DaemonHandler, 'daemon', (arg1, arg2, arg3), options)
 
 
+@overload
+def timer(  # type: ignore[overload-overlap]
+    model: 'type[HasSpec[SpecT]]', /, **options: Unpack[TimerOptions]
+) -> 'TypedDecorator[SpecT]': ...
+@overload
+def timer(
+    arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[TimerOptions]
+) -> Callable[[FnT], FnT]: ...
 @_showing_options(TimerOptions)
 def timer(
     arg1: Name = None,
@@ -315,6 +400,14 @@ def timer(
     return _declarations.declare(TimerHandler, 'timer', (arg1, arg2, arg3), options)
 
 
+@overload
+def validate(  # type: ignore[overload-overlap]
+    model: 'type[HasSpec[SpecT]]', /, **options: Unpack[WebhookOptions]
+) -> 'TypedDecorator[SpecT]': ...
+@overload
+def validate(
+    arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[WebhookOptions]
+) -> Callable[[FnT], FnT]: ...
 @_showing_options(WebhookOptions)
 def validate(
     arg1: Name = None,
@@ -327,6 +420,14 @@ def validate(
     return _webhook(WebhookType.VALIDATING, 'validate', (arg1, arg2, arg3), options)
 
 
+@overload
+def mutate(  # type: ignore[overload-overlap]
+    model: 'type[HasSpec[SpecT]]', /, **options: Unpack[WebhookOptions]
+) -> 'TypedDecorator[SpecT]': ...
+@overload
+def mutate(
+    arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[WebhookOptions]
+) -> Callable[[FnT], FnT]: ...
 @_showing_options(WebhookOptions)
 def mutate(
     arg1: Name = None,

@@ -4,6 +4,7 @@ The public surface is typed: strict checkers find no fault in an operator, and f
 Pyright is run as basedpyright, in the strict mode of both: its package has all that it needs, and downloads nothing.
 """
 
+import inspect
 import json
 import pathlib
 import re
@@ -14,9 +15,13 @@ from collections.abc import Callable
 import pytest
 
 import kopf
+from kopf._core.intents.handlers import KINDS, ConversionHandler, ResourceHandler
+from kopf._core.intents.mistakes import list_arguments
+from kopf._core.intents.typed_functions import NamingFn
 
 SAMPLE = pathlib.Path(__file__).parent / 'typing_sample.py'
 MISTAKES = '''
+import dataclasses
 import kopf
 from typing import Any
 
@@ -36,8 +41,33 @@ print(kopf.PermanentErr)
 @kopf.on.startup()
 def fn4(settings: kopf.OperatorSettings, **_: Any) -> None:
     settings.posting.enable = False
+
+@dataclasses.dataclass
+class Spec:
+    field: str
+
+@kopf.kind('example.com/v1')
+@dataclasses.dataclass
+class Thing:
+    spec: Spec
+
+@kopf.on.create(Thing)
+def fn5(spec: Spec, **_: Any) -> None:
+    print(spec.feild)
+
+@kopf.on.update(Thing)
+def fn6(spec: kopf.Spec, **_: Any) -> None: ...
+
+@kopf.timer(Thing, interval=1)
+async def fn7(name: str, spec: dict[str, str], **_: Any) -> None: ...
+
+@kopf.on.reconcile(Thing, owns=['pods'])
+def fn8(name: str) -> None: ...
+
+@kopf.on.reconcile(Thing, own=['pods'])
+def fn9(**_: Any) -> None: ...
 '''
-LINES = {5, 8, 11, 13, 15, 16, 20}
+LINES = {6, 9, 12, 14, 16, 17, 21, 34, 36, 39, 42, 45}
 
 pytestmark = pytest.mark.timeout(900)  # nothing is cached where the tests run for the first time
 
@@ -64,6 +94,14 @@ def complaints(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 def test_all_public_names_are_used() -> None:
     used = set(re.findall(r'\bkopf\.(\w+)', SAMPLE.read_text()))
     assert not set(kopf.__all__) - used
+
+
+def test_the_protocol_of_typed_handlers_has_all_their_arguments() -> None:
+    parameters = inspect.signature(NamingFn.__call__).parameters
+    # The kinds of handlers that can be for a class, except conversions, which have classes of two versions.
+    kinds = [kind for kind in KINDS if issubclass(kind, ResourceHandler) and kind is not ConversionHandler]
+    arguments = {name for kind in kinds for name in list_arguments(kind)}
+    assert set(parameters) - {'self', 'indices'} == {*arguments, 'type'}
 
 
 @pytest.mark.thorough

@@ -4,9 +4,10 @@
 import asyncio
 import dataclasses
 import datetime
+import functools
 import pathlib
 from collections.abc import AsyncIterator, Collection
-from typing import Any
+from typing import Any, TypedDict
 
 import kopf
 
@@ -436,6 +437,80 @@ class NewApp:
 def typed(spec: AppSpec, obj: App, status: AppStatus | None, patch: kopf.Patch[App], **_: Any) -> None:
     patch.status = AppStatus(ready=spec.replicas + obj.spec.replicas)
     patch.status['ready'] = 0 if status is None else status.ready
+
+
+@kopf.on.event(App)
+@kopf.on.update(App, field='spec.replicas', old=1)
+@kopf.on.resume(App, deleted=True)
+@kopf.on.delete(App, optional=True)
+@kopf.on.field(App, field='spec.replicas')
+@kopf.on.validate(App, operation='CREATE')
+@kopf.on.mutate(App)
+@kopf.timer(App, interval=1)
+@kopf.daemon(App)
+async def typed_by_name(name: str, memo: kopf.Memo, logger: kopf.Logger, spec: AppSpec, **kwargs: Any) -> None:
+    logger.info("%s has %r, %r, %r", name, spec.replicas, memo, kwargs)
+
+
+@kopf.index(App, id='by_size')
+def by_size(spec: AppSpec, **_: Any) -> dict[int, str]:
+    return {spec.replicas: 'x'}
+
+
+@kopf.on.create(App)
+def typed_with_indices(spec: AppSpec, by_name: kopf.Index[str, int], by_size: kopf.Index[int, str]) -> None:
+    print(spec.replicas, by_name, by_size)
+
+
+class Methods:
+    def __init__(self) -> None:
+        kopf.on.create(App)(self.typed)
+        kopf.on.create('apps')(self.untyped)
+        kopf.on.create(App)(functools.partial(self.typed, more=1))
+
+    async def typed(self, spec: AppSpec, more: int = 0, **_: Any) -> None: ...
+
+    async def untyped(self, spec: dict[str, Any], name: str, **_: object) -> None: ...
+
+
+class Stored(TypedDict):
+    spec: dict[str, str]
+
+
+@kopf.on.create(Stored)  # its fields are no attributes, so nothing is known of the spec
+def typed_dict(spec: dict[str, str], **_: Any) -> None:
+    print(spec['field'])
+
+
+# Handlers as they are found in other operators: with annotations that are not quite right.
+
+
+class OwnMemo(kopf.Memo):
+    counter: int
+
+
+NAMES = ['kopf.dev', 'v1', 'kopfexamples']
+OPTIONS: dict[str, Any] = {'retries': 3}
+
+
+@kopf.on.create(*NAMES, **OPTIONS)
+@kopf.on.update('kopf.dev', 'v1', 'kopfexamples')
+def inexact(
+    spec: dict[str, Any], name: str, namespace: str, memo: OwnMemo, body: dict[str, Any], **kwargs: object
+) -> dict[str, str]:
+    return {name: namespace}
+
+
+for decorator in (kopf.on.create, kopf.on.resume):
+    decorator('kopfexamples')(inexact)
+on_pods = functools.partial(kopf.on.create, 'pods')
+print(inexact({}, 'name', 'namespace', OwnMemo(), {})['name'])
+
+
+@on_pods(id='partial')
+@kopf.on.event(group='example.com', plural='apps')
+async def without_others(name: str) -> None:
+    print(name)
 
 
 @kopf.on.convert(App, NewApp)

@@ -44,6 +44,7 @@ TESTED_ELSEWHERE = {
     '_core/intents/cycles.py': ("cycles are seen only by the decisions made in them", 'core/intents/test_decisions.py'),
     '_core/intents/handlers.py': ("data, which the declarations fill", 'core/intents/test_declarations.py'),
     '_core/intents/options.py': ("types, which the declarations check", 'core/intents/test_declarations.py'),
+    '_core/intents/typed_functions.py': ("types", 'public/test_typing.py'),
     '_core/reactor/sinks.py': ("interfaces", 'core/reactor/test_watches.py'),
     '_cogs/clients/aiosessions.py': ("one of two sessions with the same behaviour", 'cogs/clients/test_api.py'),
     '_cogs/clients/execplugins.py': ("a part of kubeconfigs", 'cogs/clients/test_kubeconfigs.py'),

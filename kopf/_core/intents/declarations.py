@@ -28,7 +28,6 @@ logger = logging.getLogger(__name__)
 FnT = TypeVar('FnT', bound=Callable[..., Any])
 Name = str | Marker | Callable[[Resource], bool] | type[object] | None
 SubName = str | Marker | None
-SourceName = str | tuple[str, ...] | type[Any]
 
 
 _VERSION_LIKE = re.compile(r'v\d+((alpha|beta)\d+)?')

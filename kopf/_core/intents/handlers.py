@@ -7,7 +7,7 @@ its handlers: see "A new kind of handlers, step by step" in the documentation.
 
 import dataclasses
 import enum
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from kopf._cogs.structs.dicts import FieldPath
@@ -249,6 +249,9 @@ class TimerHandler(SpawningHandler):
     routine = True
 
 
+SourceName = str | tuple[str, ...] | type[Any]
+"""The name of a resource that a handler of another resource depends on."""
+
 MappingFn = Callable[..., Any]
 """A function that returns the namespaces and names of the objects that depend on an object."""
 
@@ -269,6 +272,11 @@ class ReconcileOptions(ObjectOptions, WatchOptions, total=False):
     timeout: float | None
     interval: float | None
     concurrency: int | None
+    owns: Iterable[SourceName]
+    watches: Mapping[str, MappingFn] | Mapping[SourceName, MappingFn] | None
+    backoff: tuple[float, float]
+    conditions: bool
+    prune: bool
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
