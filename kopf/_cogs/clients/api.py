@@ -487,6 +487,19 @@ def _decode(method: str, path: str, body: bytes) -> Any:
         raise errors.APIServerError(f"The response to {method} {path} is not JSON: {body[:_SNIPPET]!r}") from e
 
 
+def decode_object(method: str, path: str, body: bytes) -> Mapping[str, Any]:
+    """
+    Decode the response to a request for one object.
+
+    Raises:
+        errors.APIServerError: if it is no object: some proxies respond with pages of their own, and with status 200.
+    """
+    obj = _decode(method, path, body)
+    if not isinstance(obj, dict) or not isinstance(obj.get('metadata'), dict):
+        raise errors.APIServerError(f"The response to {method} {path} is no object: {body[:_SNIPPET]!r}")
+    return obj
+
+
 def decode(data: bytes) -> Any:
     """
     Decode JSON: fast if it is valid, and tolerantly otherwise.

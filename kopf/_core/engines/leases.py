@@ -10,9 +10,7 @@ import datetime
 import logging
 import os
 from collections.abc import Mapping
-from typing import Any, NamedTuple, cast
-
-import orjson
+from typing import Any, NamedTuple
 
 from kopf._cogs.clients import api, errors
 from kopf._cogs.clients.logins import SERVICE_ACCOUNT
@@ -151,11 +149,7 @@ class LeaseStore:
         # The logger is replaced only during the request: the same task also starts the work of the leader.
         token = api.unfenced_var.set(True)
         try:
-            answer = orjson.loads(
-                await self._client.request(method, path, payload=payload, logger=self._logger, backoffs=())
-            )
+            answer = await self._client.request(method, path, payload=payload, logger=self._logger, backoffs=())
         finally:
             api.unfenced_var.reset(token)
-        if not isinstance(answer, dict) or not isinstance(answer.get('metadata'), dict):
-            raise errors.APIServerError(f"The answer about the Lease {self} is no object: {answer!r:.200}")
-        return cast(Mapping[str, Any], answer)
+        return api.decode_object(method, path, answer)

@@ -18,8 +18,6 @@ import string
 from collections.abc import Collection, Mapping
 from typing import Any
 
-import orjson
-
 from kopf._cogs.clients import api, errors
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.helpers.explanations import ExplainedError
@@ -158,10 +156,8 @@ async def touch(
         namespace=namespace, name=name, subresource='status' if 'status' in resource.subresources else None
     )
     try:
-        body: Mapping[str, Any] = orjson.loads(
-            await client.request(
-                'PATCH', path, payload=api.encode(patch), content_type='application/merge-patch+json', backoffs=backoffs
-            )
+        answer = await client.request(
+            'PATCH', path, payload=api.encode(patch), content_type='application/merge-patch+json', backoffs=backoffs
         )
     except errors.APINotFoundError as error:
         if error.code is None:
@@ -169,7 +165,7 @@ async def touch(
             # not serve the resource yet. Otherwise, the object would seem absent until its next change.
             raise
         return None
-    return body
+    return api.decode_object('PATCH', path, answer)
 
 
 @dataclasses.dataclass(frozen=True)
