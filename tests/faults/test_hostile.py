@@ -10,6 +10,7 @@ from hostile import HostileServer
 from kinds import define
 
 import kopf
+from kopf._core.engines import peering_member
 from kopf._core.reactor import watches
 
 WATCH = '/kopfexamples.*watch=true'
@@ -479,3 +480,82 @@ async def test_objects_of_odd_kinds(world):
 
 def is_seen(body, id):
     return isinstance(body.get('status'), dict) and isinstance(body['status'].get(id), dict)
+
+
+# Requests that are not about the handled objects.
+
+RARE = ['200 HTML', '200 {}', '409']
+
+
+async def until(fn):
+    async with asyncio.timeout(20):
+        while not await fn():
+            await asyncio.sleep(0.02)
+
+
+@parametrize('spoil', BAD_ANSWERS, RARE)
+@pytest.mark.parametrize('method', ['GET', 'POST', 'PUT'])
+async def test_bad_answers_about_the_lease(world, hostile, observed, spoil, method):
+    world.settings.leadership.retry_period = 0.2
+    hostile.spoil(spoil, method, '/leases', times=2)
+
+    async def is_spoilt():
+        # If the creation is executed in spite of the response, it is not repeated.
+        return hostile.spoilt == 2 or (method == 'POST' and hostile.spoilt)
+
+    async with world.operator(leader_election=True):
+        await live(world)
+        await until(is_spoilt)
+    observed()
+
+
+@parametrize('spoil', BAD_ANSWERS, RARE)
+@pytest.mark.parametrize('method', ['GET', 'PATCH'])
+async def test_bad_answers_about_the_peering(world, hostile, observed, spoil, method, monkeypatch):
+    monkeypatch.setattr(peering_member, 'RETRY_DELAY', 0.2)
+    monkeypatch.setattr(peering_member, 'REFUSAL_DELAYS', [0.2, 0.2])
+    world.settings.peering.lifetime = 3
+    await world.aio.apply(world.root / 'peering.yaml')
+    await world.aio.create({'apiVersion': 'kopf.dev/v1', 'kind': 'ClusterKopfPeering', 'metadata': {'name': 'default'}})
+    hostile.spoil(spoil, method, '/clusterkopfpeerings', times=2)
+
+    async def is_spoilt():
+        return hostile.spoilt == 2
+
+    async with world.operator(standalone=False, peering_name='default', clusterwide=True):
+        await live(world)
+        await until(is_spoilt)
+    observed()
+
+
+@parametrize('spoil', BAD_ANSWERS, RARE)
+@pytest.mark.parametrize('method', ['GET', 'PATCH', 'DELETE'])
+async def test_bad_answers_about_children(world, hostile, spoil, method):
+    await world.aio.create({'apiVersion': 'v1', 'kind': 'Namespace', 'metadata': {'name': 'remote'}})
+
+    @kopf.on.reconcile('kopfexamples', owns=['configmaps'], backoff=(0.05, 0.2), registry=world.registry)
+    async def reconcile(name, spec, children, **_):
+        for namespace in spec['in']:
+            await children.apply(
+                {'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': name, 'namespace': namespace}}
+            )
+
+    def are_in(*namespaces):
+        async def check():
+            found = await world.aio.list('configmaps')
+            return sorted(each['metadata']['namespace'] for each in found if each['metadata']['name'] == 'obj') == [
+                *namespaces
+            ]
+
+        return check
+
+    hostile.spoil(spoil, method, '/configmaps', times=2)
+    async with world.operator(clusterwide=True):
+        await world.create(spec={'in': ['default', 'remote']})
+        await until(are_in('default', 'remote'))
+        await world.edit(**{'in': ['remote']})
+        await until(are_in('remote'))
+        await world.delete()
+        await world.gone()
+        await until(are_in())
+    assert hostile.spoilt == 2

@@ -5,13 +5,18 @@ The request names the uid and the resource version of the known state. So, if an
 meanwhile, the API server refuses the deletion, and the event of that change triggers another run.
 """
 
+import asyncio
 from collections.abc import Collection, Mapping
 from typing import Any, Final, NamedTuple
 
 from kopf._cogs.clients.api import AnyLogger, ApiClient, encode
-from kopf._cogs.clients.errors import APIConflictError, APINotFoundError
+from kopf._cogs.clients.discovery import discover
+from kopf._cogs.clients.errors import APIConflictError, APINotFoundError, APIServerError
 from kopf._core.engines.adoption import OWNER_LABEL, ChildKey, find_handler, find_owners
 from kopf._core.engines.child_marks import ChildKind
+
+CONFIRMATION_DELAY: Final = 1.0
+"""The delay after which a kind that the API server does not serve is looked for once more (in seconds)."""
 
 BACKGROUND: Final = 'Background'
 """The propagation policy: the garbage collector deletes the dependents of the child after it.
@@ -60,16 +65,41 @@ async def list_children(
     """List the owner's children of this kind from the API server; return none if the cluster has no such kind."""
     metadata = owner['metadata']
     namespace = None if kind.is_remote else metadata.get('namespace')
+    params = {'labelSelector': f'{OWNER_LABEL}={metadata["uid"]}'}
     url = kind.get_resource(namespaced=namespace is not None).get_url(namespace=namespace)
     try:
-        page = await client.get_json(url, {'labelSelector': f'{OWNER_LABEL}={metadata["uid"]}'}, logger=logger)
+        page = await client.get_json(url, params, logger=logger)
     except APINotFoundError:
-        return []
+        # The version can be removed from the CRD. And API servers that have just started know no custom resources.
+        served = await _find_served(client, kind) or await _confirm_served(client, kind)
+        if served is None:
+            return []
+        kind = served
+        url = kind.get_resource(namespaced=namespace is not None).get_url(namespace=namespace)
+        page = await client.get_json(url, params, logger=logger)
+    if not isinstance(page, dict) or not isinstance(page.get('items', 0), list | None):
+        # It must not be treated as an empty list: the children would be left behind.
+        raise APIServerError(f"The response to GET {url} is no list of objects: {str(page)[:200]}")
     found: list[tuple[ChildKey, Mapping[str, Any]]] = []
     for item in page.get('items') or ():
         place = item['metadata'].get('namespace')
         found.append((ChildKey(kind.get_resource(namespaced=place is not None), place, item['metadata']['name']), item))
     return found
+
+
+async def _find_served(client: ApiClient, kind: ChildKind) -> ChildKind | None:
+    """Return the kind in a version that the API server serves; ``None`` if there is none."""
+    discovery = await discover(client, {kind.group})
+    if kind.group in discovery.failed_groups:
+        raise APIServerError(f"The versions of {kind} cannot be discovered.")
+    found = [resource for resource in discovery.resources if kind.is_of(resource)]
+    preferred = min(found, key=lambda resource: (not resource.preferred, resource.version), default=None)
+    return None if preferred is None else kind._replace(version=preferred.version)
+
+
+async def _confirm_served(client: ApiClient, kind: ChildKind) -> ChildKind | None:
+    await asyncio.sleep(CONFIRMATION_DELAY)
+    return await _find_served(client, kind)
 
 
 async def delete_remote(

@@ -8,7 +8,7 @@ from kinds import PARTS, define
 
 import kopf
 from kopf._cogs.clients.api import client_var
-from kopf._core.engines import children, contests
+from kopf._core.engines import children, contests, pruning
 from kopf._core.reactor import leveling
 
 
@@ -895,6 +895,55 @@ async def test_remote_children_are_deleted_before_their_owner(world, family):
         await world.gone()
         await world.aio.wait_gone('configmaps', 'remote', namespace='other')
         await world.aio.wait_gone('clusterroles', 'role')
+
+
+async def test_remote_children_are_deleted_in_any_version_that_is_served(world, family):
+    await make_namespace(world)
+    crd = define('parts', 'Part')
+    [version] = crd['spec']['versions']
+    await world.aio.create(crd)
+    part = {'apiVersion': 'example.dev/v1', 'kind': 'Part', 'metadata': {'name': 'part', 'namespace': 'other'}}
+    family.declare(owns=['example.dev/v1/parts'], wanted=[part])
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn succeeded')
+    versions = [{**version, 'served': False}, {**version, 'name': 'v2', 'storage': False}]
+    await world.aio.patch('customresourcedefinitions', 'parts.example.dev', {'spec': {'versions': versions}})
+    await world.delete()
+    world.registry = kopf.OperatorRegistry()
+    kopf.on.login(registry=world.registry)(kopf.login_with_kubeconfig)
+    family.declare(owns=['example.dev/v2/parts'])
+    async with world.operator():
+        await world.gone()
+    assert not await world.aio.list('parts')
+
+
+async def test_objects_are_released_if_the_kind_of_their_remote_children_is_gone(world, family, monkeypatch):
+    monkeypatch.setattr(pruning, 'CONFIRMATION_DELAY', 0.1)
+    await make_namespace(world)
+    await world.aio.create(define('parts', 'Part'))
+    part = {'apiVersion': 'example.dev/v1', 'kind': 'Part', 'metadata': {'name': 'part', 'namespace': 'other'}}
+    family.declare(owns=['example.dev/v1/parts'], wanted=[part])
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn succeeded')
+    await world.aio.delete('customresourcedefinitions', 'parts.example.dev')
+    await world.aio.wait_gone('customresourcedefinitions', 'parts.example.dev')
+    async with world.operator():
+        await world.delete()
+        await world.gone()
+
+
+async def test_remote_children_are_deleted_even_if_the_server_does_not_know_their_kind_at_first(world, family):
+    await make_namespace(world)
+    family.declare(wanted=[config_map('remote', metadata={'namespace': 'other'})])
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn succeeded')
+        world.sandbox.faults.error(404, verb='list', resource='configmaps')
+        await world.delete()
+        await world.gone()
+        assert not [body for body in await world.aio.list('configmaps') if body['metadata']['name'] == 'remote']
 
 
 @pytest.mark.parametrize('failing', [True, False])
