@@ -13,7 +13,7 @@ from typing import NamedTuple, cast
 
 from kopf._cogs.clients import patching
 from kopf._cogs.clients.api import AnyLogger, ApiClient
-from kopf._cogs.clients.errors import APIForbiddenError, APINotFoundError
+from kopf._cogs.clients.errors import APIForbiddenError, APINotFoundError, APIServerError
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import Body, RawBody
 from kopf._cogs.structs.patches import Patch, combine_values
@@ -194,16 +194,8 @@ class Applier:
 
     async def reload(self, record: ObjectRecord, known: RawBody) -> None:
         """Request the newest state of the object from the API server, instead of waiting for an event."""
-        resource = self._decider.table.resource
-        url = resource.get_url(namespace=record.namespace, name=record.name)
         asked_at = time.monotonic()
-        try:
-            raw = await self._client.get_json(url, logger=make_logger(record, resource, self._settings))
-        except APIForbiddenError:
-            record.clear_outdated()
-            return  # RBAC permits to watch the object, but not to get it: only an event can bring the state
-        except APINotFoundError:
-            raw = None
+        raw = await self._request(record)
         record.clear_outdated()  # not earlier: if the request fails, it must be repeated
         # Ignore the response if it is about a new object of the same name: a patch for the former object must never
         # reach the new one, which has its own events.
@@ -211,6 +203,29 @@ class Applier:
             self._accept(record, raw, Patch(), asked_at)
         else:
             self._forget(record)
+
+    async def _request(self, record: ObjectRecord) -> RawBody | None:
+        """Return the newest state of the object from the API server; ``None`` if there is no such object."""
+        resource = self._decider.table.resource
+        log = make_logger(record, resource, self._settings)
+        try:
+            url = resource.get_url(namespace=record.namespace, name=record.name)
+            return cast(RawBody, await self._client.get_json(url, logger=log))
+        except APINotFoundError:
+            return None
+        except APIForbiddenError:
+            # The permission for watches usually includes lists, but some roles do not permit to get single objects.
+            url = resource.get_url(namespace=record.namespace)
+            found = await self._client.get_json(url, {'fieldSelector': f'metadata.name={record.name}'}, logger=log)
+        # The server, or an aggregated one, may not support the selector.
+        if not isinstance(found, dict) or not isinstance(found.get('items'), list | None):
+            raise APIServerError(f"The response is no list of objects: {str(found)[:200]}")
+        items = [item for item in found.get('items') or () if item['metadata'].get('name') == record.name]
+        if not items:
+            return None
+        # The items of lists usually lack these fields.
+        kind = (found.get('kind') or '').removesuffix('List')
+        return cast(RawBody, {'apiVersion': found.get('apiVersion'), 'kind': kind, **items[0]})
 
     async def _send(
         self,

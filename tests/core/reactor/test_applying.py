@@ -95,6 +95,34 @@ async def test_an_object_that_is_gone_is_not_handled_anew_when_the_stream_is_far
 
 
 @in_virtual_time
+async def test_an_object_that_is_gone_is_not_handled_anew_even_without_the_permission_to_get_it(world):
+    world.settings.persistence.consistency_timeout = 0.1
+    world.declare(kopf.on.create, 'create')
+    world.sandbox.faults.error(403, times=None, verb='get', resource='kopfexamples')
+    async with world.operator():
+        await create_but_tell_that_it_is_gone(world)
+        world.sandbox.faults.delay(1, verb='list', resource='kopfexamples')
+        await world.edit(field='v2')  # as if this was from before the deletion
+        async with asyncio.timeout(30):
+            while not any(seen.query.get('fieldSelector') == 'metadata.name=obj' for seen in world.sandbox.requests):
+                await asyncio.sleep(0.01)
+        await world.delete()
+        await world.settled()
+    assert len(world.called('create', 'obj')) == 1
+
+
+@in_virtual_time
+async def test_an_object_is_handled_even_without_the_permission_to_get_it(world):
+    world.settings.persistence.consistency_timeout = 0.5
+    world.declare(kopf.on.create, 'create')
+    world.sandbox.faults.error(403, times=None, verb='get', resource='kopfexamples')
+    async with world.operator():
+        await create_but_tell_that_it_is_gone(world)
+        await world.edit(field='v2')
+        await world.handled(field='v2')
+
+
+@in_virtual_time
 async def test_an_object_that_is_gone_is_not_handled_anew_when_its_daemons_end(world):
     world.settings.persistence.consistency_timeout = 60
     creating, ending = Gate(), Gate()
