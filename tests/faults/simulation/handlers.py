@@ -164,8 +164,12 @@ class Handlers:
             await self._process.alive()
             if reason == 'create':
                 self._ledger.created_at[uid] = self._ledger.now
-            for item in (body.get('spec') or {}).get('items') or ():
+            items = (body.get('spec') or {}).get('items') or ()
+            for item in items:
                 kopf.subhandler(id=item)(functools.partial(self._run_child, item))
+            if not items:  # it succeeds at once; otherwise, its sub-handlers are the first ones
+                seen = look_at(body)
+                self._ledger.add(Run(self._process, 'p', uid, str(reason), seen, 'all', called=self._ledger.now))
 
         common = {**BACKOFF, **self._common}
         kopf.on.create(RESOURCE, id='p', **common)(parent)

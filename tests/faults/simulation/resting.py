@@ -147,7 +147,7 @@ class Rest:
     def _check_runs(self, uid, seen):
         runs, ledger = self._ledger.runs, self._ledger
         # Sub-handlers count, too: the first success of any handler decides where the update after the creation begins.
-        ids = ['c1', 'c2', 'fa', *(f'p/{item}' for item in ledger.subhandlers[uid])]
+        ids = ['c1', 'c2', 'fa', 'p', *(f'p/{item}' for item in ledger.subhandlers[uid])]
         creations = [run for id in ids for run in runs[uid, id] if run.reason == Reason.CREATE]
         for id in ('c1', 'c2'):
             if not any(run.reason == Reason.CREATE for run in runs[uid, id]):

@@ -9,6 +9,7 @@ addresses: these decide on the order of sets of tasks.
 
 import asyncio
 import datetime
+import heapq
 import itertools
 import os
 import random
@@ -122,6 +123,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def create_future(self):
         return NumberedFuture(loop=self)
+
+    def forget_cancelled(self):
+        """Drop the cancelled timers at once: asyncio keeps them, with their contexts, until they would be due."""
+        for handle in self._scheduled:
+            handle._scheduled = not handle.cancelled()
+        self._scheduled[:] = [handle for handle in self._scheduled if not handle.cancelled()]
+        heapq.heapify(self._scheduled)
+        self._timer_cancelled_count = 0
 
 
 class _SeededRandom(random.Random):
