@@ -48,11 +48,10 @@ def create_child(body, uid, name, namespace, spec, logger, **_):
     return {"child": f"{name}-child"}
 
 
-@kopf.on.field("kopfexamples", field="spec.field")
+@kopf.on.update("kopfexamples", field="spec.field")
 def update_child(old, new, name, namespace, logger, **_):
-    if old is not None:  # not at the creation, which has put the value there
-        call_api("PATCH", f"/api/v1/namespaces/{namespace}/configmaps/{name}-child", {"data": {"field": str(new)}})
-        logger.info(f"The child is updated: {old} -> {new}")
+    call_api("PATCH", f"/api/v1/namespaces/{namespace}/configmaps/{name}-child", {"data": {"field": str(new)}})
+    logger.info(f"The child is updated: {old} -> {new}")
 
 
 def call_api(method, path, payload=None):

@@ -25,6 +25,7 @@ GROUPS = ("planted", "correct", "example", "corner")
 
 LONELY_EXAMPLES = (
     "01-minimal",
+    "02-children",
     "03-exceptions",
     "04-events",
     "05-handlers",
@@ -45,7 +46,7 @@ LONELY_EXAMPLES = (
 """
 The examples that can be run alone in virtual time.
 
-Not among them: 02 (its client blocks, by sockets), 06 (several operators), 10 (nothing of its own), 12 (a program),
+Not among them: 06 (several operators), 10 (nothing of its own), 12 (a program),
 19 (conversions alone).
 """
 

@@ -270,8 +270,8 @@ def check_refusal(kopf_sandbox, kopf_operator, path, message):
     "code, message",
     [
         (
-            "socket.create_connection(('127.0.0.1', 1))",
-            "A connection to 127.0.0.1:1 was attempted by a socket. In virt",
+            "socket.create_connection(('10.0.0.1', 1))",
+            "A connection to 10.0.0.1:1 was attempted by a socket. In virt",
         ),
         ("socket.getaddrinfo('example.com', 443)", "The address of example.com was looked up. In virtual time, there"),
         (

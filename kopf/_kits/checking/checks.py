@@ -46,6 +46,8 @@ MAX_FINDINGS = 10
 OUT_OF_REACH = "Their points were not reached, or the objects did not exist then."
 """Why the disturbances of some plans did not happen."""
 
+SIMULATE = " For a check, simulate that service by a module beside the operator, and observe it by --observe."
+
 
 class CannotCheck(Exception):
     """Raised when an operator cannot be checked; the message has the reason and the remedy."""
@@ -232,7 +234,7 @@ class Check:
     def _check(self, outcome: Outcome) -> None:
         """Raise an error if other courses cannot be compared with this undisturbed one."""
         if outcome.problem:
-            hint = ' Such operators cannot be checked yet.' if NO_SOCKETS in outcome.problem else ''
+            hint = SIMULATE if NO_SOCKETS in outcome.problem else ''
             raise CannotCheck(f'{outcome.problem}{hint}')
         if outcome.scenario_error:
             raise CannotCheck(

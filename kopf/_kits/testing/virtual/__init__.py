@@ -4,6 +4,7 @@ Virtual time: operators and the sandbox in one event loop, whose clock jumps to 
 - ``worlds``: the world, which combines all of these: tests open it, and run coroutines in it;
 - ``seams``: the functions of the standard library that read clocks, sleep, draw random numbers, and start threads;
 - ``virtual_loops``: the event loop, with connections in memory (``memory_networks``);
+- ``blocking_sockets``: the sockets of blocking clients, in threads;
 - ``turns``: threads that run one at a time;
 - ``virtual_clocks``: the clock, and the error for what is impossible in virtual time.
 """

@@ -11,6 +11,7 @@ program would belong to that program: its logs would be there, and it would end 
 import asyncio
 import contextvars
 import random
+import socket
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Self
@@ -32,14 +33,35 @@ _EOF = b''
 
 
 class MemorySocket:
-    """Stands in for a listening socket: it has nothing but its address."""
+    """
+    Stands in for a socket, which listens or is connected: it has nothing but its addresses.
 
-    def __init__(self, address: Address) -> None:
+    Args:
+        address: its own address.
+        peer: the address of the other end.
+    """
+
+    family = socket.AF_INET
+    type = socket.SOCK_STREAM
+
+    def __init__(self, address: Address, peer: Address | None = None) -> None:
         self._address = address
+        self._peer = peer
 
     def getsockname(self) -> Address:
         """Return the address."""
         return self._address
+
+    def getpeername(self) -> Address | None:
+        """Return the address of the other end."""
+        return self._peer
+
+    def fileno(self) -> int:
+        """Return the descriptor of closed sockets, as there is none."""
+        return -1
+
+    def setsockopt(self, *_: object) -> None:
+        """Do nothing: there are no options."""
 
     def close(self) -> None:
         """Do nothing: there is nothing to close."""
@@ -166,7 +188,8 @@ class MemoryTransport(asyncio.Transport):
         sockname: Address,
         peername: Address,
     ) -> None:
-        super().__init__({'sockname': sockname, 'peername': peername})
+        sock = MemorySocket(sockname, peername)
+        super().__init__({'sockname': sockname, 'peername': peername, 'socket': sock})
         self._network = network
         self._loop = network.loop
         self._pick_delay = network.pick_delay

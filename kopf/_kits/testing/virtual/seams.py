@@ -22,6 +22,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, Protocol
 
+from kopf._kits.testing.virtual.blocking_sockets import CHUNK, BlockingSockets
 from kopf._kits.testing.virtual.turns import TurnTaking, Waiter
 from kopf._kits.testing.virtual.virtual_clocks import VirtualClock
 from kopf._kits.testing.virtual.virtual_loops import NO_SOCKETS, is_address, is_local
@@ -36,6 +37,7 @@ class World(Protocol):
     clock: VirtualClock
     rng: random.Random
     turns: TurnTaking
+    sockets: BlockingSockets
 
     def has_current_thread(self) -> bool:
         """Check whether the calling thread belongs to the world."""
@@ -264,25 +266,84 @@ def _replace_threads(world: World) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _replace_sockets(world: World) -> Iterator[None]:
-    real_connect, real_connect_ex, real_resolve = socket.socket.connect, socket.socket.connect_ex, socket.getaddrinfo
+    real_connect, real_resolve = socket.socket.connect, socket.getaddrinfo
 
-    def check(self: socket.socket, address: Any) -> None:
-        if self.family in (socket.AF_INET, socket.AF_INET6) and world.has_current_thread():
+    def connect(self: socket.socket, address: Any) -> None:
+        if self.family not in (socket.AF_INET, socket.AF_INET6) or not world.has_current_thread():
+            real_connect(self, address)
+        elif self.type == socket.SOCK_STREAM and is_local(address[0]):
+            world.sockets.connect(self, address[0], address[1])
+        else:
             self.close()  # otherwise, its warning would hide the error
             world.refuse(f"A connection to {address[0]}:{address[1]} was attempted by a socket. {NO_SOCKETS}")
 
-    def connect(self: socket.socket, address: Any) -> None:
-        check(self, address)
-        real_connect(self, address)
-
     def connect_ex(self: socket.socket, address: Any) -> int:
-        check(self, address)
-        return real_connect_ex(self, address)
+        try:
+            connect(self, address)
+        except OSError as error:
+            if error.errno is None:
+                raise
+            return error.errno
+        return 0
 
     def resolve(host: Any, *args: Any, **kwargs: Any) -> Any:
         if world.has_current_thread() and isinstance(host, str) and not is_local(host) and not is_address(host):
             world.refuse(f"The address of {host} was looked up. {NO_SOCKETS}")
         return real_resolve(host, *args, **kwargs)
 
-    with _set(socket.socket, connect=connect, connect_ex=connect_ex), _set(socket, getaddrinfo=resolve):
+    with (
+        _set(socket.socket, connect=connect, connect_ex=connect_ex),
+        _set(socket.socket, **_make_methods(world)),
+        _set(socket, getaddrinfo=resolve),
+    ):
         yield
+
+
+def _make_methods(world: World) -> dict[str, Callable[..., Any]]:
+    """Return the methods of sockets that wait by turns, or do something when bytes are sent or the socket is closed."""
+    real = socket.socket
+    names = ('recv', 'recv_into', 'send', 'sendall', 'shutdown', 'setsockopt', 'getsockopt', '_real_close')
+    recv, recv_into, send, sendall, shutdown, setsockopt, getsockopt, close = (getattr(real, name) for name in names)
+
+    def receive(fn: Callable[..., Any]) -> Callable[..., Any]:
+        def receive(self: socket.socket, *args: Any, **kwargs: Any) -> Any:
+            if (bridge := world.sockets.find(self)) is not None:
+                world.sockets.await_data(self, bridge)
+            return fn(self, *args, **kwargs)
+
+        return receive
+
+    def send_some(self: socket.socket, data: Any, *args: Any) -> int:
+        bridge = world.sockets.find(self)
+        count: int = send(self, data if bridge is None else memoryview(data).cast('B')[:CHUNK], *args)
+        if bridge is not None:
+            bridge.pump()
+        return count
+
+    def send_all(self: socket.socket, data: Any, *args: Any) -> None:
+        if world.sockets.find(self) is None:
+            sendall(self, data, *args)
+            return
+        left = memoryview(data).cast('B')
+        while left:
+            left = left[send_some(self, left, *args) :]
+
+    def shut(self: socket.socket, how: int) -> None:
+        shutdown(self, how)
+        if (bridge := world.sockets.find(self)) is not None:
+            bridge.pump()
+
+    def set_option(self: socket.socket, level: int, *args: Any) -> None:
+        if level == socket.SOL_SOCKET or world.sockets.find(self) is None:  # there is no TCP in between
+            setsockopt(self, level, *args)
+
+    def get_option(self: socket.socket, level: int, *args: Any) -> Any:
+        is_known = level == socket.SOL_SOCKET or world.sockets.find(self) is None
+        return getsockopt(self, level, *args) if is_known else 0
+
+    def really_close(self: socket.socket, *args: Any, **kwargs: Any) -> None:
+        close(self, *args, **kwargs)
+        world.sockets.forget(self)
+
+    methods = (receive(recv), receive(recv_into), send_some, send_all, shut, set_option, get_option, really_close)
+    return dict(zip(names, methods, strict=True))

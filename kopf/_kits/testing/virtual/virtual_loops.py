@@ -306,8 +306,8 @@ def _is_owned(handle: asyncio.Handle, owner: object) -> bool:
 
 
 NO_SOCKETS = (
-    "In virtual time, there is no network but that of the sandbox, and only asyncio's connections lead there: replace "
-    "the client in the test, or run the test without virtual_time=True."
+    "In virtual time, there is no network but that of the sandbox: replace the client in the test, or run the test "
+    "without virtual_time=True."
 )
 
 

@@ -19,6 +19,7 @@ from kopf._cogs.aiokits import loops
 from kopf._cogs.aiokits.thread_pools import DaemonicThreadPool
 from kopf._cogs.helpers import clocks
 from kopf._kits.testing.virtual import seams
+from kopf._kits.testing.virtual.blocking_sockets import BlockingSockets
 from kopf._kits.testing.virtual.outputs import routed
 from kopf._kits.testing.virtual.turns import TurnTaking, Waiter
 from kopf._kits.testing.virtual.virtual_clocks import VirtualClock, VirtualTimeError
@@ -76,6 +77,7 @@ class World:
         self._thread = threading.get_ident()
         self.loop = VirtualLoop(self.clock, random.Random(self.rng.getrandbits(64)), self.refuse)
         self.turns = TurnTaking(self.loop, self.loop.network.pick_delay, self._fail)
+        self.sockets = BlockingSockets(self, self.loop.network)
         self._stack.callback(self._forget)
         if gc.isenabled():
             # The loop collects the garbage, always at the same moments.
@@ -95,6 +97,7 @@ class World:
                 self.loop.run_until_complete(loops.finish(timeout=ENDING_TIMEOUT))
             finally:
                 self.turns.end_all()
+                self.sockets.close()
                 self.loop.close()
 
     def _forget(self) -> None:
