@@ -409,6 +409,11 @@ def _load(
     default=None,
     help="Let one of several replicas work: they elect it by a Lease, the others wait and keep warm.",
 )
+@option(
+    '--shards',
+    type=click.Choice(['auto']),
+    help="Let several members work: they share the objects by Leases, each handles its part.",
+)
 @modules_option()
 @option(
     '--sandbox',

@@ -146,6 +146,7 @@ def test_options_have_their_defaults(invoke, operator, handlers):
         'priority': None,
         'peering_name': None,
         'leader_election': None,
+        'shards': None,
         'liveness_endpoint': None,
         'metrics_endpoint': None,
         'inspect': False,

@@ -30,7 +30,7 @@ DECORATORS = [
 ]
 OPERATOR = (
     'lifecycle indexers registry settings memories insights identity standalone priority peering_name '
-    'leader_election '
+    'leader_election shards '
     'liveness_endpoint metrics_endpoint tracing inspect clusterwide namespaces namespace stop_flag ready_flag vault '
     'instruments memo _command'
 ).split()

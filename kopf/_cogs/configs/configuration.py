@@ -12,7 +12,7 @@ import datetime
 import logging
 import warnings
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 from kopf._cogs.configs import diffbase, progress
 from kopf._cogs.configs.selector_mappings import SelectorMapping
@@ -188,6 +188,53 @@ class LeadershipSettings(_Group):
 
     retry_period: float = 2
     """How often (in seconds) the leader renews the Lease, and how soon a failed request is repeated."""
+
+
+@dataclasses.dataclass
+class ShardingSettings(_Group):
+    """Members of a sharded operator: all of them work, each for its own part of the objects."""
+
+    enabled: bool = False
+    """Whether the operator is one of several members that share the objects; the same as ``--shards=auto``."""
+
+    name: str | None = None
+    """
+    The name of the group, and of its Lease. `None`: ``kopf-<operator>-shards``, with `ApplyingSettings.operator`. All
+    members of a group need the same name, and different operators in one namespace need different names.
+    """
+
+    namespace: str | None = None
+    """
+    The namespace of the Leases. `None`: the namespace of the pod; outside of a cluster, the namespace of the context in
+    the kubeconfig; otherwise, ``default``. All members of a group need the same one.
+    """
+
+    buckets: int = 256
+    """
+    How many parts all objects are divided into. Members hold whole buckets, equally many. All members of a group need
+    the same number: one with another number works only when all the others have ended.
+    """
+
+    key: Literal['uid', 'namespace'] = 'uid'
+    """
+    What decides on the bucket of an object: its uid; or its namespace, so that one member handles all objects of a
+    namespace, and another one all objects without a namespace. All members of a group need the same key.
+    """
+
+    duration: float = 15
+    """
+    After how long (in seconds) without a renewal of its Lease the buckets of a member go to others. The member has
+    stopped all its work by then; if it could not stop it, its process is ended.
+    """
+
+    renew_deadline: float = 10
+    """
+    After how long (in seconds) without a renewal a member stops its work: handlers, daemons and timers are cancelled,
+    and nothing is written any more. The rest of `duration` is the time that they have to stop.
+    """
+
+    retry_period: float = 2
+    """How often (in seconds) a member renews its Lease, and how soon a failed request is repeated."""
 
 
 @dataclasses.dataclass
@@ -573,6 +620,7 @@ class OperatorSettings(_Group):
     posting: PostingSettings = dataclasses.field(default_factory=PostingSettings)
     peering: PeeringSettings = dataclasses.field(default_factory=PeeringSettings)
     leadership: LeadershipSettings = dataclasses.field(default_factory=LeadershipSettings)
+    sharding: ShardingSettings = dataclasses.field(default_factory=ShardingSettings)
     watching: WatchingSettings = dataclasses.field(default_factory=WatchingSettings)
     queueing: QueueingSettings = dataclasses.field(default_factory=QueueingSettings)
     scanning: ScanningSettings = dataclasses.field(default_factory=ScanningSettings)

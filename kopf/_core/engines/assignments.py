@@ -55,6 +55,8 @@ class Report(NamedTuple):
     """The buckets that it holds, including those that it is draining."""
     draining: frozenset[int] = NOTHING
     """The buckets of these whose objects still have running handlers or daemons, but get no new ones."""
+    is_absent: bool = False
+    """Whether the Lease of the member is gone, although the member can still be working: it gets no more buckets."""
 
 
 class Grant(NamedTuple):
@@ -103,7 +105,7 @@ def begin(generation: str, division: Division, reports: Collection[Report]) -> A
         division: the division, if no member holds any buckets yet.
         reports: the reports of all members that have not ended. They must be newer than the loss of the former record.
     """
-    working = [report for report in reports if report.held]
+    working = [report for report in reports if report.held and not report.is_absent]
     if working:
         division = working[0].division
     claims = [report for report in working if report.division == division]
@@ -146,7 +148,7 @@ def advance(assignment: Assignment, reports: Collection[Report]) -> Assignment:
     )
     revision = assignment.revision + 1
     if settled:
-        eligible = [report for report in reports if report.division == assignment.division]
+        eligible = [report for report in reports if report.division == assignment.division and not report.is_absent]
         claimed = _find_claimed(grants, assignment.division, reports)
         grants = _distribute(grants, eligible, assignment.division.buckets, claimed, revision)
     grants = {member: grant for member, grant in grants.items() if grant.buckets}

@@ -14,10 +14,9 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from kopf._cogs.clients import errors
-from kopf._cogs.configs.configuration import LeadershipSettings
 from kopf._cogs.helpers.clocks import get_suspended_time, read_wall_clock
 from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.structs.bodies import is_older_version
@@ -34,6 +33,16 @@ RELEASE_ATTEMPTS = 3
 """
 The number of attempts to release the Lease. The first one conflicts if the response to the last write was lost.
 """
+
+
+class LeaseSettings(Protocol):
+    """The times of a Lease, and where it is: ``settings.leadership`` or ``settings.sharding``."""
+
+    name: str | None
+    namespace: str | None
+    duration: float
+    renew_deadline: float
+    retry_period: float
 
 
 class LeadershipError(ExplainedError):
@@ -70,10 +79,19 @@ class LeaseCandidate:
         recovered: called when a request has succeeded after failures.
     """
 
+    group = 'leadership'
+    """The name of the group of settings, for messages."""
+
+    consequence = "so it cannot be elected"
+    """What follows if the Lease cannot be used, for messages."""
+
+    beginning, loss = "Elected: this replica", "No longer the leader"
+    """The first words of the messages about the beginning and the loss of a term."""
+
     def __init__(
         self,
         store: LeaseStore,
-        settings: LeadershipSettings,
+        settings: LeaseSettings,
         *,
         identity: str,
         changed: Callable[[], None],
@@ -192,7 +210,7 @@ class LeaseCandidate:
         self.last_term = self.term
         self._set_timer()
         if began:
-            logger.info("Elected: this replica, %r, holds the Lease %s.", self._identity, self._store)
+            logger.info("%s, %r, holds the Lease %s.", self.beginning, self._identity, self._store)
             self._changed()
 
     def _set_timer(self) -> None:
@@ -211,7 +229,7 @@ class LeaseCandidate:
             self._set_timer()
 
     def _lose(self, reason: str) -> None:
-        logger.warning("No longer the leader: %s. The work of this replica is cancelled.", reason)
+        logger.warning("%s: %s. The work of this replica is cancelled.", self.loss, reason)
         self.term, self._ready = None, False
         self._set_timer()
         self._changed()
@@ -226,6 +244,12 @@ class LeaseCandidate:
         self._ready = self.term is not None
 
     # The requests.
+
+    def hasten(self) -> None:
+        """Renew the Lease at once, as it is to say something else."""
+        if self.term is not None:
+            self._next_attempt = -math.inf
+            self._wakeup.set()
 
     async def run(self) -> None:
         """
@@ -363,10 +387,14 @@ class LeaseCandidate:
     def _explain_refusal(self, error: errors.APIError) -> str:
         store = self._store
         return (
-            f"The Lease {store} is not permitted to the operator, so it cannot be elected: {error.message} "
-            f"Grant these rules by a Role in the namespace {store.namespace!r}: "
+            f"The Lease {store} is not permitted to the operator, {self.consequence}: {error.message} "
+            f"Grant these rules by a Role in the namespace {store.namespace!r}: {self._list_rules()}"
+        )
+
+    def _list_rules(self) -> str:
+        return (
             f'- {{apiGroups: ["coordination.k8s.io"], resources: ["leases"], verbs: ["create"]}} '
-            f'- {{apiGroups: ["coordination.k8s.io"], resources: ["leases"], resourceNames: ["{store.name}"], '
+            f'- {{apiGroups: ["coordination.k8s.io"], resources: ["leases"], resourceNames: ["{self._store.name}"], '
             f'verbs: ["get", "list", "watch", "update"]}}'
         )
 
@@ -375,8 +403,8 @@ class LeaseCandidate:
         if isinstance(error, errors.APINotFoundError) and not self._permitted.intersection({'create', 'update'}):
             place = self._store.namespace
             raise LeadershipError(
-                f"The Lease {self._store} cannot be created, so the operator cannot be elected: {text} Create the "
-                f"namespace {place!r}, or set settings.leadership.namespace."
+                f"The Lease {self._store} cannot be created, {self.consequence}: {text} Create the namespace "
+                f"{place!r}, or set settings.{self.group}.namespace."
             ) from error
         if isinstance(error, errors.APIForbiddenError) and _is_about_namespace(error):
             text = f"the namespace {self._store.namespace!r} is being deleted"
@@ -415,9 +443,13 @@ def _is_about_namespace(error: errors.APIError) -> bool:
     )
 
 
-def check_settings(settings: LeadershipSettings) -> None:
+def check_settings(settings: LeaseSettings, group: str = 'leadership') -> None:
     """
     Check the settings whose values depend on each other.
+
+    Args:
+        settings: the settings.
+        group: the name of their group, for messages.
 
     Raises:
         LeadershipError: if they contradict each other.
@@ -430,13 +462,13 @@ def check_settings(settings: LeadershipSettings) -> None:
     ]:
         if larger <= smaller:
             raise LeadershipError(
-                f"settings.leadership.{texts[0]} must be above {texts[1]}, but {larger:g} is not above {smaller:g}."
+                f"settings.{group}.{texts[0]} must be above {texts[1]}, but {larger:g} is not above {smaller:g}."
             )
     for field in ('name', 'namespace'):
         value = getattr(settings, field)
         if value is not None and not _is_name(value):
             raise LeadershipError(
-                f"settings.leadership.{field} must be lowercase letters, digits, hyphens and dots, not {value!r}."
+                f"settings.{group}.{field} must be lowercase letters, digits, hyphens and dots, not {value!r}."
             )
 
 

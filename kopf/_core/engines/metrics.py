@@ -84,6 +84,9 @@ class OperatorState(Protocol):
     def get_leases(self) -> Mapping[str, bool]:
         """Return whether this operator leads, by the name of the Lease; empty without an election."""
 
+    def count_unowned(self) -> int | None:
+        """Return how many buckets no member holds; ``None`` without shards."""
+
 
 class RequestMeter(Instrument):
     """Counts the requests to the API, and the restarts of watches."""
@@ -165,6 +168,9 @@ class MetricsCollector:
             ('name',),
             {(name,): int(leads) for name, leads in self._state.get_leases().items()},
         )
+        if (unowned := self._state.count_unowned()) is not None:
+            text = "Number of buckets whose objects no member of the sharded operator handles"
+            yield self._make('Gauge', 'kopf_unowned_buckets', text, (), {(): unowned})
         yield self._make(
             'Gauge',
             'kopf_event_loop_lag_seconds',

@@ -8,7 +8,8 @@ its holder is alive as long as the Lease of this member is renewed.
 
 import datetime
 import json
-from collections.abc import Callable, Mapping
+import urllib.parse
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from kopf._cogs.clients import api
@@ -158,31 +159,78 @@ class AnnotatedLeaseStore(LeaseStore):
         namespace: the namespace of the Lease.
         name: the name of the Lease.
         group: the name of the group.
-        annotation: the name of the annotation.
-        get_text: returns the annotation; called right before each write.
     """
 
-    def __init__(
-        self,
-        client: api.ApiClient,
-        *,
-        namespace: str,
-        name: str,
-        group: str,
-        annotation: str,
-        get_text: Callable[[], str],
-    ) -> None:
+    annotation = ''
+    """The name of the annotation."""
+
+    def __init__(self, client: api.ApiClient, *, namespace: str, name: str, group: str) -> None:
         super().__init__(client, namespace=namespace, name=name)
         self._group = group
-        self._annotation = annotation
-        self._get_text = get_text
+
+    def get_text(self) -> str:
+        """Return the annotation; called right before each write."""
+        raise NotImplementedError
 
     def _fill(self, body: Mapping[str, Any], record: LeaseRecord) -> Mapping[str, Any]:
         filled = super()._fill(body, record)
         metadata = filled['metadata']
         labels = {**(metadata.get('labels') or {}), MANAGED_BY: 'kopf', GROUP_LABEL: self._group}
-        annotations = {**(metadata.get('annotations') or {}), self._annotation: self._get_text()}
+        annotations = {**(metadata.get('annotations') or {}), self.annotation: self.get_text()}
         return {**filled, 'metadata': {**metadata, 'labels': labels, 'annotations': annotations}}
+
+
+class MemberStore(AnnotatedLeaseStore):
+    """
+    The Lease of a member.
+
+    Args:
+        client: the client of the API.
+        namespace: the namespace of the Lease.
+        name: the name of the Lease.
+        group: the name of the group.
+        get_text: returns the annotation; called right before each write.
+    """
+
+    annotation = MEMBER_ANNOTATION
+
+    def __init__(
+        self, client: api.ApiClient, *, namespace: str, name: str, group: str, get_text: Callable[[], str]
+    ) -> None:
+        super().__init__(client, namespace=namespace, name=name, group=group)
+        self._get_text = get_text
+
+    def get_text(self) -> str:
+        return self._get_text()
+
+
+class GroupLeaseStore(AnnotatedLeaseStore):
+    """The Lease of the group; and all Leases of its members."""
+
+    annotation = GROUP_ANNOTATION
+    _text = ''
+
+    def get_text(self) -> str:
+        return self._text
+
+    async def write(self, body: Mapping[str, Any] | None, record: LeaseRecord, text: str) -> Mapping[str, Any]:
+        """Replace the Lease and its annotation, if it is still in this state; with ``None``, create it."""
+        self._text = text
+        return await (self.create(record) if body is None else self.replace(body, record))
+
+    async def list_all(self) -> Collection[Mapping[str, Any]]:
+        """Return all Leases of the group."""
+        selector = urllib.parse.quote(f'{GROUP_LABEL}={self._group}')
+        answer = await self._request('GET', f'{self._path}?labelSelector={selector}')
+        items = answer.get('items') or []
+        return [item for item in items if isinstance(item, dict) and isinstance(item.get('metadata'), dict)]
+
+    async def delete(self, body: Mapping[str, Any]) -> None:
+        """Delete a Lease, if it is still in this state."""
+        metadata = body['metadata']
+        conditions = {'uid': metadata['uid'], 'resourceVersion': metadata['resourceVersion']}
+        options = {'apiVersion': 'v1', 'kind': 'DeleteOptions', 'preconditions': conditions}
+        await self._request('DELETE', f'{self._path}/{metadata["name"]}', options)
 
 
 def read_since(text: str | None) -> datetime.datetime | None:

@@ -248,6 +248,13 @@ class ObjectDaemons:
         self.stop(DaemonStoppingReason.RESOURCE_DELETED)
         self._detach_if_ended()
 
+    def surrender(self) -> None:
+        """Stop all daemons: another operator handles the object soon, and starts them there."""
+        self.gone = True  # so daemons that end do not requeue the object
+        self.known = {handler: daemon for handler, daemon in self.known.items() if daemon is not None}
+        self.stop(DaemonStoppingReason.OPERATOR_PAUSING)
+        self._detach_if_ended()
+
     def reappear(self) -> None:
         """Called when the object exists again while its daemons are still stopping: they will be started anew."""
         self.gone = False

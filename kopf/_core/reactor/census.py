@@ -49,6 +49,10 @@ class Census:
         """Return whether this operator leads, by the name of the Lease; empty without an election."""
         return self._orchestrator.get_leases()
 
+    def count_unowned(self) -> int | None:
+        """Return how many buckets no member holds; ``None`` without shards."""
+        return self._orchestrator.coordinator.unowned
+
 
 def find_state(record: ObjectRecord, *, is_working: bool) -> str:
     """

@@ -16,6 +16,7 @@ from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.references import Namespace, Resource
 from kopf._core.actions.execution import Outcome
 from kopf._core.intents.causes import Activity
+from kopf._core.reactor.object_records import ObjectRecord
 from kopf._core.reactor.peering_coordinator import PeeringCoordinator
 from kopf._core.reactor.watches import ResourceWatch
 
@@ -25,6 +26,9 @@ Affected = Collection[Namespace] | None
 OverdueCheck = Callable[[], bool]
 """A function that checks whether the operator must pause, even if `Coordinator.paused` is not set yet."""
 
+
+OwnerCheck = Callable[[ObjectRecord], bool]
+"""A function that checks whether this operator handles the object."""
 
 Changed = Callable[[Affected], None]
 """The function that a coordinator calls when its decision for these namespaces has changed."""
@@ -41,6 +45,13 @@ class Controls(NamedTuple):
     """Returns the names of all running work, including threads and tasks that ignore their cancellation."""
     run_activity: Callable[[Activity], Awaitable[Mapping[HandlerId, Outcome]]]
     """Runs the handlers of an activity; returns their outcomes."""
+    relist: Callable[[OwnerCheck], None]
+    """Lists all objects again, as the operator handles more of them from now on: those that the check selects."""
+    surrender: Callable[[OwnerCheck, bool], Awaitable[None]]
+    """
+    Ends the handling of the objects that the check selects, and with true, of the schedules, too. It returns when
+    nothing runs for them any more. The operator must not own them any more when it is called.
+    """
 
 
 class Coordinator(Protocol):
@@ -65,6 +76,18 @@ class Coordinator(Protocol):
     @property
     def overdue_check(self) -> OverdueCheck | None:
         """The function to call before any work begins; ``None`` if there is none."""
+
+    @property
+    def owner_check(self) -> OwnerCheck | None:
+        """The function that checks whether this operator handles an object; ``None`` if it handles all of them."""
+
+    @property
+    def runs_schedules(self) -> bool:
+        """Return whether this operator runs the schedules; asked again after each reported change."""
+
+    @property
+    def unowned(self) -> int | None:
+        """The number of buckets that no member holds; ``None`` without shards. Callable from any thread."""
 
     @property
     def watches(self) -> Sequence[ResourceWatch]:
@@ -138,6 +161,19 @@ class Unanimity:
         return any(answers)
 
     @property
+    def owner_check(self) -> OwnerCheck | None:
+        # At most one of them has such a check: shards exclude the other ways.
+        return next((check for each in self._coordinators if (check := each.owner_check) is not None), None)
+
+    @property
+    def runs_schedules(self) -> bool:
+        return all(each.runs_schedules for each in self._coordinators)
+
+    @property
+    def unowned(self) -> int | None:
+        return next((number for each in self._coordinators if (number := each.unowned) is not None), None)
+
+    @property
     def watches(self) -> Sequence[ResourceWatch]:
         return [watch for each in self._coordinators for watch in each.watches]
 
@@ -181,6 +217,11 @@ def find_lease_name(settings: OperatorSettings) -> str:
     return settings.leadership.name or f'kopf-{settings.applying.operator}'
 
 
+def find_group_name(settings: OperatorSettings) -> str:
+    """Return the name of the group of members that share the objects, which is the name of its Lease."""
+    return settings.sharding.name or f'kopf-{settings.applying.operator}-shards'
+
+
 def make_coordinator(
     client: ApiClient,
     settings: OperatorSettings,
@@ -199,6 +240,11 @@ def make_coordinator(
         tasks: the group for the tasks of the coordinators.
         controls: the functions that control the work of the operator.
     """
+    if settings.sharding.enabled:
+        # Imported here, as is the election below. Peers would pause each other, so members have no peering.
+        from kopf._core.reactor.sharding_coordinator import ShardingCoordinator
+
+        return ShardingCoordinator(client, settings, identity=identity, tasks=tasks, controls=controls)
     coordinators: list[Coordinator] = []
     elected, peerings = settings.leadership.enabled, []
     if not settings.peering.standalone:

@@ -146,6 +146,18 @@ class ElectionCoordinator:
             raise APIFencedError("The request is not sent, as the Lease of this replica could not be renewed in time.")
 
     @property
+    def owner_check(self) -> Callable[[ObjectRecord], bool] | None:
+        return None
+
+    @property
+    def runs_schedules(self) -> bool:
+        return True
+
+    @property
+    def unowned(self) -> int | None:
+        return None
+
+    @property
     def watches(self) -> Sequence[ResourceWatch]:
         watch = self._watch
         return () if watch is None else (watch,)

@@ -10,7 +10,7 @@ The `IndexingGate` delays all handlers until the indices that they can use are c
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from kopf._cogs.aiokits.delays import Delays
@@ -196,6 +196,15 @@ class Informer(ObjectSink):
     def resumed(self, watch: ResourceWatch) -> None:
         self.expect(str(watch))
         self._sink.resumed(watch)
+
+    def relisting(self, watch: ResourceWatch, taken: Callable[[ObjectRecord], bool]) -> None:
+        self._sink.relisting(watch, taken)
+
+    def surrendered(self, records: Collection[ObjectRecord]) -> None:
+        self._sink.surrendered(records)
+
+    def disowned(self, records: Collection[ObjectRecord]) -> None:
+        self._sink.disowned(records)
 
     def revise(self, table: HandlerTable) -> None:
         self._resource = table.resource

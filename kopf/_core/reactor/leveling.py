@@ -13,7 +13,7 @@ A `RelationSink` is put between the watch and the processor of a resource that s
 import asyncio
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, cast
 
 from kopf._cogs.clients.api import ApiClient
@@ -111,13 +111,16 @@ class LevelProcessor(Processor):
         if raw['metadata'].get('deletionTimestamp') is None:
             return
         if event['type'] == 'DELETED' or not has_finalizer(raw, self._operator):
-            self._ending.pop(record, None)
-            self._release_delays.pop(record, None)
-            self._unreleased.discard(record)
+            self._forget_release(record)
         elif not self._workers.paused:
             self._ending[record] = raw
             self._unreleased.discard(record)
             self.call(record, urgent=True)
+
+    def _forget_release(self, record: ObjectRecord) -> None:
+        self._ending.pop(record, None)
+        self._release_delays.pop(record, None)
+        self._unreleased.discard(record)
 
     async def _release(self, record: ObjectRecord) -> None:
         """Delete the remote children of the object, and then remove the finalizer."""
@@ -166,6 +169,17 @@ class LevelProcessor(Processor):
             self._leveler.forget(record)
         super().dropped(watch)
 
+    def surrendered(self, records: Collection[ObjectRecord]) -> None:
+        for record in records:
+            self._forget_release(record)
+            self._leveler.forget(record)
+        super().surrendered(records)
+
+    def disowned(self, records: Collection[ObjectRecord]) -> None:
+        for record in records:
+            self._leveler.forget(record)  # once more: the last step has passed its state on
+        super().disowned(records)
+
     def retire(self, successor: ObjectSink, records: Collection[ObjectRecord]) -> None:
         if not isinstance(successor.processor, LevelProcessor):
             for record in records:
@@ -202,7 +216,7 @@ class LevelProcessor(Processor):
             # This is checked after each `await`, as another processor can have taken over the objects meanwhile.
             if self._has_successor() or self._dropped:
                 return
-            if super().is_due(record) or self._workers.halted or (has_run and self._workers.is_overloaded):
+            if super().is_due(record) or self._workers.must_stop(record) or (has_run and self._workers.is_overloaded):
                 self._leveler.yield_slots(record)
                 return
             if record in self._ending:
@@ -512,6 +526,17 @@ class RelationSink(ObjectSink):
     def resumed(self, watch: ResourceWatch) -> None:
         self.expect()
         self._sink.resumed(watch)
+
+    def relisting(self, watch: ResourceWatch, taken: Callable[[ObjectRecord], bool]) -> None:
+        # What the former operator of the objects has applied for them must be known before their handlers run.
+        self.expect()
+        self._sink.relisting(watch, taken)
+
+    def surrendered(self, records: Collection[ObjectRecord]) -> None:
+        self._sink.surrendered(records)
+
+    def disowned(self, records: Collection[ObjectRecord]) -> None:
+        self._sink.disowned(records)
 
     def revise(self, table: HandlerTable) -> None:
         self._table = table

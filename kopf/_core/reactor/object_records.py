@@ -419,6 +419,15 @@ class ObjectRecord:
         self.requeued = self.throttled = False
         self.pending = self.expected = None
 
+    def disown(self) -> None:
+        """Called when another operator handles the object from now on: only the identity, memo and indices are kept."""
+        self.abandon()
+        self.forget_state()
+        self.outdated = self.deletion_handled = False
+        self.throttle = self.handled_digest = self.selftriggering = self.selfpatching = None
+        self.missing_fields = NO_FIELDS
+        self.daemons, self.initial = None, True
+
     def discard_work(self) -> None:
         """Called when a worker ends after its processor was dropped."""
         self.cancel_wakeup()

@@ -67,6 +67,7 @@ class OperatorOptions(TypedDict, total=False):
     priority: int | None
     peering_name: str | None
     leader_election: bool | None
+    shards: str | None
     liveness_endpoint: str | None
     metrics_endpoint: str | None
     tracing: bool
@@ -116,6 +117,8 @@ class Operator:
         options, settings = self._options, self.settings.peering
         if (elected := options.get('leader_election')) is not None:
             self.settings.leadership.enabled = elected
+        if (shards := options.get('shards')) is not None:
+            self.settings.sharding.enabled = check_shards(shards)
         settings.clusterwide = not self._namespaces
         if (standalone := options.get('standalone')) is not None:
             settings.standalone = standalone
@@ -335,6 +338,18 @@ class Operator:
 def make_unless_given(given: T | None, make: Callable[[], T]) -> T:
     """Return the given value, even if it is falsy; if it is ``None``, create one."""
     return make() if given is None else given
+
+
+def check_shards(shards: str) -> bool:
+    """
+    Return whether the operator is sharded.
+
+    Raises:
+        ValueError: if the value is unknown.
+    """
+    if shards != 'auto':
+        raise ValueError(f"The option shards must be 'auto', not {shards!r}: the members share the objects themselves.")
+    return True
 
 
 def unwrap_error(error: BaseException) -> BaseException:

@@ -37,7 +37,7 @@ from kopf._core.intents.causes import Activity
 from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.handlers import ReconcilingHandler
 from kopf._core.intents.registries import HandlerTable
-from kopf._core.reactor.coordination import Controls, make_coordinator
+from kopf._core.reactor.coordination import Controls, OwnerCheck, make_coordinator
 from kopf._core.reactor.discovery_sinks import DefinitionsSink, NamespaceSink, join_names
 from kopf._core.reactor.indexing_gate import IndexingGate
 from kopf._core.reactor.informer import Informer
@@ -154,12 +154,16 @@ class Orchestrator:
             tools.context.settings,
             identity=identity,
             tasks=tasks,
-            controls=Controls(self._adjust, self._abort, self._find_running, tools.run_activity),
+            controls=Controls(
+                self._adjust, self._abort, self._find_running, tools.run_activity, self._relist, self._surrender
+            ),
         )
         # Why not a function that always permits, if there are no peers? It would be called for each event.
         if (overdue_check := self.coordinator.overdue_check) is not None:
             tools.workers.set_overdue_check(overdue_check)
             tools.schedules.set_overdue_check(overdue_check)
+        if (owner_check := self.coordinator.owner_check) is not None:
+            tools.workers.set_owner_check(owner_check)
         if self.coordinator.keeps_warm:
             tools.workers.keep_warm()
         registry = tools.context.registry
@@ -495,7 +499,9 @@ class Orchestrator:
                 self._pause()
             else:
                 self._resume()
-        self._tools.schedules.permit(not self._paused and self.coordinator.is_open(None))
+        self._tools.schedules.permit(
+            not self._paused and self.coordinator.is_open(None) and self.coordinator.runs_schedules
+        )
         predecessors = {get_place(*scope): scope for scope in self._leaving if scope not in wanted}
         for scope, table in wanted.items():
             if scope not in self._watches and self.coordinator.is_open(scope[1]):
@@ -561,6 +567,40 @@ class Orchestrator:
         self._tools.workers.abort()
         self._tools.schedules.abort()
 
+    def _relist(self, taken: OwnerCheck) -> None:
+        """List all objects again, as the operator handles more of them from now on; see `Controls`."""
+        if self._paused or self._ending:
+            return  # after a pause, all objects are listed anyway
+        for scope, (watch, sink, task) in self._watches.items():
+            task.cancel()
+            watch.relist()
+            sink.relisting(watch, taken)
+            self._watches[scope] = watch, sink, self._run_watch(watch, task)
+
+    def _find_sinks(self) -> list[tuple[ResourceWatch, ObjectSink]]:
+        """Return all watches with their sinks, including those that are being stopped."""
+        pairs = [(watch, sink) for watch, sink, _ in self._watches.values()]
+        return pairs + [(watch, sink) for watch, sink, _, _ in self._leaving.values()]
+
+    async def _surrender(self, leaves: OwnerCheck, with_schedules: bool) -> None:
+        """End the handling of these objects, and wait until nothing runs for them; see `Controls`."""
+        found = [
+            (sink, [record for record in watch.get_known() if leaves(record)]) for watch, sink in self._find_sinks()
+        ]
+        everything = [record for _, records in found for record in records]
+        for sink, records in found:
+            sink.surrendered(records)
+        await self._tools.workers.wait_for(everything)
+        # Once more, as the last steps can have started daemons.
+        for sink, records in found:
+            sink.surrendered(records)
+        await self._tools.workers.release(everything)
+        if with_schedules:
+            await self._tools.schedules.drain()
+        await self.save(leaves)
+        for sink, records in found:
+            sink.disowned(records)
+
     def _find_running(self) -> list[str]:
         """Return the names of all running handlers, including threads and tasks that ignore their cancellation."""
         executors = [self._tools.context.settings.execution.executor, self._tools.workers.background.threads]
@@ -586,21 +626,24 @@ class Orchestrator:
         self._saving = self._tasks.create_task(self.save(), name='saving')
         return self._saving
 
-    async def save(self) -> None:
-        """Store the progress that is only in memory on the objects, before the operator exits or pauses."""
+    async def save(self, concerns: OwnerCheck = lambda record: True) -> None:
+        """
+        Store the progress that is only in memory on the objects, before other operators can take over.
+
+        Args:
+            concerns: checks whether an object is one of these; by default, all objects are.
+        """
         # Peers can have handled the objects meanwhile, and would use the old progress for their own handlers.
         if self._handed_over:
             return
         timeout = self._tools.context.settings.queueing.exit_timeout
         working = self._tools.workers.find_working()
-        pairs = [(watch, sink) for watch, sink, _ in self._watches.values()]
-        pairs += [(watch, sink) for watch, sink, _, _ in self._leaving.values()]
         tasks = {
             asyncio.create_task(sink.save(record), name=repr(record))
-            for watch, sink in pairs
+            for watch, sink in self._find_sinks()
             for record in watch.get_known()
             # A running worker stores its own results: storing them here, too, would take a second patch.
-            if record.in_memory_only and record not in working
+            if record.in_memory_only and record not in working and concerns(record)
         }
         if not tasks:
             return
@@ -733,7 +776,7 @@ class Orchestrator:
             None if is_leveled else Processor(tools.context, client=tools.client, table=table, workers=tools.workers)
         )
         if processor is not None and not table.dependents:
-            return processor
+            return self._filter(processor)
         # Why not at the top? Few operators have such handlers, and all others would start more slowly.
         from kopf._core.engines.levels import Levels
         from kopf._core.reactor.leveling import LevelProcessor, RelationSink
@@ -741,13 +784,25 @@ class Orchestrator:
         if self._levels is None:
             background = tools.workers.background
             self._levels = Levels(tools.context, background.coalesced_timers, background.parsed_cache, self)
-        sink: ObjectSink = processor or LevelProcessor(
-            tools.context, client=tools.client, table=table, workers=tools.workers, levels=self._levels
+        sink: ObjectSink = self._filter(
+            processor
+            or LevelProcessor(
+                tools.context, client=tools.client, table=table, workers=tools.workers, levels=self._levels
+            )
         )
         if table.dependents:
             sink = RelationSink(sink, table=table, levels=self._levels)
             sink.expect()
         return sink
+
+    def _filter(self, sink: ObjectSink) -> ObjectSink:
+        """Let the sink get only the objects that this operator handles, if others handle the rest."""
+        owns = self.coordinator.owner_check
+        if owns is None:
+            return sink
+        from kopf._core.reactor.shard_sinks import ShardSink  # only for sharded operators
+
+        return ShardSink(sink, owns)
 
     def _take_over(self, watch: ResourceWatch, sink: ObjectSink, former: Leaving) -> None:
         """Take over the objects of a former watch, which had another version of the resource or other handlers."""

@@ -143,6 +143,18 @@ class PeeringCoordinator:
         return bool(overdue)
 
     @property
+    def owner_check(self) -> None:
+        return None
+
+    @property
+    def runs_schedules(self) -> bool:
+        return True
+
+    @property
+    def unowned(self) -> int | None:
+        return None
+
+    @property
     def watches(self) -> list[ResourceWatch]:
         return [joined.watch for joined in list(self._joined.values())]
 

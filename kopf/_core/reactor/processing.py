@@ -221,6 +221,20 @@ class Processor(ObjectSink):
             if record.daemons is not None:
                 record.daemons.forget()
 
+    def surrendered(self, records: Collection[ObjectRecord]) -> None:
+        """Start no more steps for these objects, and stop their daemons: another operator handles them soon."""
+        for record in records:
+            record.abandon()
+            if record.daemons is not None:
+                record.daemons.surrender()
+
+    def disowned(self, records: Collection[ObjectRecord]) -> None:
+        """Forget these objects, as nothing runs for them any more, and all is stored."""
+        for record in records:
+            self._inherited.discard(record)
+            self._recent.pop(record, None)
+            record.disown()
+
     def released(self, watch: ResourceWatch) -> None:
         """
         Break the reference cycles.
@@ -323,7 +337,7 @@ class Processor(ObjectSink):
             await self._successor.work(record)
             return
         steps = 0
-        while record.has_work and not self._workers.halted and not self._dropped:
+        while record.has_work and not self._dropped and not self._workers.must_stop(record):
             if steps and record.pending is not None and self._workers.is_overloaded:
                 return  # let queued objects run: an object that changes all the time must not keep its worker forever
             event = record.take_pending()

@@ -382,7 +382,13 @@ class Reconciler:
         """Run the handlers that are due, and undo what they have modified in the body in place."""
         if not decision.due:
             return {}
-        step = Step(decision.cause, decision.cycle.state, self._rules, self._lifecycle, self._is_halted)
+        step = Step(
+            decision.cause,
+            decision.cycle.state,
+            self._rules,
+            self._lifecycle,
+            functools.partial(self._workers.must_stop, record),
+        )
         # Why one guard for all handlers of the step? So the object is serialized only once, and one warning names all
         # handlers.
         guard = BodyGuard(cast(RawBody, record.body))
@@ -399,9 +405,6 @@ class Reconciler:
             self._host.restore(record, guard, step.outcomes)
             self._decider.revert(decision, guard.original)
         return step.outcomes
-
-    def _is_halted(self) -> bool:
-        return self._workers.halted
 
     def _log_result(self, decision: Decision, outcomes: Mapping[HandlerId, Outcome]) -> None:
         """Log the result of a finished cycle, unless a former step has logged it, and only its patch has failed."""

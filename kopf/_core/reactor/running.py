@@ -87,6 +87,7 @@ async def operator(**options: Unpack[OperatorOptions]) -> None:
         priority: the priority among the peers.
         peering_name: the name of the peering object.
         leader_election: elect one of several replicas, by a Lease; only the leader works.
+        shards: with ``auto``, share the objects with the other members of the same group; all of them work.
         liveness_endpoint: the URL of the server for probes.
         tracing: make traces of OpenTelemetry.
         inspect: permit ``kopf top`` to look into the operator.

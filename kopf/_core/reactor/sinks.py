@@ -5,7 +5,7 @@ A watch calls the methods of an `EventSink`. A watch for handlers has an `Object
 it, when the definition of the resource changes, or stop it.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from kopf._cogs.clients.errors import APIError
@@ -84,6 +84,23 @@ class ObjectSink(EventSink):
 
     def released(self, watch: 'ResourceWatch') -> None:
         """Called after `dropped`, when the last worker and daemon have ended. The sink releases its references."""
+        raise NotImplementedError
+
+    def relisting(self, watch: 'ResourceWatch', taken: Callable[[ObjectRecord], bool]) -> None:
+        """
+        Called when the watch begins to list all objects again, as the operator handles more of them from now on.
+
+        Args:
+            watch: the watch.
+            taken: checks whether an object is one of these.
+        """
+
+    def surrendered(self, records: Collection[ObjectRecord]) -> None:
+        """Called when another operator is to handle these objects: start no more steps, and stop their daemons."""
+        raise NotImplementedError
+
+    def disowned(self, records: Collection[ObjectRecord]) -> None:
+        """Called after `surrendered`, when nothing runs for these objects any more."""
         raise NotImplementedError
 
     def vanished(self, watch: 'ResourceWatch') -> None:

@@ -177,6 +177,7 @@ class ResourceWatch:
         """The objects of `_unlisted` by namespace and name. It is built when a list brings the first new object."""
         self._flawed = False  # whether a part of the list was malformed
         self._complete = False  # whether a list was completed at least once
+        self._is_relisting = False  # whether the sink waits for another list, see `relist`
         # the states from responses to writes, ahead of the stream; None if there were none yet
         self._seen: SeenStates | None = None
         self._streamed_list = f'streamed lists of {resource}'  # the name of the feature in `ApiClient.lacks`
@@ -278,6 +279,13 @@ class ResourceWatch:
         if self._seen is not None:
             self._seen.clear()
 
+    def relist(self) -> None:
+        """Forget the position in the stream, after the watch was cancelled: `run` lists all objects once more."""
+        self._since, self._is_relisting = None, True
+        self._conclude_list()
+        if self._seen is not None:
+            self._seen.clear()
+
     def inherit(self, predecessor: 'ResourceWatch') -> None:
         """Take over the records of a stopped watch of the same objects, e.g. in another version of the resource."""
         self.records, predecessor.records = predecessor.records, {}
@@ -365,7 +373,8 @@ class ResourceWatch:
 
     def _selectors(self) -> dict[str, str]:
         if not self._selective:
-            return {} if self._name is None else {'fieldSelector': f'metadata.name={self._name}'}
+            selectors = {} if self._name is None else {'fieldSelector': f'metadata.name={self._name}'}
+            return selectors | ({'labelSelector': ','.join(self._label_selectors)} if self._label_selectors else {})
         watching = self._settings.watching
         return {
             param: ','.join(texts)
@@ -422,8 +431,8 @@ class ResourceWatch:
         self._conclude_list()
         self._note_health()
         self.refused = False
-        if not self._complete:
-            self._complete = True
+        if not self._complete or self._is_relisting:
+            self._complete, self._is_relisting = True, False
             self._sink.listed(self)
         if self._seen is not None:
             for parked in self._seen.end_list():

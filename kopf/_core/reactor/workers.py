@@ -103,6 +103,7 @@ class WorkerPool:
         self._start_handle: asyncio.Handle | None = None
         self._closed = False
         self._is_overdue: Callable[[], bool] | None = None
+        self._owns: Callable[[ObjectRecord], bool] | None = None
         self.pressure = Pressure(self._note_relief)
         """The number of queued requests of workers that are not urgent."""
         self.paused = False
@@ -119,6 +120,10 @@ class WorkerPool:
         self._is_overdue = is_overdue
         self.background.set_overdue_check(is_overdue)
 
+    def set_owner_check(self, owns: Callable[[ObjectRecord], bool]) -> None:
+        """Set the function that checks whether this operator handles an object: no steps begin for the others."""
+        self._owns = owns
+
     def keep_warm(self) -> None:
         """Called when the operator must be able to begin its work at once after a pause."""
         self.keeps_warm = True
@@ -127,6 +132,10 @@ class WorkerPool:
     def halted(self) -> bool:
         """Return whether no workers and no steps are to be started now."""
         return self.paused or (self._is_overdue is not None and self._is_overdue())
+
+    def must_stop(self, record: ObjectRecord) -> bool:
+        """Check whether no further step of the object may begin now."""
+        return self.halted or (self._owns is not None and not self._owns(record))
 
     def start(
         self,
@@ -154,7 +163,7 @@ class WorkerPool:
                 self._start_queued()
             return
         # The operator is ending, and `close` would not wait for this task. The next operator will list the object.
-        if self._closed:
+        if self._closed or (self._owns is not None and not self._owns(record)):
             return
         record.assign_worker()
         if not urgent:

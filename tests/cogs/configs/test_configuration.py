@@ -50,6 +50,16 @@ DEFAULTS = {
         'renew_deadline': 10,
         'retry_period': 2,
     },
+    'sharding': {
+        'enabled': False,
+        'name': None,
+        'namespace': None,
+        'buckets': 256,
+        'key': 'uid',
+        'duration': 15,
+        'renew_deadline': 10,
+        'retry_period': 2,
+    },
     'watching': {
         'server_timeout': None,
         'client_timeout': None,

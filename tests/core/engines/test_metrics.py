@@ -44,6 +44,9 @@ class State:
     def get_leases(self):
         return {'kopf-mine': True, 'kopf-other': False}
 
+    def count_unowned(self):
+        return 7
+
 
 class Broken:
     """A collector of the program that fails."""
@@ -112,6 +115,7 @@ def test_what_meters_have_counted_is_shown(collector, meters):
     assert values['kopf_watch_silence_seconds', ('resource', NAME)] == 12.5
     assert values['leader_election_master_status', ('name', 'kopf-mine')] == 1
     assert values['leader_election_master_status', ('name', 'kopf-other')] == 0
+    assert values['kopf_unowned_buckets',] == 7
 
 
 def test_requests_are_counted_by_codes_methods_and_hosts(collector, requests):

@@ -1,0 +1,572 @@
+"""
+The group of a sharded operator, as one member knows it: the Leases of all members, and the assignment.
+
+One member writes the assignment: the holder of the group's Lease. If that member has ended, any other one takes its
+place. Two of them do no harm: a record is replaced only if it is still the one that the decision was made from, and the
+decision rests on facts that never change (see `assignments`). One of these facts needs the clock: a member has expired
+when its Lease has not been renewed for the duration that it promises, measured by the own monotonic clock. As this
+process can have been suspended meanwhile, the Leases are requested once more before that is believed.
+"""
+
+import asyncio
+import logging
+import math
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, Protocol
+
+from kopf._cogs.clients import errors
+from kopf._cogs.configs.configuration import ShardingSettings
+from kopf._cogs.helpers.clocks import read_wall_clock
+from kopf._cogs.structs.bodies import is_older_version
+from kopf._core.engines import assignments
+from kopf._core.engines.assignments import Assignment, Division, Report
+from kopf._core.engines.buckets import format_ranges
+from kopf._core.engines.lease_candidate import SILENCE, LeadershipError, read_time
+from kopf._core.engines.leases import LeaseRecord, format_time
+from kopf._core.engines.shard_leases import (
+    GROUP_ANNOTATION,
+    MEMBER_ANNOTATION,
+    MemberState,
+    decode_assignment,
+    decode_member,
+    encode_assignment,
+    get_annotation,
+)
+
+logger = logging.getLogger(__name__)
+
+UNLIMITED = 10 * 365 * 24 * 3600
+"""
+The duration in the Lease of the group (in seconds).
+
+Its holder does not renew it. So, an operator that elects its leader by a Lease of the same name must not take it over.
+"""
+
+CONFLICT_DELAY = 0.05
+"""How long to wait before another attempt if another member has written the record (in seconds)."""
+
+RULES = (
+    '- {apiGroups: ["coordination.k8s.io"], resources: ["leases"], '
+    'verbs: ["create", "get", "list", "watch", "update", "delete"]}'
+)
+"""The rules of RBAC that members need in the namespace of their Leases."""
+
+
+class GroupStore(Protocol):
+    """The Leases of the group in the API."""
+
+    name: str
+    namespace: str
+
+    async def read(self) -> Mapping[str, Any] | None:
+        """Return the Lease of the group; ``None`` if there is none."""
+
+    async def write(self, body: Mapping[str, Any] | None, record: LeaseRecord, text: str) -> Mapping[str, Any]:
+        """Replace the Lease of the group and its annotation, if it is still in this state; ``None`` to create it."""
+
+    async def list_all(self) -> Collection[Mapping[str, Any]]:
+        """Return all Leases of the group."""
+
+    async def delete(self, body: Mapping[str, Any]) -> None:
+        """Delete a Lease, if it is still in this state."""
+
+
+class KnownLease:
+    """
+    The Lease of one member, as it was seen last.
+
+    Args:
+        name: the name of the Lease.
+        seen_at: when it was seen, or when it was found to be absent.
+    """
+
+    def __init__(self, name: str, seen_at: float) -> None:
+        self.name = name
+        self.body: Mapping[str, Any] | None = None
+        """The last known state; ``None`` if the Lease does not exist."""
+        self._was_seen = False
+        self.record = LeaseRecord(None)
+        """The record of the last state in which the Lease existed."""
+        self.state: MemberState | None = None
+        """What the member said in that state; ``None`` if it cannot be read."""
+        self.changed_at = self.seen_at = seen_at
+        self.confirmed_at = -math.inf
+        """When the state was requested from the API for the last time, and had not changed."""
+
+    def see(self, body: Mapping[str, Any] | None, now: float) -> None:
+        """Take a newer state."""
+        was_there, self.body, self.seen_at = self.body is not None, body, now
+        self._was_seen |= was_there or body is not None
+        if body is None:
+            if was_there:
+                self.changed_at = now  # its member goes on until it notices
+            return
+        record = LeaseRecord.parse(body.get('spec'))
+        if record != self.record or not was_there:
+            self.record, self.changed_at = record, now
+        try:
+            self.state = decode_member(self.name, get_annotation(body, MEMBER_ANNOTATION))
+        except ValueError as error:
+            if self.state is not None:
+                logger.warning("The Lease %r does not say which buckets its member holds: %s.", self.name, error)
+
+    def confirm(self, asked_at: float) -> None:
+        """Called when the state was requested at this time, and is the known one."""
+        self.confirmed_at = asked_at
+
+    @property
+    def is_released(self) -> bool:
+        """Return whether the member has released the Lease."""
+        return self._was_seen and self.record.holder is None
+
+    def find_expiry(self, duration: float) -> float:
+        """Return when the member expires; it promises to stop within this duration, or the one in its Lease."""
+        return self.changed_at + (self.record.duration or duration)
+
+    def has_ended(self, member: str, duration: float) -> bool:
+        """Check whether the member has ended for sure, and never goes on."""
+        if self.is_released:
+            return True
+        if self.body is not None and self.state is not None and is_later(self.state.report.member, member):
+            return True  # the same process has begun another term, after all its work had ended
+        return self.confirmed_at >= self.find_expiry(duration)
+
+    def is_doubtful(self, now: float, duration: float) -> bool:
+        """Check whether the member seems to have expired, but that is not confirmed yet."""
+        expiry = self.find_expiry(duration)
+        return not self.is_released and now >= expiry > self.confirmed_at
+
+
+def is_later(member: str, other: str) -> bool:
+    """Check whether a member is the same process as another one, in a later term."""
+    (name, _, epoch), (other_name, _, other_epoch) = member.rpartition('/'), other.rpartition('/')
+    return name == other_name and int(epoch or 0) > int(other_epoch or 0)
+
+
+class ShardGroup:
+    """
+    The group, as one member knows it.
+
+    Args:
+        store: the Leases.
+        settings: the times.
+        division: how this member divides the objects.
+        get_report: returns what this member says of itself; ``None`` while it is no member.
+        changed: called when the assignment has changed.
+    """
+
+    def __init__(
+        self,
+        store: GroupStore,
+        settings: ShardingSettings,
+        *,
+        division: Division,
+        get_report: Callable[[], Report | None],
+        changed: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._division = division
+        self._get_report = get_report
+        self._changed = changed
+        self.assignment: Assignment | None = None
+        """The newest known record; ``None`` if there is none."""
+        self.leases: dict[str, KnownLease] = {}
+        """The Leases of the members, by their names."""
+        self._body: Mapping[str, Any] | None = None  # the Lease of the group
+        self._known = False  # whether that Lease was requested since this member has joined
+        self._body_seen_at = -math.inf
+        self._holder_since = -math.inf  # when the present holder of that Lease was first seen
+        self._heard_at = -math.inf  # when any Lease of a member was seen the last time
+        self._polled_at = -math.inf  # when the Leases were requested the last time, as the watch was silent
+        self._next_attempt = -math.inf
+        self._failure: str | None = None
+        self._listed = False  # whether the Leases could be listed at least once
+        self._told: set[str] = set()  # what was told already, and need not be told again
+        self._ended_at: dict[str, float] = {}  # when members were first known to have ended, by their Leases
+        self._keeps_ended = False  # whether Leases of ended members cannot be deleted
+        self._wakeup = asyncio.Event()
+
+    @property
+    def holder(self) -> str | None:
+        """The member that writes the assignment, or another program that holds the Lease."""
+        return None if self._body is None else LeaseRecord.parse(self._body.get('spec')).holder
+
+    def find_unowned(self) -> int:
+        """Return how many buckets no member handles, as far as this one knows; callable from any thread."""
+        assignment, report, now = self.assignment, self._get_report(), read_time()
+        if assignment is None:
+            return self._division.buckets
+        unowned = assignment.division.buckets
+        for member, grant in assignment.grants.items():
+            lease = self.leases.get(member.rpartition('/')[0])
+            # A member that has been silent for so long has stopped its work.
+            is_working = lease is not None and now < lease.changed_at + self._settings.renew_deadline
+            if is_working or (report is not None and report.member == member):
+                unowned -= len(grant.buckets)
+        return unowned
+
+    # What is known.
+
+    def join(self) -> None:
+        """Called when this process has become a member: only what is read from now on counts for it."""
+        self._known = False
+        self.assignment = None
+        self.wake()
+
+    def wake(self) -> None:
+        """Called when this member has another report, or something else has changed."""
+        self._wakeup.set()
+
+    def see(self, body: Mapping[str, Any], *, is_deleted: bool = False, asked_at: float | None = None) -> None:
+        """
+        Called with each state of a Lease of the group.
+
+        Args:
+            body: the state.
+            is_deleted: whether the Lease is deleted.
+            asked_at: when the state was requested, by `read_time`; ``None`` if it has come by the watch.
+        """
+        name = body['metadata']['name']
+        if name == self._store.name:
+            if not _is_outdated(body, self._body, self._body_seen_at, asked_at):
+                self._see_group(None if is_deleted else body)
+            return
+        now = self._heard_at = read_time()
+        lease = self.leases.get(name)
+        if lease is None:
+            lease = self.leases[name] = KnownLease(name, now)
+        if not is_deleted and _is_same(body, lease.body):
+            return  # not woken: the requests of a decision would cause another one, without an end
+        if not _is_outdated(body, lease.body, lease.seen_at, asked_at):
+            lease.see(None if is_deleted else body, now)
+        if is_deleted and lease.is_released:
+            del self.leases[name]
+        self.wake()
+
+    def _see_group(self, body: Mapping[str, Any] | None) -> None:
+        known, former, self._body, self._body_seen_at = self._body, self.holder, body, read_time()
+        if self.holder != former or self._holder_since == -math.inf:
+            self._holder_since = self._body_seen_at
+        if not _is_same(body, known):
+            self.wake()
+        if body is None:
+            self.assignment = None  # the members go on with what they hold
+            return
+        try:
+            assignment = decode_assignment(get_annotation(body, GROUP_ANNOTATION))
+        except ValueError as error:
+            self._tell(
+                f'record {error}',
+                f"The Lease {self._store} is not that of the shards of a kopf operator: {error}. If it is not meant "
+                f"for this operator, set settings.sharding.name to another name.",
+            )
+            self.assignment = None
+            return
+        if assignment != self.assignment and self._known:
+            self.assignment = assignment
+            self._changed()
+
+    def _tell(self, key: str, message: str) -> None:
+        """Log a warning, once."""
+        if key not in self._told:
+            self._told.add(key)
+            logger.warning('%s', message)
+
+    # The members.
+
+    def _get_lease(self, name: str) -> KnownLease:
+        lease = self.leases.get(name)
+        if lease is None:
+            # The record names a member without a Lease: it can be working, as its Lease can have just been deleted.
+            lease = self.leases[name] = KnownLease(name, read_time())
+        return lease
+
+    def _find_concerned(self) -> Iterator[tuple[KnownLease, Report]]:
+        """Return the Leases that can have a working member, except for the own one, with the reports of the members."""
+        own, duration = self._get_report(), self._settings.duration
+        granted: dict[str, list[str]] = {}
+        for member in () if self.assignment is None else self.assignment.grants:
+            granted.setdefault(member.rpartition('/')[0], []).append(member)
+        for name in [*self.leases, *(name for name in granted if name not in self.leases)]:
+            lease = self._get_lease(name)
+            if own is not None and name == own.member.rpartition('/')[0]:
+                continue
+            report = None if lease.state is None else lease.state.report
+            # A process has only one member at a time: all its former terms have ended. The record can know a later one.
+            members = [*granted.get(name, ()), *([] if report is None else [report.member])]
+            member = max(members, key=_get_epoch, default='')
+            if not lease.has_ended(member, duration):
+                yield lease, self._find_report(lease, member)
+
+    def _find_report(self, lease: KnownLease, member: str) -> Report:
+        if lease.state is not None and lease.state.report.member == member:
+            return lease.state.report._replace(is_absent=lease.body is None)
+        # Nothing is known of it, but what it may hold.
+        grant = None if self.assignment is None else self.assignment.grants.get(member)
+        division = self._division if self.assignment is None else self.assignment.division
+        held = assignments.NOTHING if grant is None else grant.buckets
+        return Report(member or f'{lease.name}/0', division, None, held, is_absent=True)
+
+    def find_reports(self) -> list[Report]:
+        """Return the reports of all members that have not ended, this one included."""
+        own = self._get_report()
+        reports = [report for _, report in self._find_concerned()]
+        return reports if own is None else [*reports, own]
+
+    # The task.
+
+    async def run(self) -> None:
+        """
+        Read and write the Leases as necessary, until cancelled.
+
+        Raises:
+            LeadershipError: if the operator can never take part, e.g. without the permission.
+        """
+        while True:
+            await self._wait()
+            if self._get_report() is not None and read_time() >= self._next_attempt:
+                await self._attempt()
+
+    async def _wait(self) -> None:
+        """Wait until something has changed, or a time has come; but not before the next attempt after a failure."""
+        while (delay := self._find_due() - read_time()) > 0:
+            if self._wakeup.is_set():
+                await asyncio.sleep(delay)
+                continue
+            try:
+                async with asyncio.timeout(None if delay == math.inf else delay):
+                    await self._wakeup.wait()
+            except TimeoutError:
+                break  # the time that was waited for is over, so `_find_due` does not return it any more
+        self._wakeup.clear()
+
+    def _find_due(self) -> float:
+        """Return when to look at the Leases; see `read_time`."""
+        if self._wakeup.is_set():
+            return self._next_attempt
+        if self._get_report() is None:
+            return math.inf
+        settings, now = self._settings, read_time()
+        times = [self._find_poll()]
+        times += [expiry for lease in self.leases.values() if (expiry := lease.find_expiry(settings.duration)) > now]
+        times += [time + settings.duration for time in self._ended_at.values() if time + settings.duration > now]
+        return max(min(times), self._next_attempt)
+
+    def _find_poll(self) -> float:
+        """Return when to request the Leases. The watch brings the own renewals, too: if it is silent, it is broken."""
+        return max(self._heard_at, self._polled_at) + self._settings.retry_period * SILENCE
+
+    async def _attempt(self) -> None:
+        started = read_time()
+        try:
+            async with asyncio.timeout(self._settings.renew_deadline / 2):
+                await self._act(started)
+        except errors.APIConflictError:
+            pass  # another member was faster: its record comes by the next request or by the watch
+        except (errors.APIError, TimeoutError) as error:
+            self._note_failure(error)
+            self._next_attempt = started + self._settings.retry_period
+            self.wake()
+            return
+        if self._failure is not None:
+            self._failure = None
+            logger.info("The Leases of the group %s can be accessed again.", self._store)
+
+    def _note_failure(self, error: Exception) -> None:
+        text = str(error) or repr(error)
+        if isinstance(error, errors.APIForbiddenError) and not self._listed and not error.is_by_admission:
+            raise LeadershipError(
+                f"The Leases of the group {self._store} are not permitted to the operator, so it cannot share the "
+                f"objects with other members: {text} Grant these rules by a Role in the namespace "
+                f"{self._store.namespace!r}: {RULES}"
+            ) from error
+        level = logging.WARNING if self._failure is None else logging.DEBUG
+        logger.log(level, "The Leases of the group %s cannot be accessed; trying again: %s", self._store, text)
+        self._failure = text
+
+    async def _act(self, started: float) -> None:
+        if not self._known:
+            await self._begin()
+        if started >= self._find_poll():
+            self._polled_at = started
+            await self._list()
+            await self._read()
+        if not await self._take_lead():
+            return
+        now, duration = read_time(), self._settings.duration
+        if any(lease.is_doubtful(now, duration) for lease, _ in self._find_concerned()):
+            await self._list()
+        await self._lead()
+        await self._clean_up()
+
+    async def _begin(self) -> None:
+        """Read all Leases, after the own one was written: see `assignments`."""
+        await self._list()
+        self._known = True
+        self._polled_at = read_time()
+        await self._read()
+
+    async def _list(self) -> None:
+        asked_at = read_time()
+        bodies = await self._store.list_all()
+        self._listed = True
+        found = set()
+        for body in bodies:
+            found.add(body['metadata']['name'])
+            self.see(body, asked_at=asked_at)
+        for lease in list(self.leases.values()):
+            # Unless the watch has brought it since the request.
+            if lease.name not in found and lease.body is not None and lease.seen_at <= asked_at:
+                lease.see(None, read_time())
+            if lease.changed_at <= asked_at:
+                lease.confirm(asked_at)
+
+    async def _read(self) -> None:
+        asked_at = read_time()
+        body = await self._store.read()
+        if body is None and self._body_seen_at <= asked_at:
+            self._see_group(None)
+        elif body is not None and not _is_outdated(body, self._body, self._body_seen_at, asked_at):
+            self._see_group(body)
+
+    async def _take_lead(self) -> bool:
+        """Check whether this member writes the assignment: because it holds the Lease, or because no other one does."""
+        own = self._get_report()
+        if own is None or self.holder in (None, own.member):
+            return own is not None
+        holder, duration = str(self.holder), self._settings.duration
+        if self.assignment is None:
+            return await self._outwait_stranger(holder)
+        lease = self._get_lease(holder.rpartition('/')[0])
+        if lease.is_doubtful(read_time(), duration):
+            await self._list()
+        return lease.has_ended(holder, duration)
+
+    async def _outwait_stranger(self, holder: str) -> bool:
+        """Check whether a holder that is no member has not renewed the Lease of the group for its duration."""
+        self._tell(
+            f'holder {holder}',
+            f"The Lease {self._store} is held by {holder!r}, which is no member of this group: nothing is handled "
+            f"until that ends. If it is another program, set settings.sharding.name to another name.",
+        )
+        # Requested, as the watch brings only Leases with the label of the group.
+        version = self._version
+        await self._read()
+        if self._version != version:
+            self._holder_since = read_time()
+        record = LeaseRecord.parse((self._body or {}).get('spec'))
+        asyncio.get_running_loop().call_later(self._settings.retry_period, self.wake)
+        return record.holder is None or read_time() >= self._holder_since + (record.duration or self._settings.duration)
+
+    @property
+    def _version(self) -> str | None:
+        """The resource version of the Lease of the group."""
+        return None if self._body is None else self._body['metadata'].get('resourceVersion')
+
+    async def _lead(self) -> None:
+        """Write the next record, if there is anything to change."""
+        version, record, reports = self._version, self.assignment, self.find_reports()
+        is_over = record is None or assignments.is_lost(record, reports) or assignments.is_orphaned(record, reports)
+        if is_over or record is None or not record.settled:
+            await self._list()
+            reports = self.find_reports()
+        own = self._get_report()
+        if self._version != version or own is None:
+            self.wake()  # there is another record by now, or this process is no member any more
+            return
+        if is_over or record is None:
+            following = assignments.begin(uuid.uuid4().hex[:10], self._division, reports)
+        else:
+            following = assignments.advance(record, reports)
+            self._tell_mistakes(record, reports)
+        if following is not record or self.holder != own.member:
+            await self._write(own, following)
+
+    async def _write(self, own: Report, assignment: Assignment) -> None:
+        now = format_time(read_wall_clock())
+        former = LeaseRecord.parse(None if self._body is None else self._body.get('spec'))
+        is_same = former.holder == own.member
+        record = LeaseRecord(
+            holder=own.member,
+            duration=UNLIMITED,
+            acquired=former.acquired if is_same else now,
+            renewed=now,
+            transitions=former.transitions + (not is_same and self._body is not None),
+        )
+        try:
+            answer = await self._store.write(self._body, record, encode_assignment(assignment))
+        except (errors.APIConflictError, errors.APINotFoundError) as error:
+            if isinstance(error, errors.APINotFoundError) and self._body is None:
+                raise
+            # Another member was faster, or the Lease is gone, or the last response was lost.
+            await self._read()
+            asyncio.get_running_loop().call_later(CONFLICT_DELAY, self.wake)
+            return
+        if not is_same:
+            logger.info("This member, %r, assigns the buckets of the group %s.", own.member, self._store)
+        if not _is_outdated(answer, self._body, self._body_seen_at, None):
+            self._see_group(answer)
+
+    def _tell_mistakes(self, record: Assignment, reports: Collection[Report]) -> None:
+        """Warn of members that do not fit to the group."""
+        for report in reports:
+            grant = record.grants.get(report.member)
+            granted = assignments.NOTHING if grant is None else grant.buckets
+            if report.division != record.division:
+                self._tell(
+                    f'division {report.member}',
+                    f"The member {report.member!r} has {report.division}, but the group {self._store} has "
+                    f"{record.division}: it works when all others have ended. Set the same settings.sharding.buckets "
+                    f"and settings.sharding.key for all.",
+                )
+            elif report.held - report.draining - granted and report.seen == (record.generation, record.revision):
+                self._tell(
+                    f'liar {report.member}',
+                    f"The member {report.member!r} says that it holds the buckets "
+                    f"{format_ranges(report.held - granted)}, which are not granted to it: nothing is changed for "
+                    f"them. Its Lease was edited, or it does not work as it must: end it.",
+                )
+
+    async def _clean_up(self) -> None:
+        """Delete the Leases of ended members a while after their end; others must be able to see that they ended."""
+        now, duration = read_time(), self._settings.duration
+        concerned = {lease.name for lease, _ in self._find_concerned()}
+        own = self._get_report()
+        concerned.add('' if own is None else own.member.rpartition('/')[0])
+        ended = {name for name in self.leases if name not in concerned}
+        self._ended_at = {name: self._ended_at.get(name, now) for name in ended}
+        for name in [name for name, time in self._ended_at.items() if now >= time + duration]:
+            body = self.leases[name].body
+            if body is not None and not self._keeps_ended:
+                try:
+                    await self._store.delete(body)
+                except errors.APIForbiddenError as error:
+                    self._keeps_ended = True
+                    logger.warning("The Leases of ended members stay, as they cannot be deleted: %s", error)
+                except (errors.APINotFoundError, errors.APIConflictError):
+                    pass
+            del self.leases[name], self._ended_at[name]
+
+
+def _is_outdated(
+    body: Mapping[str, Any], known: Mapping[str, Any] | None, seen_at: float, asked_at: float | None
+) -> bool:
+    """Check whether a state is older than the known one: watches and requests bring them in any order."""
+    if known is None or (asked_at is not None and asked_at > seen_at):
+        return False
+    version = body['metadata'].get('resourceVersion')
+    return version is not None and is_older_version(version, known['metadata'].get('resourceVersion'))
+
+
+def _is_same(body: Mapping[str, Any] | None, known: Mapping[str, Any] | None) -> bool:
+    """Check whether both are the same version of a Lease, or both say that there is none."""
+    if body is None or known is None:
+        return body is known
+    fields = 'uid', 'resourceVersion'
+    return all(body['metadata'].get(field) == known['metadata'].get(field) for field in fields)
+
+
+def _get_epoch(member: str) -> int:
+    return int(member.rpartition('/')[2] or 0)

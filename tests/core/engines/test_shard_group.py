@@ -1,0 +1,233 @@
+"""The group as one member knows it: who has ended is believed only when it is sure; who assigns, and what is told."""
+
+import asyncio
+import contextlib
+import json
+
+import pytest
+
+from kopf._cogs.clients import errors
+from kopf._cogs.configs.configuration import ShardingSettings
+from kopf._core.engines import shard_group
+from kopf._core.engines.assignments import Division, Ownership
+from kopf._core.engines.lease_candidate import LeadershipError
+from kopf._core.engines.shard_group import ShardGroup, is_later
+from kopf._core.engines.shard_leases import decode_assignment
+
+pytestmark = pytest.mark.looptime
+DIVISION = Division(4, 'uid')
+
+
+class Store:
+    """The Leases in memory."""
+
+    name, namespace = 'g', 'ns'
+
+    def __init__(self):
+        self.version = 0
+        self.bodies = {}
+        self.requests = []
+        self.errors = []
+
+    def put(self, name, spec, annotations):
+        self.version += 1
+        metadata = {'name': name, 'uid': name, 'resourceVersion': str(self.version), 'annotations': annotations}
+        self.bodies[name] = {'metadata': metadata, 'spec': spec}
+        return self.bodies[name]
+
+    def renew(self, name, *, holder='h', epoch=1, held='', seen=(None, None), **fields):
+        """Renew the Lease of another member."""
+        fields = {'epoch': epoch, 'buckets': 4, 'key': 'uid', 'holds': held, 'drains': '', **fields}
+        text = json.dumps(fields | {'generation': seen[0], 'revision': seen[1]})
+        spec = {'holderIdentity': holder, 'renewTime': str(self.version), 'leaseDurationSeconds': 15}
+        return self.put(name, spec, {'kopf.dev/shard': text})
+
+    def _begin(self, request):
+        self.requests.append(request)
+        if self.errors:
+            raise self.errors.pop(0)
+
+    async def read(self):
+        self._begin('read')
+        return self.bodies.get('g')
+
+    async def list_all(self):
+        self._begin('list')
+        return list(self.bodies.values())
+
+    async def write(self, body, record, text):
+        self._begin('write')
+        known = self.bodies.get('g')
+        if (known is None) != (body is None) or (known and known['metadata'] != body['metadata']):
+            raise errors.APIConflictError('changed', status=409)
+        return self.put('g', record.as_spec(), {'kopf.dev/assignment': text})
+
+    async def delete(self, body):
+        self._begin('delete')
+        del self.bodies[body['metadata']['name']]
+
+    @property
+    def assignment(self):
+        return decode_assignment(self.bodies['g']['metadata']['annotations']['kopf.dev/assignment'])
+
+
+class World:
+    def __init__(self):
+        self.store = Store()
+        self.ownership = Ownership('g-me/1', DIVISION)
+        self.group = ShardGroup(
+            self.store,
+            ShardingSettings(),
+            division=DIVISION,
+            get_report=lambda: self.ownership.report(),
+            changed=lambda: self.ownership.follow(self.group.assignment),
+        )
+
+    @contextlib.asynccontextmanager
+    async def running(self):
+        task = asyncio.create_task(self.group.run())
+        try:
+            yield task
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def pass_time(self, seconds, *, other=None, **fields):
+        """Let time pass, in which another member renews its Lease, and the watch brings it."""
+        end = asyncio.get_running_loop().time() + seconds
+        while asyncio.get_running_loop().time() < end:
+            self.group.see(self.store.renew('g-me'))
+            if other:
+                self.group.see(self.store.renew(other, **fields))
+            await asyncio.sleep(min(2, end - asyncio.get_running_loop().time()))
+
+    async def share(self):
+        """Let another member come, and wait until it has got its part."""
+        await self.pass_time(4, other='g-you')
+        while 'g-you/1' not in self.holders:
+            await self.pass_time(1, other='g-you', seen=self.ownership.seen)
+
+    @property
+    def holders(self):
+        return {member: sorted(grant.buckets) for member, grant in self.store.assignment.grants.items()}
+
+
+@pytest.fixture
+def world(monkeypatch):
+    monkeypatch.setattr(shard_group, 'read_time', lambda: asyncio.get_running_loop().time())
+    return World()
+
+
+async def test_a_member_alone_gets_all_buckets(world):
+    async with world.running():
+        await world.pass_time(0.5)
+    assert world.ownership.active == {0, 1, 2, 3}
+    assert world.store.bodies['g']['spec']['holderIdentity'] == 'g-me/1'
+    assert world.group.find_unowned() == 0
+
+
+async def test_at_rest_no_requests_are_made(world):
+    async with world.running():
+        await world.share()
+        before = len(world.store.requests)
+        await world.pass_time(60, other='g-you', seen=world.ownership.seen, held='2-3')
+    assert len(world.store.requests) == before
+
+
+async def test_the_buckets_of_a_silent_member_are_granted_after_its_duration_and_not_before(world):
+    async with world.running():
+        await world.share()
+        await world.pass_time(14)
+        assert 'g-you/1' in world.holders
+        assert world.group.find_unowned() == 2  # it must have stopped, though others cannot know
+        await world.pass_time(2)
+        assert world.holders == {'g-me/1': [0, 1, 2, 3]}
+
+
+async def test_a_member_is_not_replaced_if_only_its_renewals_were_not_seen(world):
+    async with world.running():
+        await world.share()
+        for _ in range(30):
+            world.store.renew('g-you', held='2-3', seen=world.ownership.seen)  # the watch does not bring it
+            await world.pass_time(2)
+        assert 'g-you/1' in world.holders
+
+
+async def test_a_released_lease_frees_its_buckets_at_once(world):
+    async with world.running():
+        await world.share()
+        world.group.see(world.store.renew('g-you', holder=None))
+        await asyncio.sleep(0.1)
+        assert world.holders == {'g-me/1': [0, 1, 2, 3]}
+
+
+async def test_a_deleted_lease_frees_no_buckets_until_its_duration_is_over(world):
+    async with world.running():
+        await world.share()
+        world.group.see(world.store.bodies.pop('g-you'), is_deleted=True)
+        await world.pass_time(14)
+        assert 'g-you/1' in world.holders
+        await world.pass_time(2)
+        assert world.holders == {'g-me/1': [0, 1, 2, 3]}
+
+
+async def test_the_next_term_of_a_member_is_another_member(world):
+    async with world.running():
+        await world.share()
+        world.group.see(world.store.renew('g-you', epoch=2))
+        await asyncio.sleep(0.1)
+        assert set(world.holders) == {'g-me/1', 'g-you/2'}
+
+
+async def test_leases_of_ended_members_are_deleted_later(world):
+    async with world.running():
+        world.group.see(world.store.renew('g-old', holder=None))
+        await world.pass_time(14)
+        assert 'g-old' in world.store.bodies
+        await world.pass_time(4)
+        assert 'g-old' not in world.store.bodies
+
+
+async def test_a_conflict_means_that_another_member_was_faster(world):
+    async with world.running():
+        await world.pass_time(1)
+        record, body = world.store.assignment, world.store.bodies['g']
+        annotations = body['metadata']['annotations']
+        world.store.put('g', body['spec'] | {'holderIdentity': 'g-you/1'}, annotations)  # the watch does not bring it
+        await world.pass_time(3, other='g-you')
+        assert world.store.bodies['g']['spec']['holderIdentity'] == 'g-you/1'
+        assert world.store.assignment == record
+
+
+async def test_failing_requests_are_repeated_and_told_once(world, caplog):
+    caplog.set_level('INFO')
+    world.store.errors = [errors.APIServerError('down', status=500)] * 3
+    async with world.running():
+        await world.pass_time(10)
+    assert world.ownership.active == {0, 1, 2, 3}
+    assert caplog.text.count('cannot be accessed') == 1 and 'can be accessed again' in caplog.text
+
+
+async def test_without_the_permission_it_fails(world):
+    world.store.errors = [errors.APIForbiddenError('no', status=403)]
+    async with world.running() as task:
+        await asyncio.wait([task], timeout=5)
+        with pytest.raises(LeadershipError, match='cannot share the objects'):
+            task.result()
+
+
+@pytest.mark.parametrize('text', [None, '', '{}', '[1]'])
+async def test_a_damaged_record_is_replaced(world, text, caplog):
+    async with world.running():
+        await world.pass_time(1)
+        body = world.store.bodies['g']
+        annotations = {} if text is None else {'kopf.dev/assignment': text}
+        world.group.see(world.store.put('g', body['spec'], annotations))
+        await world.pass_time(1)
+        assert world.holders == {'g-me/1': [0, 1, 2, 3]} and world.ownership.active == {0, 1, 2, 3}
+        assert 'is not that of the shards of a kopf operator' in caplog.text
+
+
+@pytest.mark.parametrize('member, other, later', [('x/2', 'x/1', True), ('x/1', 'x/1', False), ('y/2', 'x/1', False)])
+def test_later_terms_are_recognized(member, other, later):
+    assert is_later(member, other) == later

@@ -1,0 +1,620 @@
+"""Members of one operator share the objects: each is handled by exactly one; what happens to each kind of work."""
+
+import asyncio
+import collections
+import contextlib
+import json
+
+import pytest
+from operatorworld import ReadyFlag, in_virtual_time
+
+import kopf
+from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._core.engines.buckets import find_bucket
+from kopf._core.engines.lease_candidate import LeadershipError
+from kopf._core.engines.shard_leases import decode_assignment, decode_member
+from kopf._core.reactor import election_coordinator
+from kopf._core.reactor.sharding_coordinator import check_sharding
+
+GROUP = 'kopf-operator-shards'
+NAMES = [f'obj-{number}' for number in range(12)]
+
+
+class Members:
+    """Members of one operator in one loop, and what they have done."""
+
+    def __init__(self, world):
+        self.world = world
+        self.calls = []  # the members, what they do, the objects, and when
+
+    def note(self, member, what, name, value=None):
+        self.calls.append((member, what, name, value, now()))
+        self.world.changed.set()
+
+    def find(self, what, *, member=None, name=None, value=None):
+        """Return the members that have done this, in that order."""
+        wanted = member, what, name, value
+        return [
+            call[0]
+            for call in self.calls
+            if all(one is None or one == other for one, other in zip(wanted, call, strict=False))
+        ]
+
+    async def until(self, check, timeout=600):
+        await self.world.until(check, timeout=timeout)
+
+    async def until_done(self, what, times=1, **options):
+        await self.until(lambda: len(self.find(what, **options)) >= times)
+
+    async def until_logged(self, text):
+        await self.until(lambda: any(text in line for line in self.world.log.texts))
+
+    @contextlib.asynccontextmanager
+    async def run(self, name, declare=None, *, is_failing=False, **options):
+        """Run a member; ``declare`` gets its registry, to declare more handlers."""
+        registry, settings = kopf.OperatorRegistry(), kopf.OperatorSettings()
+        settings.posting.enabled = False
+        settings.networking.error_backoffs = []
+        settings.queueing.error_delays = [0.05]
+        settings.sharding.namespace = 'default'
+        settings.sharding.buckets = 16
+        for key, value in options.pop('sharding', {}).items():
+            setattr(settings.sharding, key, value)
+        kopf.on.login(registry=registry)(kopf.login_with_kubeconfig)
+
+        @kopf.on.create('kopfexamples', registry=registry)
+        @kopf.on.update('kopfexamples', registry=registry)
+        async def handle(spec, **kwargs):
+            self.note(name, 'begin', kwargs['name'], spec['field'])
+            try:
+                await asyncio.sleep(0.2)
+            finally:
+                self.note(name, 'end', kwargs['name'], spec['field'])
+
+        if declare is not None:
+            declare(registry, settings, lambda *call: self.note(name, *call))
+        ready, stop = ReadyFlag(), asyncio.Event()
+        options = {'shards': 'auto', 'registry': registry, 'settings': settings, 'identity': name} | options
+        task = asyncio.create_task(kopf.operator(ready_flag=ready, stop_flag=stop, **options), name=name)
+        waiting = asyncio.create_task(ready.wait())
+        await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        try:
+            yield task
+        finally:
+            stop.set()
+            if not is_failing:
+                await task
+
+    # The cluster.
+
+    async def create(self, names=NAMES, **metadata):
+        for name in names:
+            await self.world.create(name, spec={'field': '1'}, **metadata)
+
+    async def edit(self, value, names=NAMES):
+        for name in names:
+            await self.world.edit(name, field=value)
+
+    async def handled(self, value, names=NAMES):
+        for name in names:
+            await self.world.handled(name, field=value)
+
+    async def group(self):
+        return await self.world.aio.get('leases', GROUP)
+
+    async def record(self):
+        return decode_assignment((await self.group())['metadata']['annotations']['kopf.dev/assignment'])
+
+    async def leases(self):
+        """Return the Leases of the members by the identities of these."""
+        bodies = await self.world.aio.list('leases')
+        bodies = [body for body in bodies if body['metadata']['name'] != GROUP]
+        return {(body['spec'].get('holderIdentity') or '').partition('_')[0]: body for body in bodies}
+
+    async def reports(self):
+        """Return what the members say of themselves, by their identities."""
+        return {
+            name: decode_member(body['metadata']['name'], body['metadata']['annotations']['kopf.dev/shard']).report
+            for name, body in (await self.leases()).items()
+            if name
+        }
+
+    async def balanced(self, *names, buckets=16):
+        """Wait until these members hold all buckets, evenly."""
+        while True:
+            reports = await self.reports()
+            counts = [len(report.held) for report in reports.values()]
+            is_draining = any(report.draining for report in reports.values())
+            if set(reports) == set(names) and sum(counts) == buckets and max(counts) - min(counts) <= 1:
+                if not is_draining:
+                    return reports
+            await asyncio.sleep(0.1)
+
+    async def find_names(self, member):
+        """Return the names of the objects that the member handles."""
+        held = (await self.reports())[member].held
+        bodies = await self.world.aio.list('kopfexamples')
+        return [body['metadata']['name'] for body in bodies if find_bucket(body['metadata']['uid'], 16) in held]
+
+    def check(self):
+        """Check that no object was handled by two members at once, and no state twice."""
+        running = {}
+        for member, what, name, _, time in self.calls:
+            if what == 'begin':
+                assert name not in running, (name, member, running[name], time)
+                running[name] = member
+            elif what == 'end':
+                assert running.pop(name) == member
+        done = collections.Counter((name, value) for _, what, name, value, _ in self.calls if what == 'end' and value)
+        assert set(done.values()) <= {1}, done
+
+
+def now():
+    return asyncio.get_running_loop().time()
+
+
+@pytest.fixture
+def members(world):
+    members = Members(world)
+    yield members
+    members.check()
+
+
+@pytest.fixture
+def ends(monkeypatch, members):
+    """Return what has kept running when the process was to be ended; the work goes on, as a test cannot end."""
+    ends = []
+
+    def end_process(running):
+        ends.append(list(running))
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(election_coordinator, 'end_process', end_process)
+    return ends
+
+
+@in_virtual_time
+async def test_one_member_handles_all_objects(world, members):
+    began = now()
+    async with members.run('a'):
+        await members.create()
+        await members.handled('1')
+        assert len((await members.balanced('a'))['a'].held) == 16
+        assert min(time for *_, time in members.calls) - began < 1  # it does not wait for others
+    lease = (await members.leases())['']
+    assert decode_member('x', lease['metadata']['annotations']['kopf.dev/shard']).report.held == frozenset()
+
+
+@in_virtual_time
+async def test_members_share_the_objects(world, members):
+    async with members.run('a'), members.run('b'), members.run('c'):
+        await members.balanced('a', 'b', 'c')
+        await members.create()
+        await members.handled('1')
+        assert sorted(members.find('begin', value='1')) != ['a'] * 12
+        await members.edit('2')
+        await members.handled('2')
+        for name in NAMES:
+            [first] = members.find('begin', name=name, value='1')
+            assert members.find('begin', name=name, value='2') == [first]
+
+
+@in_virtual_time
+async def test_objects_follow_their_buckets_when_members_come_and_go(world, members):
+    async with members.run('a'):
+        await members.create()
+        await members.handled('1')
+        async with members.run('b'):
+            await members.balanced('a', 'b')
+            await members.edit('2')
+            await members.handled('2')
+            assert set(members.find('begin', value='2')) == {'a', 'b'}
+            theirs = await members.find_names('b')
+            ended = now()
+        await members.edit('3')
+        await members.handled('3')
+        assert set(members.find('begin', value='3')) == {'a'}
+        began = max(time for member, what, name, value, time in members.calls if what == 'begin' and name in theirs)
+        assert began - ended < 1  # a graceful end hands over at once
+
+
+@in_virtual_time
+async def test_edits_in_the_middle_of_a_hand_over_are_handled_once(world, members):
+    async with members.run('a'):
+        await members.create()
+        await members.handled('1')
+        async with members.run('b'), members.run('c'):
+            for number in range(2, 40):
+                await members.edit(str(number), NAMES[number % 3 :: 3])
+                await asyncio.sleep(0.05)
+            await members.edit('last')
+            await members.handled('last')
+            await members.balanced('a', 'b', 'c')
+
+
+@in_virtual_time
+async def test_a_running_handler_ends_before_its_object_changes_hands(world, members):
+    ending = asyncio.Event()
+
+    def declare(registry, settings, note):
+        @kopf.on.create('kopfexamples', registry=registry)
+        async def slow(name, **_):
+            note('begin', f'slow {name}')
+            await ending.wait()
+            note('end', f'slow {name}')
+
+    async with members.run('a', declare):
+        await members.create()
+        await members.until_done('begin', name='slow obj-0')
+        async with members.run('b', declare):
+            await asyncio.sleep(30)
+            reports = await members.reports()
+            assert not reports['b'].held & reports['a'].held
+            assert reports['a'].draining  # for as long as it takes
+            assert not members.find('begin', member='b')
+            ending.set()
+            await members.handled('1')
+            await members.balanced('a', 'b')
+            await members.edit('2')
+            await members.handled('2')
+            assert set(members.find('begin', value='2')) == {'a', 'b'}
+
+
+@in_virtual_time
+async def test_a_member_that_cannot_renew_stops_and_others_take_its_buckets_over_in_time(world, members, ends):
+    async with members.run('a'), members.run('b'):
+        await members.balanced('a', 'b')
+        await members.create()
+        await members.handled('1')
+        name = (await members.leases())['a']['metadata']['name']
+        theirs = await members.find_names('a')
+        world.sandbox.faults.error(500, times=None, method='PUT', resource='leases', name=name)
+        last = now()
+        await members.until_logged('No longer a member of the group')
+        await members.edit('2')
+        await members.handled('2')
+        assert set(members.find('begin', value='2')) == {'b'}
+        times = [time for _, what, name, value, time in members.calls if what == 'begin' and value == '2']
+        assert max(times) - last < 15 + 2 and theirs
+        world.sandbox.faults.clear()
+        await members.balanced('a', 'b')  # it is a member again, without a restart
+        await members.edit('3')
+        await members.handled('3')
+        assert set(members.find('begin', value='3')) == {'a', 'b'}
+    assert not ends
+
+
+@in_virtual_time
+async def test_nothing_is_written_without_the_lease(world, members, ends):
+    def declare(registry, settings, note):
+        @kopf.on.create('kopfexamples', registry=registry)
+        async def late(name, patch, **_):
+            try:
+                await asyncio.sleep(1000)
+            finally:
+                patch.status['late'] = True
+
+    async with members.run('a', declare):
+        await members.create(NAMES[:1])
+        await members.until_done('end', name='obj-0')
+        world.sandbox.faults.error(500, times=None, method='PUT', resource='leases')
+        await members.until_logged('All work of this replica has ended')
+        assert 'status' not in await world.get('obj-0')
+        world.sandbox.faults.clear()
+
+
+def declare_kinds(registry, settings, note):
+    """Declare one handler of each kind."""
+
+    @kopf.on.resume('kopfexamples', registry=registry)
+    async def resume(name, **_):
+        note('resume', name)
+
+    @kopf.daemon('kopfexamples', registry=registry, cancellation_timeout=1)
+    async def daemon(name, stopped, **_):
+        note('begin', f'daemon {name}')
+        try:
+            await stopped.wait()
+        finally:
+            note('end', f'daemon {name}')
+
+    @kopf.timer('kopfexamples', interval=5, registry=registry)
+    async def timer(name, index, **_):
+        note('tick', name, len(index))
+
+    @kopf.index('kopfexamples', id='index', registry=registry)
+    def index(name, **_):
+        return {name: True}
+
+    @kopf.on.event('kopfexamples', registry=registry)
+    async def raw(name, type, **_):
+        note('event', name, type)
+
+    @kopf.on.schedule(interval=5, registry=registry)
+    async def schedule(**_):
+        note('schedule', 'schedule')
+
+    @kopf.on.delete('kopfexamples', registry=registry)
+    async def delete(name, **_):
+        note('delete', name)
+
+
+@in_virtual_time
+async def test_each_kind_of_work_changes_hands(world, members):
+    async with members.run('a', declare_kinds):
+        await members.create()
+        await members.handled('1')
+        await members.until_done('begin', name='daemon obj-11')
+        async with members.run('b', declare_kinds):
+            await members.balanced('a', 'b')
+            theirs = await members.find_names('b')
+            mine = [name for name in NAMES if name not in theirs]
+            for name in theirs:
+                await members.until_done('begin', name=f'daemon {name}', member='b')
+                await members.until_done('resume', name=name, member='b')
+            assert {name for name in NAMES if members.find('resume', name=name, member='b')} == set(theirs)
+            # Daemons and timers go on where the objects are handled, and only there.
+            began = now()
+            await asyncio.sleep(11)
+            recent = [call for call in members.calls if call[-1] > began]
+            assert {call[2] for call in recent if call[:2] == ('b', 'tick')} == set(theirs)
+            assert {call[2] for call in recent if call[:2] == ('a', 'tick')} == set(mine)
+            for name in mine:
+                assert members.find('end', name=f'daemon {name}') == []  # those of the others were not disturbed
+            # One member runs the schedules. The indices of all members have all objects.
+            assert len({call[0] for call in recent if call[1] == 'schedule'}) == 1
+            assert 2 <= len([call for call in recent if call[1] == 'schedule']) <= 3
+            assert {call[3] for call in recent if call[1] == 'tick'} == {12}
+            # No handler was told that an object is deleted, as it is not.
+            assert not members.find('event', value='DELETED')
+            for name in NAMES:
+                await world.delete(name)
+                await world.gone(name)
+            assert {name for name in NAMES if members.find('delete', name=name, member='b')} == set(theirs)
+            assert {name for name in NAMES if members.find('delete', name=name, member='a')} == set(mine)
+            for name in NAMES:
+                assert members.find('begin', name=f'daemon {name}', member='a') == ['a']
+    assert len(members.find('delete')) == 12
+
+
+@in_virtual_time
+async def test_retries_go_on_with_their_attempts_in_the_next_member(world, members):
+    def declare(registry, settings, note):
+        @kopf.on.create('kopfexamples', registry=registry)
+        async def failing(name, retry, **_):
+            note('attempt', name, retry)
+            if retry < 4:
+                raise kopf.TemporaryError("Not yet.", delay=10)
+
+    async with members.run('a', declare):
+        await members.create()
+        await members.until_done('attempt', value=1, times=12)
+        async with members.run('b', declare):
+            await members.handled('1')
+            theirs = await members.find_names('b')
+    for name in NAMES:
+        attempts = [(call[0], call[3]) for call in members.calls if call[1:3] == ('attempt', name)]
+        assert [number for _, number in attempts] == [0, 1, 2, 3, 4]
+        assert attempts[-1][0] == ('b' if name in theirs else 'a')
+
+
+@in_virtual_time
+async def test_objects_of_a_namespace_stay_together_by_key(world, members):
+    await world.aio.create({'apiVersion': 'v1', 'kind': 'Namespace', 'metadata': {'name': 'other'}})
+    sharding = {'key': 'namespace', 'buckets': 2}
+    async with members.run('a', sharding=sharding), members.run('b', sharding=sharding):
+        await members.balanced('a', 'b', buckets=2)
+        await members.create()
+        await members.handled('1')
+    assert len(set(members.find('begin'))) == 1
+
+
+# Levels: owned kinds are dispatched by their owner.
+
+
+def declare_level(registry, settings, note):
+    @kopf.on.reconcile('kopfexamples', owns=['configmaps'], registry=registry)
+    async def level(name, namespace, spec, children, reasons, **_):
+        note('level begin', name, sorted(reasons))
+        data = {'value': spec['field']}
+        await children.apply({'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': name}, 'data': data})
+        await asyncio.sleep(0.1)
+        note('level end', name)
+
+
+@in_virtual_time
+async def test_owned_objects_trigger_the_member_that_handles_their_owner(world, members):
+    async with members.run('a', declare_level), members.run('b', declare_level):
+        await members.balanced('a', 'b')
+        await members.create()
+        await members.handled('1')
+        theirs = await members.find_names('b')
+        assert theirs
+        for name in NAMES:
+            await members.until_done('level end', name=name)
+            count = len(members.find('level end', name=name))
+            await world.aio.patch('configmaps', name, {'data': {'value': 'drifted'}})
+            await members.until_done('level end', name=name, times=count + 1)
+            assert (await world.aio.get('configmaps', name))['data'] == {'value': '1'}
+        for name in NAMES:
+            assert set(members.find('level begin', name=name)) == {'b' if name in theirs else 'a'}
+
+
+@in_virtual_time
+async def test_reconciling_starts_in_the_next_member_with_fresh_children(world, members):
+    async with members.run('a', declare_level):
+        await members.create()
+        await members.handled('1')
+        async with members.run('b', declare_level):
+            await members.balanced('a', 'b')
+            for name in await members.find_names('b'):
+                await members.until_done('level end', name=name, member='b')
+                first = next(call for call in members.calls if call[:3] == ('b', 'level begin', name))
+                assert first[3] == ['start']
+    running = {}
+    for member, what, name, *_ in members.calls:
+        if what == 'level begin':
+            assert running.setdefault(name, member) == member
+        elif what == 'level end':
+            del running[name]
+
+
+# Requests.
+
+
+@in_virtual_time
+async def test_members_at_rest_make_one_request_a_renewal(world, members):
+    async with members.run('a'), members.run('b'), members.run('c'):
+        await members.balanced('a', 'b', 'c')
+        await asyncio.sleep(10)
+        before = len(world.sandbox.requests)
+        await asyncio.sleep(60)
+        requests = [request for request in world.sandbox.requests[before:] if request.resource == 'leases']
+        assert 85 <= len(requests) <= 95, collections.Counter(request.method for request in requests)
+
+
+# Trouble.
+
+
+@in_virtual_time
+async def test_the_member_that_assigns_is_replaced(world, members, ends):
+    async with members.run('a'):
+        await members.balanced('a')
+        async with members.run('b'):
+            await members.balanced('a', 'b')
+            assert (await members.group())['spec']['holderIdentity'].startswith(GROUP)
+            name = (await members.leases())['a']['metadata']['name']
+            assert (await members.group())['spec']['holderIdentity'].startswith(name)
+            world.sandbox.faults.error(500, times=None, method='PUT', resource='leases', name=name)
+            began = now()
+            await members.balanced('b', 'a', buckets=16)  # the dead Lease says that it holds its part
+            while len((await members.reports())['b'].held) < 16:
+                await asyncio.sleep(0.1)
+            assert now() - began < 17
+            world.sandbox.faults.clear()
+            await members.balanced('a', 'b')
+
+
+@in_virtual_time
+@pytest.mark.parametrize('what', ['group', 'member', 'all'])
+async def test_deleted_leases_come_back_and_nothing_is_handled_twice(world, members, what, ends):
+    async with members.run('a'), members.run('b'):
+        await members.balanced('a', 'b')
+        await members.create()
+        await members.handled('1')
+        leases = await members.leases()
+        names = {'group': [GROUP], 'member': [leases['b']['metadata']['name']]}
+        names['all'] = [GROUP, *(body['metadata']['name'] for body in leases.values())]
+        for name in names[what]:
+            await world.aio.delete('leases', name)
+        for number in range(2, 30):
+            await members.edit(str(number), NAMES[number % 3 :: 3])
+            await asyncio.sleep(0.3)
+        await members.balanced('a', 'b')
+        await members.edit('last')
+        await members.handled('last')
+        assert set(members.find('begin', value='last')) == {'a', 'b'}
+
+
+@in_virtual_time
+async def test_a_lease_of_another_program_is_waited_for_and_told_of(world, members):
+    spec = {'holderIdentity': 'other', 'leaseDurationSeconds': 30}
+    lease = {'apiVersion': 'coordination.k8s.io/v1', 'kind': 'Lease', 'metadata': {'name': GROUP}, 'spec': spec}
+    await world.aio.create(lease)
+    async with members.run('a'):
+        await members.create(NAMES[:1])
+        await members.until_logged("which is no member of this group: nothing is handled until that ends")
+        began = now()
+        for number in range(10):
+            await asyncio.sleep(10)
+            await world.aio.patch('leases', GROUP, {'spec': {'leaseTransitions': number}})
+        assert not members.calls
+        await members.until_done('end', name='obj-0')
+        assert 130 <= now() - began < 136  # 30 seconds after the last renewal
+
+
+@in_virtual_time
+async def test_members_with_other_buckets_work_only_after_the_others(world, members):
+    async with members.run('a'):
+        await members.create()
+        await members.handled('1')
+        async with contextlib.AsyncExitStack() as stack:
+            async with members.run('b'):
+                await members.balanced('a', 'b')
+                await stack.enter_async_context(members.run('c', sharding={'buckets': 32}))
+                await members.until_logged('has 32 buckets by uid, but the group')
+                await members.edit('2')
+                await members.handled('2')
+            await members.edit('3')
+            await members.handled('3')
+            assert set(members.find('begin', value='2')) | set(members.find('begin', value='3')) == {'a', 'b'}
+
+
+@in_virtual_time
+async def test_a_rolling_update_to_other_buckets_loses_and_doubles_nothing(world, members):
+    async with contextlib.AsyncExitStack() as stack:
+        async with members.run('a'):
+            await members.create()
+            await members.handled('1')
+            await stack.enter_async_context(members.run('c', sharding={'buckets': 32}))
+            await asyncio.sleep(5)
+            await members.edit('2')
+        await members.handled('2')
+        await members.edit('3')
+        await members.handled('3')
+        assert set(members.find('begin', value='3')) == {'c'}
+        assert (await members.record()).division == (32, 'uid')
+
+
+@in_virtual_time
+async def test_a_member_that_lies_is_told_of_and_gets_nothing(world, members):
+    async with members.run('a'):
+        await members.create()
+        await members.handled('1')
+        record = await members.record()
+        name, grant = next(iter(record.grants.items()))
+        lie = {'epoch': 1, 'buckets': 16, 'key': 'uid', 'generation': record.generation, 'revision': record.revision}
+        annotation = json.dumps({**lie, 'holds': '0-15', 'drains': ''})
+        metadata = {
+            'name': f'{GROUP}-liar',
+            'labels': {'kopf.dev/shards': GROUP},
+            'annotations': {'kopf.dev/shard': annotation},
+        }
+        spec = {'holderIdentity': 'liar', 'leaseDurationSeconds': 15}
+        body = {'apiVersion': 'coordination.k8s.io/v1', 'kind': 'Lease', 'metadata': metadata, 'spec': spec}
+        await world.aio.create(body)
+        await members.until_logged(f"The member '{GROUP}-liar/1' says that it holds the buckets 0-15")
+        await members.edit('2')
+        await members.handled('2')
+
+
+@in_virtual_time
+async def test_without_the_permission_the_operator_ends_and_says_what_to_grant(world, members):
+    world.sandbox.faults.error(403, times=None, method='GET', resource='leases')
+    async with members.run('a', is_failing=True) as task:
+        with pytest.raises(LeadershipError) as error:
+            await task
+    assert 'so it cannot share the objects' in str(error.value)
+    assert 'verbs: ["create", "get", "list", "watch", "update", "delete"]' in str(error.value)
+    assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    'change, message',
+    [
+        (lambda settings: setattr(settings.leadership, 'enabled', True), 'Remove --leader-election'),
+        (lambda settings: setattr(settings.peering, 'mandatory', True), 'Remove --peering'),
+        (lambda settings: setattr(settings.sharding, 'buckets', 0), 'must be between 1 and'),
+        (lambda settings: setattr(settings.sharding, 'key', 'name'), "must be 'uid' or 'namespace'"),
+        (lambda settings: setattr(settings.sharding, 'duration', 5), 'settings.sharding.duration must be above'),
+        (lambda settings: setattr(settings.sharding, 'name', 'x' * 53), 'at most 52 characters'),
+        (lambda settings: setattr(settings.sharding, 'name', 'X'), 'settings.sharding.name must be lowercase'),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(change, message):
+    settings = OperatorSettings()
+    check_sharding(settings)
+    change(settings)
+    with pytest.raises(LeadershipError, match=message):
+        check_sharding(settings)
