@@ -19,6 +19,8 @@ from types import FrameType
 
 import click
 
+from kopf._cogs.helpers.runfiles import ADDRESS_VARIABLE, make_address
+
 POLLING = 0.2
 """How often the files are looked at (in seconds)."""
 
@@ -85,11 +87,12 @@ def run_reloading(arguments: Sequence[str], roots: Sequence[pathlib.Path], *, st
         SystemExit: when it is stopped by a signal.
     """
     command = [sys.executable, '-m', 'kopf', *arguments]
+    environment = {**os.environ, ADDRESS_VARIABLE: make_address()}
     threading.Thread(target=started, daemon=True).start()
     versions = read_versions(roots)
     with _ending_on_signals():
         while True:
-            process = subprocess.Popen(command)
+            process = subprocess.Popen(command, env=environment)
             try:
                 changed = _wait_for_change(process, roots, versions)
             finally:

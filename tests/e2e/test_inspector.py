@@ -17,7 +17,6 @@ import threading
 import time
 
 import pytest
-from kubeapi import wait
 from operatorprocess import OperatorProcess
 
 from kopf._core.engines.inspecting import InspectionResponder
@@ -413,7 +412,10 @@ class ManyObjects:
         raise NotImplementedError
 
     def get_known(self):
-        return {}
+        known = {}
+        for each in self.objects.values():
+            known.setdefault(each["resource"], set()).add(each["uid"])
+        return known
 
     def follow(self):
         pass
@@ -446,29 +448,40 @@ def crowd():
         thread.join()
 
 
-# Scroll through all of the list, a bit more than one view in each frame; return the times of the frames.
-SCROLL = """async (steps) => {
+# Scroll to this part of the list, and wait until the frame is there.
+SCROLL = """async (part) => {
   const box = document.getElementById('list');
-  const times = [];
-  let last = performance.now();
-  for (let step = 0; step <= steps; step++) {
-    box.scrollTop = (box.scrollHeight - box.clientHeight) * step / steps;
-    await new Promise(requestAnimationFrame);
-    times.push(performance.now() - last);
-    last = performance.now();
-  }
-  return times;
+  box.scrollTop = (box.scrollHeight - box.clientHeight) * part;
+  await new Promise(requestAnimationFrame);
+  await new Promise(requestAnimationFrame);
 }"""
 
 
-def test_ten_thousand_objects_scroll_without_long_frames(page, crowd):
+class Renderer:
+    """The time that the main threads of all pages have taken: not disturbed by others who need the processor, too."""
+
+    def __init__(self, browser):
+        infos = browser.new_browser_cdp_session().send("SystemInfo.getProcessInfo")["processInfo"]
+        pids = [info["id"] for info in infos if info["type"] == "renderer"]
+        self.paths = [pathlib.Path(f"/proc/{pid}/task/{pid}/schedstat") for pid in pids]
+
+    def read(self):
+        """Return the time so far (in milliseconds)."""
+        return sum(int(path.read_text().split()[0]) for path in self.paths) / 1e6
+
+
+def test_ten_thousand_objects_scroll_without_long_frames(browser, page, crowd):
     page.goto(crowd)
     page.get_by_text("10,000 objects").wait_for()
-    page.evaluate(SCROLL, 20)  # the first frames are those of a page that is not warm
-    times = sorted(page.evaluate(SCROLL, 120))
-    print(f"frames: median {times[60]:.1f} ms, 95 % {times[114]:.1f} ms, longest {times[-1]:.1f} ms")
-    assert times[114] < 100
+    renderer, times = Renderer(browser), []
+    for step in range(140):
+        before = renderer.read()
+        page.evaluate(SCROLL, min(1, step / 130))
+        times.append(renderer.read() - before)
+    times = sorted(times[10:])  # the first frames are those of a page that is not warm
+    print(f"frames: median {times[65]:.1f} ms, 95 % {times[123]:.1f} ms, longest {times[-1]:.1f} ms")
+    assert times[0] > 0 and times[-1] < 100
     assert page.locator(".row").count() < 60  # only those in view have elements
     assert "object-09988" in page.get_by_role("listbox").inner_text()
     page.get_by_label("Search").fill("object-0777")
-    wait(lambda: page.get_by_text("10 of 10,000 objects").count(), "the filter", timeout=10)
+    page.get_by_text("10 of 10,000 objects").wait_for()

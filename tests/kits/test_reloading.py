@@ -76,7 +76,8 @@ def test_a_changed_operator_is_started_again_and_the_objects_stay(tmp_path):
     app, note = tmp_path / 'app.py', tmp_path / 'note.yaml'
     app.write_text(APP.replace('WORD', 'first'))
     note.write_text(NOTE)
-    command = [sys.executable, '-u', '-m', 'kopf', 'run', '--sandbox', '--reload', '--load', note, app]
+    options = ['--sandbox', '--reload', '--inspect', '--load', note]
+    command = [sys.executable, '-u', '-m', 'kopf', 'run', *options, app]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
             output = Output(process)
@@ -91,3 +92,5 @@ def test_a_changed_operator_is_started_again_and_the_objects_stay(tmp_path):
         finally:
             process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
+    links = re.findall(r'The inspector is at (\S+)', ''.join(output.lines))
+    assert len(links) == 3 and len(set(links)) == 1  # so that an open page goes on with the next process

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import urllib.request
 
 import pytest
 from forkserver import run_process
@@ -139,6 +140,15 @@ def test_an_operator_with_a_sandbox(tmp_path, monkeypatch, sig):
     assert "another cluster" not in operator.output
     assert "Traceback" not in operator.output
     assert not os.path.exists(kubeconfig)
+
+
+def test_the_link_of_the_inspector_is_printed(tmp_path):
+    args = ["--sandbox", "--inspect", "--crd", "crd.yaml", "handlers.py"]
+    with OperatorProcess(*args, log=tmp_path / "log", kubeconfig="/nonexistent") as operator:
+        link = operator.wait_output(r"The inspector is at (http://127\.0\.0\.1:\d+/)#token=\S+")[1]
+        with urllib.request.urlopen(link, timeout=60) as response:
+            assert "<title>kopf inspector</title>" in response.read().decode()
+        assert operator.stop()[0] == 0
 
 
 def test_the_environment_is_restored(monkeypatch):

@@ -607,7 +607,7 @@ class InspectingSettings(_Group):
 
     entries: int = 20_000
     """
-    How many entries the timelines of all objects have together, for the inspector: about 1 KB of memory each. Objects
+    How many entries the timelines of all objects have together, for the inspector: 1-2 KB of memory each. Objects
     with the oldest news lose their timelines first. Zero: nothing is recorded.
     """
 

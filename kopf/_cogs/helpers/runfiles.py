@@ -8,12 +8,21 @@ import contextlib
 import json
 import os
 import pathlib
+import secrets
+import socket
 import stat
 import tempfile
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from kopf._cogs.helpers.explanations import ExplainedError
+
+ADDRESS_VARIABLE = 'KOPF_INSPECTOR_ADDRESS'
+"""
+The environment variable with a port and a token, separated by a colon: those of the former process of the operator.
+
+It is set by ``kopf run --reload`` only, so that an open page of the inspector finds the next process.
+"""
 
 
 class RunFileError(ExplainedError):
@@ -36,6 +45,20 @@ def get_folder(folder: str | None = None) -> pathlib.Path:
         return pathlib.Path(runtime) / 'kopf'
     user = os.geteuid() if hasattr(os, 'geteuid') else os.environ.get('USERNAME', 'user')
     return pathlib.Path(tempfile.gettempdir()) / f'kopf-{user}'
+
+
+def make_address() -> str:
+    """Return a free port and a random token, as they are in `ADDRESS_VARIABLE`."""
+    with socket.socket() as probe:
+        probe.bind(('127.0.0.1', 0))
+        port = probe.getsockname()[1]
+    return f'{port}:{secrets.token_urlsafe(24)}'
+
+
+def get_address() -> tuple[int, str]:
+    """Return the port and the token of the former process; without one, any free port (zero) and a random token."""
+    port, _, token = os.environ.get(ADDRESS_VARIABLE, '').partition(':')
+    return int(port) if port.isdecimal() else 0, token or secrets.token_urlsafe(24)
 
 
 @contextlib.contextmanager

@@ -7,11 +7,10 @@ first. Entries are written by the event loop and by the threads of handlers, and
 """
 
 import collections
-import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 LIMITS: Mapping[str, int] = {'cause': 30, 'handler': 60, 'routine': 30, 'patch': 40, 'event': 30, 'log': 60, 'wait': 20}
@@ -57,7 +56,11 @@ class Entry:
 
 def weigh(facts: Mapping[str, Any]) -> int:
     """Return how many entries the texts count for."""
-    return 1 + sum(len(value) for value in facts.values() if isinstance(value, str)) // CHARACTERS
+    weight = 1
+    for value in facts.values():
+        if type(value) is str and len(value) >= CHARACTERS:
+            weight += len(value) // CHARACTERS
+    return weight
 
 
 class Story(NamedTuple):
@@ -89,7 +92,9 @@ class _Timeline:
 
     def append(self, entry: Entry, limit: int) -> None:
         """Add the entry; drop the oldest one of its type if there are too many."""
-        entries = self.entries.setdefault(entry.type, collections.deque())
+        entries = self.entries.get(entry.type)
+        if entries is None:
+            entries = self.entries[entry.type] = collections.deque()
         if len(entries) >= limit:
             self.weight -= entries.popleft().weight
         entries.append(entry)
@@ -140,9 +145,12 @@ class Timelines:
 
     def add(self, uid: str, type_: str, **facts: Any) -> Entry:
         """Add an entry to the timeline of the object."""
-        with self._lock, self._growing(uid) as timeline:
+        with self._lock:
+            timeline = self._open(uid)
+            before = timeline.weight
             entry = Entry(type_, next(self._numbers), facts)
             timeline.append(entry, LIMITS[type_])
+            self._grow(timeline.weight - before)
         return entry
 
     def change(self, uid: str, entry: Entry, **facts: Any) -> None:
@@ -155,8 +163,11 @@ class Timelines:
 
     def set_diff(self, uid: str, diff: Mapping[str, Any], size: int) -> None:
         """Remember the last diff of the object, which has so many characters."""
-        with self._lock, self._growing(uid) as timeline:
+        with self._lock:
+            timeline = self._open(uid)
+            before = timeline.weight
             timeline.set_diff(diff, 1 + size // CHARACTERS, next(self._numbers))
+            self._grow(timeline.weight - before)
 
     def set_failure(self, uid: str, handler: str, message: str | None) -> None:
         """Remember the error of the handler; ``None`` after a success."""
@@ -171,18 +182,22 @@ class Timelines:
             with self._lock:
                 self._note(uid)
 
-    @contextlib.contextmanager
-    def _growing(self, uid: str) -> Iterator[_Timeline]:
-        """Enter with the timeline of the object, which can grow; then drop the oldest ones if there is too much."""
-        timeline = self._timelines.setdefault(uid, _Timeline())
-        self._timelines.move_to_end(uid)
-        before = timeline.weight
-        yield timeline
-        self._weight += timeline.weight - before
+    def _open(self, uid: str) -> _Timeline:
+        """Return the timeline of the object, which has the newest news from now on."""
+        self._note(uid)
+        timeline = self._timelines.get(uid)
+        if timeline is None:
+            timeline = self._timelines[uid] = _Timeline()
+        else:
+            self._timelines.move_to_end(uid)
+        return timeline
+
+    def _grow(self, weight: int) -> None:
+        """Called when a timeline has grown; drop the oldest ones if all together are too large."""
+        self._weight += weight
         while self._weight > self._limit and self._timelines:
             _, oldest = self._timelines.popitem(last=False)
             self._weight -= oldest.weight
-        self._note(uid)
 
     def _note(self, uid: str) -> None:
         if self._changed is not None and len(self._changed) < MAX_CHANGED:

@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import logging
 import os
-import secrets
 from typing import TYPE_CHECKING, Any
 
 from kopf._cogs.aiokits.loop_monitors import LoopMonitor
@@ -106,7 +105,7 @@ async def serve_status(
 
 async def _serve_inspection(status: Status, stack: contextlib.AsyncExitStack) -> None:
     """Start the server for ``kopf top`` and the inspector: one of its own, as it listens on the loopback interface."""
-    from kopf._cogs.helpers.runfiles import RunFile, written
+    from kopf._cogs.helpers.runfiles import RunFile, get_address, written
     from kopf._core.engines.inspecting import InspectionResponder
     from kopf._core.engines.running_calls import RunningCalls
     from kopf._core.reactor.inspection import OperatorInspection
@@ -114,11 +113,12 @@ async def _serve_inspection(status: Status, stack: contextlib.AsyncExitStack) ->
     settings, calls = status.context.settings.inspecting, RunningCalls()
     timelines = _record(status, stack) if settings.entries else None
     inspection = OperatorInspection(status.orchestrator, status.workers, status.monitor, calls, timelines)
-    token = settings.token or secrets.token_urlsafe(24)
+    port, token = get_address()
+    port, token = settings.port or port, settings.token or token
     responder = InspectionResponder(inspection, token)
     server = StatusServer(
         '127.0.0.1',
-        settings.port,
+        port,
         responder.get_routes(),
         purpose="the inspector",
         ending=responder.close,

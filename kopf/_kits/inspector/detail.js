@@ -288,7 +288,7 @@ function makeDiff(diff) {
 }
 
 function pretty(text) {
-  if (text.length < 60) return text;
+  if (text.length < 32) return text;
   try {
     return JSON.stringify(JSON.parse(text), null, 2);
   } catch { // a text that was cut

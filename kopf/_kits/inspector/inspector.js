@@ -263,7 +263,7 @@ document.addEventListener('visibilitychange', tick);
 function askForToken(isWrong) {
   $('login').hidden = false;
   $('wrong').hidden = !isWrong;
-  $('main').inert = true;
+  $('main').inert = document.querySelector('.top').inert = true;
   $('token').focus();
 }
 
@@ -272,7 +272,7 @@ $('token-form').addEventListener('submit', (event) => {
   keepToken($('token').value);
   $('token').value = '';
   $('login').hidden = true;
-  $('main').inert = false;
+  $('main').inert = document.querySelector('.top').inert = false;
   connect();
 });
 

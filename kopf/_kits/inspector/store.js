@@ -66,8 +66,8 @@ export class Store {
       if (namespace && object.namespace !== namespace) continue;
       if (states.size && !states.has(object.shown)) continue;
       if (words.length) {
-        const where = `${object.namespace ?? ''}/${object.name} ${object.error ?? ''} ${object.uid}`.toLowerCase();
-        if (!words.every((word) => where.includes(word))) continue;
+        object.words ??= `${object.namespace ?? ''}/${object.name} ${object.error ?? ''} ${object.uid}`.toLowerCase();
+        if (!words.every((word) => object.words.includes(word))) continue;
       }
       found.push(object);
     }
