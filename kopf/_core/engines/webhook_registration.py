@@ -14,6 +14,7 @@ from typing import ClassVar
 
 from kopf._cogs.clients import errors
 from kopf._cogs.clients.api import ApiClient
+from kopf._cogs.structs.credentials import LoginError
 from kopf._cogs.structs.reviews import WebhookClientConfig
 
 logger = logging.getLogger(__name__)
@@ -79,13 +80,21 @@ class WebhookRegistration(ABC):
                         return
                     await self.write(self._client_config)
                 failures = 0
-            except errors.APIError as error:
+            except LoginError:
+                raise
+            except Exception as error:
                 delay = RETRY_DELAYS[min(failures, len(RETRY_DELAYS) - 1)]
                 failures += 1
-                hint = f". It needs the permission {self.rule}." if isinstance(error, errors.APIForbiddenError) else ""
-                logger.error("The %s cannot be written; trying again in %s s: %s%s", self.title, delay, error, hint)
+                self._report(error, delay)
                 await asyncio.sleep(delay)
                 self._changed.set()
+
+    def _report(self, error: Exception, delay: float) -> None:
+        if isinstance(error, errors.APIError):
+            hint = f". It needs the permission {self.rule}." if isinstance(error, errors.APIForbiddenError) else ""
+            logger.error("The %s cannot be written; trying again in %s s: %s%s", self.title, delay, error, hint)
+        else:  # e.g. a proxy has sent an object of its own
+            logger.error("The %s cannot be written; trying again in %s s.", self.title, delay, exc_info=error)
 
     async def clean_up(self) -> None:
         """
@@ -99,7 +108,7 @@ class WebhookRegistration(ABC):
         try:
             async with asyncio.timeout(CLEANUP_TIMEOUT), self._writing:
                 await self.remove(self._client_config)
-        except (TimeoutError, errors.APIError) as error:
+        except Exception as error:
             logger.error("The %s cannot be cleaned up; %s: %r", self.title, self.consequence, error)
 
 

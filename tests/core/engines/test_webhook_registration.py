@@ -6,6 +6,7 @@ import contextlib
 import pytest
 
 from kopf._cogs.clients import errors
+from kopf._cogs.structs.credentials import LoginError
 from kopf._core.engines.webhook_registration import CLEANUP_TIMEOUT, WebhookRegistration, attempt_all
 
 pytestmark = pytest.mark.looptime
@@ -96,6 +97,30 @@ async def test_failures_are_retried_with_growing_delays_until_a_write_succeeds(r
         registration.recheck()
         await asyncio.sleep(1000)
     assert [time for time, *_ in registration.requests] == [0, 1, 3, 8, 18, 48, 78, 1000, 1001]
+
+
+async def test_unexpected_failures_are_retried_and_do_not_end_the_operator(registration, caplog):
+    registration.failures = [KeyError('spec'), TypeError('no object'), BROKEN]
+    async with running(registration):
+        registration.connect(FIRST)
+        await asyncio.sleep(1000)
+    assert [time for time, *_ in registration.requests] == [0, 1, 3, 8]
+    assert caplog.messages[0] == "The test object cannot be written; trying again in 1 s." and 'spec' in caplog.text
+
+
+async def test_failed_logins_end_the_operator(registration):
+    registration.failures = [LoginError('no credentials')]
+    async with running(registration) as task:
+        registration.connect(FIRST)
+        await asyncio.wait([task], timeout=10)
+        assert isinstance(task.exception(), LoginError)
+
+
+async def test_unexpected_failures_of_the_clean_up_are_logged(registration, caplog):
+    registration.connect(FIRST)
+    registration.failures = [KeyError('spec')]
+    await registration.clean_up()
+    assert "The test object cannot be cleaned up; it can block requests: KeyError('spec')" in caplog.messages
 
 
 @pytest.mark.parametrize('error, is_named', [(REFUSED, True), (BROKEN, False)], ids=['forbidden', 'broken'])
