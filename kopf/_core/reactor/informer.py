@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from kopf._cogs.aiokits.delays import Delays
-from kopf._cogs.clients.errors import APIError
+from kopf._cogs.clients.errors import APIError, APIForbiddenError
 from kopf._cogs.structs.bodies import Body, RawEvent
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.patches import Patch
@@ -27,12 +27,15 @@ from kopf._core.intents.registries import HandlerTable
 from kopf._core.reactor.indexing_gate import IndexingGate, join_names
 from kopf._core.reactor.object_records import ObjectRecord
 from kopf._core.reactor.sinks import ObjectSink
-from kopf._core.reactor.watches import ResourceWatch
+from kopf._core.reactor.watches import QUICK_REFUSALS, ResourceWatch
 
 logger = logging.getLogger(__name__)
 
 MAX_REFUSALS = 2
 """The number of refused lists of a resource after which handlers do not wait for its objects any more."""
+
+MAX_FORBIDDEN = QUICK_REFUSALS + 2
+"""The same number for HTTP 403: it includes one attempt after the long delay."""
 
 MAX_FAILURES = 2
 """
@@ -169,7 +172,8 @@ class Informer(ObjectSink):
         self._refusals += 1
         # Why not at the first refusal? An API server that has just started refuses requests until it has loaded the
         # RBAC rules.
-        if self._refusals == MAX_REFUSALS and self._counting:
+        limit = MAX_FORBIDDEN if isinstance(error, APIForbiddenError) else MAX_REFUSALS
+        if self._refusals >= limit and self._counting:
             logger.error(
                 "The handlers do not wait for %s any more, as its objects cannot be listed. "
                 "Until they can be, the indices do not contain them: %s",

@@ -50,7 +50,13 @@ MIN_BACKOFF, MAX_BACKOFF, HEALTHY_AFTER = 0.8, 30.0, 120.0
 The shortest and longest delay after failures, and the time without failures that resets the delay (in seconds).
 """
 FORBIDDEN_BACKOFF = 60.0
-"""The shortest delay after HTTP 403 (in seconds): only a change of RBAC can help."""
+"""The shortest delay after several responses with HTTP 403 (in seconds): only a change of RBAC can help."""
+QUICK_REFUSALS = 4
+"""
+The number of failures after which HTTP 403 is taken for a missing permission.
+
+API servers that have just started refuse requests until they have loaded the RBAC rules.
+"""
 TRANSIENT_REFUSALS = (401, 408, 429)
 """The statuses of client errors that can be temporary: the same request can succeed later."""
 EXPIRATIONS = ('Expired', 'Gone')
@@ -260,7 +266,8 @@ class ResourceWatch:
             await self._back_off(delay, _name_reason(error), error)
             return
         forbidden = isinstance(error, errors.APIForbiddenError)
-        await self._fail(error, at_least=FORBIDDEN_BACKOFF if forbidden else error.retry_after or 0)
+        is_lasting = forbidden and self._failures >= QUICK_REFUSALS
+        await self._fail(error, at_least=FORBIDDEN_BACKOFF if is_lasting else error.retry_after or 0)
 
     def _is_refused(self, error: Exception) -> bool:
         """Check whether the API server has refused the first list, and the refusal is probably not temporary."""

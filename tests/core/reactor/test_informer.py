@@ -13,13 +13,13 @@ import pytest
 
 import kopf
 from kopf._cogs.clients.api import ApiClient
-from kopf._cogs.clients.errors import APIForbiddenError
+from kopf._cogs.clients.errors import APIError, APIForbiddenError, APINotFoundError
 from kopf._cogs.structs.references import Resource
 from kopf._core.engines.indexing import OperatorIndexers
 from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.registries import HandlerTable, OperatorRegistry
 from kopf._core.reactor.indexing_gate import IndexingGate
-from kopf._core.reactor.informer import Informer
+from kopf._core.reactor.informer import MAX_FORBIDDEN, Informer
 from kopf._core.reactor.object_records import ObjectRecord
 from kopf._core.reactor.processing import Processor
 from kopf._core.reactor.sinks import EventSink
@@ -309,15 +309,19 @@ async def test_slow_handlers_do_not_delay_the_indexing(setup: Setup) -> None:
     going.set()
 
 
-async def test_refused_lists_are_waited_for_only_once_more(setup: Setup, caplog: Any) -> None:
+@pytest.mark.parametrize('error, limit', [(REFUSAL, MAX_FORBIDDEN), (APINotFoundError('no', status=404), 2)])
+async def test_refused_lists_are_waited_for_only_for_a_while(
+    setup: Setup, caplog: Any, error: APIError, limit: int
+) -> None:
     seen: list[Any] = []
     declare(setup, seen).set()
     pods, kexes = setup.serve(PODS), setup.serve(KEXES)
     kexes.feed('kex1')
-    pods.sink.refused(pods.watch, REFUSAL)
+    for _ in range(limit - 1):
+        pods.sink.refused(pods.watch, error)
     await settle()
     assert seen == []
-    pods.sink.refused(pods.watch, REFUSAL)
+    pods.sink.refused(pods.watch, error)
     await settle()
     assert seen == [('kex1', None, [])]
     assert [record.levelname for record in caplog.records if 'do not wait' in record.message] == ['ERROR']

@@ -1000,10 +1000,10 @@ async def test_expirations_once_in_a_while(clock, settings, sink):
 
 
 @pytest.mark.looptime
-async def test_a_forbidden_watch_is_retried_once_a_minute(clock, settings, sink):
+async def test_a_forbidden_watch_is_retried_soon_and_then_once_a_minute(clock, settings, sink):
     client = Client(default=errors.APIForbiddenError('x', status=403))
     watch = await watch_for(client, settings, sink, 200)
-    assert client.delays == pytest.approx([60, 60, 60])
+    assert client.delays == pytest.approx([0.8, 1.6, 3.2, 6.4, 60, 60, 60])
     assert watch.failure == 'x'
 
 
