@@ -192,7 +192,7 @@ class Simulation:
             return
         if not process.task.done():
             self.ledger.fault(f'{process} does not end')
-        elif process.task.exception() is not None:
+        elif process.task.exception() is not None and 'DiscoveryError' not in repr(process.task.exception()):
             self.ledger.fault(f'{process} has ended with {process.task.exception()!r}')
         if self.clock.now - since > SLOW_EXIT:
             self.ledger.fault(f'{process} has ended after {self.clock.now - since:.1f} s')
