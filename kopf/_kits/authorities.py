@@ -1,8 +1,8 @@
 """
 Certificates with their own authority, renewed without interruption of trust.
 
-A new authority is only announced at first: the clients learn to trust it besides the old one. After a while, it signs
-the new certificates of the server. The old one is trusted until it expires. The result depends only on the known
+At first, a new authority is only announced, so that clients learn to trust it besides the old one. Later, it signs the
+new certificates of the server. The old authority is trusted until it expires. The result depends only on the known
 keyring and the time, so all replicas get the same result.
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec
 
 AUTHORITY_LIFETIMES = 4
-"""The lifetime of an authority (in lifetimes of certificates). It is replaced after a half of its time."""
+"""The lifetime of an authority (in lifetimes of certificates). It is replaced after half of its lifetime."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def renew(known: Keyring | None, names: Collection[str], schedule: Schedule, now
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Parts:
-    """A keyring with everything in it decoded; the newest authority is the first."""
+    """A decoded keyring; the newest authority is the first."""
 
     authorities: tuple['x509.Certificate', ...]
     authority_key: 'ec.EllipticCurvePrivateKey'
@@ -211,7 +211,7 @@ def _issue(parts: _Parts, names: Collection[str], schedule: Schedule, now: datet
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - CLOCK_SKEW)
-        # A certificate that outlives its authority could not be verified in the end.
+        # The certificate must expire before its authority: otherwise, clients could not verify it at the end.
         .not_valid_after(min(now + schedule.lifetime, authority.not_valid_after_utc))
         .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
     )

@@ -26,7 +26,7 @@ class Panel(NamedTuple):
 
 
 class Alert(NamedTuple):
-    """A rule that fires if the expression has results for so long."""
+    """A rule that fires if the expression has had results for the given time."""
 
     name: str
     expression: str
@@ -215,7 +215,7 @@ def _make_variable(name: str) -> dict[str, Any]:
         'query': {'query': f'label_values(kopf_event_loop_lag_seconds, {name})', 'refId': name},
         'refresh': 2,
         'includeAll': True,
-        # Not the list of all values: outside of a cluster, there is no label of the namespace.
+        # Why not the list of all values? Outside of a cluster, the metrics have no label of the namespace.
         'allValue': '.*',
         'current': {'text': 'All', 'value': '$__all'},
     }

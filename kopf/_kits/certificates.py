@@ -26,7 +26,7 @@ _MAX_COMMON_NAME = 64  # the limit of X.509
 
 
 class MissingDependencyError(ExplainedError, ImportError):
-    """A required library is not installed; the message names it, and the alternatives."""
+    """Raised if a required library is not installed; the message names it, and the alternatives."""
 
 
 def build_certificate(hostnames: Collection[str], password: str | None = None) -> tuple[bytes, bytes]:
@@ -80,7 +80,7 @@ def _build_by_cryptography(
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import NameOID
 
-    # Elliptic curves, as RSA keys take a noticeable time at each start.
+    # Why elliptic curves? RSA keys take a noticeable time at each start.
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)])
     alternatives = [*map(x509.DNSName, names), *map(x509.IPAddress, addresses)]
@@ -148,7 +148,7 @@ def _build_by_certbuilder(
     try:
         import certbuilder
         from oscrypto import asymmetric
-    except Exception as error:  # not only of imports: the library fails on its own with some versions of OpenSSL
+    except Exception as error:  # the library itself fails with some versions of OpenSSL, not only its import
         problem = "" if isinstance(error, ImportError) else f" (certbuilder cannot be used here: {error})"
         raise MissingDependencyError(
             f"Self-signed certificates need an extra library{problem}: run `pip install cryptography` or "

@@ -1,10 +1,10 @@
 """
-The HTTP side of webhook servers: it listens, receives requests for reviews, and returns the responses.
+The HTTP part of webhook servers: it listens, receives requests for reviews, and returns the responses.
 
-The server is aiohttp's low-level one, ``web.Server``, without routes and middlewares: requests are many, and the API
-server waits for each of them. This module adds limits that aiohttp does not have: the time for a request to come in,
-for a client to read its answer, and the size of bodies by path. A malformed request is refused with a 4xx and a reason,
-in the form in which the API server shows it to its users.
+It uses aiohttp's low-level ``web.Server``. Why not routes and middlewares? There are many requests, and the API server
+waits for each of them. This module adds limits that aiohttp does not have: the time to receive a request, the time for
+a client to read the response, and the size of bodies by path. A malformed request gets a 4xx with a reason, in the form
+that the API server shows to its users.
 """
 
 import asyncio
@@ -34,20 +34,20 @@ MAX_BODY = 16 * 1024 * 1024
 """
 The largest body of an admission review (in bytes).
 
-It is ample: a review has two objects at most, and the API server accepts no requests over 3 MiB.
+This is more than sufficient: a review has at most two objects, and the API server accepts no requests over 3 MiB.
 """
 MAX_CONVERTED_BODY = 256 * 1024 * 1024
 """The largest body of a conversion review, which has all the objects of a list (in bytes)."""
 MAX_HEAD_LINE = 64 * 1024
 """The largest URL, and the largest header (in bytes)."""
 KEEPALIVE_TIMEOUT = 120.0
-"""It is longer than the one of the API server (90 s), which would otherwise use connections that are being closed."""
+"""How long idle connections are kept: longer than by the API server (90 s), so that it never uses a closing one."""
 REQUEST_TIMEOUT = 60.0
 """How long a client may take to send a request, and to read the response (in seconds)."""
 SHUTDOWN_TIMEOUT = 5.0
 """How long to wait for pending responses when the server ends (in seconds)."""
 LINGERING_TIME = 1.0
-"""How long to read on when a request is refused in its middle, so that the client gets the reason (in seconds)."""
+"""How long to read on after an early refusal of a request, so that the client gets the reason (in seconds)."""
 HANDSHAKE_TIMEOUT = 10.0
 """How long a client may take to agree on TLS (in seconds)."""
 FAREWELL_TIMEOUT = 1.0
@@ -60,7 +60,7 @@ _TIMEOUT = re.compile(r'(\d+(?:\.\d+)?)(ms|s)')
 
 
 class AddressError(ExplainedError, OSError):
-    """The server cannot listen at the address."""
+    """Raised if the server cannot listen at the address."""
 
 
 class Endpoint:
@@ -102,14 +102,13 @@ class Endpoint:
             addr, port or 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         failure: OSError | None = None
-        # IPv4 first: if any free port is to be used, it is chosen there, and IPv6 takes the same number.
+        # IPv4 comes first: if any free port may be used, IPv4 chooses it, and IPv6 uses the same number.
         for family, _, _, _, address in sorted(infos, key=lambda info: info[0] is not socket.AF_INET):
             try:
                 sock = _open_socket(family, (address[0], port or 0, *address[2:]))
             except OSError as error:  # often, only one of the protocols (IPv4, IPv6) is available
                 failure = failure or error
-                # Otherwise, a client could reach another program under the same name, depending on the protocol that it
-                # tries first.
+                # If only one protocol could be bound, clients that try the other one first could reach another program.
                 if error.errno == errno.EADDRINUSE:
                     raise
             else:
@@ -148,7 +147,7 @@ class Endpoint:
 
     async def close(self) -> None:
         """Stop listening, and wait for the pending responses, at most for `SHUTDOWN_TIMEOUT`."""
-        # New connections are refused first: otherwise, there could always be one more to wait for.
+        # Refuse new connections first: otherwise, the wait could be endless.
         for server in self._servers:
             server.close()
         self._servers = []
@@ -163,7 +162,7 @@ class Endpoint:
         """Wait until all connections are closed: aiohttp only begins to close them."""
         if self._connections:
             await asyncio.wait([each.closed for each in self._connections], timeout=FAREWELL_TIMEOUT)
-        # A copy: connections remove themselves from the set when they are lost.
+        # Iterate over a copy: connections remove themselves from the set when they are lost.
         remaining = list(self._connections)
         for connection in remaining:
             connection.abort()
@@ -204,7 +203,7 @@ class Endpoint:
             return _refuse(error.status, f"The request is larger than {limit} bytes.", request)
         except web.RequestPayloadError as error:
             return _refuse(400, f"The request is not HTTP: {error}", request)
-        except ConnectionError:  # the client has gone in the middle of its request
+        except ConnectionError:  # the client has disconnected in the middle of its request
             raise
         except Exception as error:
             # Why a response? Without one, the API server would report only a lost connection to its user.
@@ -214,7 +213,7 @@ class Endpoint:
             connection.expect_reading()
 
     async def _review(self, request: web.BaseRequest, connection: '_Connection') -> bytes:
-        # Checked before the body is read: a request to a wrong path must not take memory for its body.
+        # Check the path before the body is read: a request to a wrong path must not take memory for its body.
         webhook = self._get_webhook(request.path)
         if request.method != 'POST':
             raise ReviewError("Reviews are accepted only by the method POST.", status=405)
@@ -245,7 +244,7 @@ class Endpoint:
 
     async def _read(self, request: web.BaseRequest, connection: '_Connection') -> bytes:
         body = await connection.read(request)
-        # Why not by aiohttp? Its errors name neither the supported encodings nor the reason of the failure.
+        # Why not let aiohttp decompress it? Its errors name neither the supported encodings nor the reason.
         if encoding := request.headers.get('Content-Encoding'):
             return _decompress(body, encoding, self._get_max_body(request.path))
         return body
@@ -288,9 +287,9 @@ class _Connection(web.RequestHandler):
             max_field_size=MAX_HEAD_LINE,
         )
         self._connections = connections
-        self._socket: asyncio.Transport | None = None  # aiohttp forgets it before it is closed
+        self._socket: asyncio.Transport | None = None  # aiohttp drops its reference before the socket is closed
         self.closed: asyncio.Future[None] = loop.create_future()
-        """Is done when the connection has ended."""
+        """Done when the connection has ended."""
         self._deadline: float | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._answered = False
@@ -310,7 +309,7 @@ class _Connection(web.RequestHandler):
         self._incoming = content
         try:
             if request.headers.get('Expect', '').lower() == '100-continue' and not content.is_eof():
-                await request.writer.write(b'HTTP/1.1 100 Continue\r\n\r\n')  # or else, the client waits, e.g. curl
+                await request.writer.write(b'HTTP/1.1 100 Continue\r\n\r\n')  # curl waits for it
             return await request.read()
         finally:
             self._incoming = None
@@ -347,7 +346,7 @@ class _Connection(web.RequestHandler):
         self._ended = True
         if self._incoming is not None:
             return None
-        self._set_deadline(FAREWELL_TIMEOUT)  # in case the client is in the middle of the head of a request
+        self._set_deadline(FAREWELL_TIMEOUT)  # limits the wait for the rest of a request's head
         self.close()  # after the answer
         return True
 
@@ -369,7 +368,7 @@ class _Connection(web.RequestHandler):
     ) -> web.StreamResponse:
         """Refuse a request that is not HTTP, in the same form as other refusals."""
         if isinstance(exc, ConnectionError):
-            raise exc  # the client has gone: there is nothing to answer, and nothing to report
+            raise exc  # the client has disconnected: a response and a report are useless
         if status >= 500:
             logger.error("The webhook request %s has failed.", request.path, exc_info=exc)
             response = _make_refusal(status, "The webhook server has failed.")
@@ -382,7 +381,7 @@ class _Connection(web.RequestHandler):
 
     def _set_deadline(self, seconds: float) -> None:
         self._deadline = deadline = self._loop.time() + seconds
-        # A later deadline needs no other timer: the present one notices it when it fires.
+        # A later deadline needs no other timer: the present timer checks the deadline when it fires.
         if self._alarm is None or self._alarm.when() > deadline:
             if self._alarm is not None:
                 self._alarm.cancel()
@@ -399,7 +398,7 @@ class _Connection(web.RequestHandler):
                 ReviewError(f"The request has not come in within {REQUEST_TIMEOUT:g} seconds.", status=408)
             )
         elif not self._idle or not self._answered or self.transport.get_write_buffer_size():
-            # The client has not sent a whole head, or has not read the response. A partial head cannot be answered.
+            # The client has not sent a whole head, or has not read the response. A partial head needs no response.
             self.transport.abort()
 
 
@@ -425,7 +424,7 @@ def _open_socket(family: int, address: tuple[object, ...]) -> socket.socket:
             # "::" includes IPv4; other hosts have a socket for each protocol.
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(address[0] != '::'))
         sock.bind(address)
-        sock.listen(BACKLOG)  # why so early? only this fails if the address is in use
+        sock.listen(BACKLOG)  # why so early? Only this call fails if the address is in use
         sock.setblocking(False)
     except BaseException:
         sock.close()
@@ -463,7 +462,7 @@ def _decompress(body: bytes, encoding: str, limit: int) -> bytes:
     if encoding.lower() not in ('gzip', 'deflate'):
         raise ReviewError(f"The encoding {encoding!r} of the request is not known.", status=415)
     try:
-        # The bit 32 stands for both formats, gzip and zlib. The limit stops small requests that expand to gigabytes.
+        # The bit 32 selects both formats, gzip and zlib. The limit stops small requests that expand to gigabytes.
         inflated = (decompressor := zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)).decompress(body, limit)
     except zlib.error as error:
         raise ReviewError(f"The request is not what its encoding {encoding!r} says: {error}") from None

@@ -87,7 +87,7 @@ def append_owner_reference(
     reference = build_owner_reference(owner, controller=controller, block_owner_deletion=block_owner_deletion)
     for meta in _iter_metadata(objs):
         references = meta.get('ownerReferences') or ()
-        # Compared by the uid, as a deleted owner can have had the same name. Only one reference may be that of a
+        # Compare the uid: a deleted owner can have had the same name. Only one reference may be that of a
         # controller.
         if not any(_get_uid(item) == reference.get('uid') for item in references):
             added = meta.make_item('ownerReferences', cast(dict[str, Any], reference.copy()))
@@ -147,7 +147,7 @@ def label(
     paths = _parse_nested(nested)
     for fields in list(_walk(objs)):
         for target in (fields, *_iter_nested(fields, paths)):
-            # In place, item by item, because the labels can belong to a model of another library.
+            # Set them item by item, in place, because the labels can belong to a model of another library.
             present = thirdparty.access(_make_metadata(target).make('labels'))
             for key, value in labels.items():
                 if present is not None and (forced or present.get(key) is None):
@@ -180,7 +180,7 @@ def harmonize_naming(
         raise LookupError("No name is given, and no object with a name is being handled: pass name=….")
     for meta in _iter_metadata(objs):
         if forced or (meta.get('name') is None and meta.get('generateName') is None):
-            # Only one of them: the API server ignores the prefix if there is a name.
+            # Set only one of them: the API server ignores the prefix if there is a name.
             meta.remove('generateName' if strict else 'name')
             meta.set(*(('name', name) if strict else ('generateName', f'{name}-')))
 

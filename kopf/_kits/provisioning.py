@@ -3,8 +3,8 @@ Putting the definitions of custom resources (CRDs) into the cluster before the o
 
 A definition is created if it is absent, and patched if it differs from the desired one; otherwise, it is only read.
 The list of versions is replaced as a whole. Why not a server-side apply? It would keep the removed fields of a schema
-if another client has applied them before. The conversion strategy is not changed unless it is specified,
-as the operator sets its own one for conversion handlers.
+if another client has applied them before. The conversion strategy is not changed unless it is specified, because the
+operator sets its own strategy for conversion handlers.
 """
 
 import asyncio
@@ -73,7 +73,7 @@ async def _ensure(client: ApiClient, sources: Collection[Source], timeout: float
     limit = asyncio.timeout(timeout)
     try:
         async with limit:
-            # All CRDs are applied before any is awaited, so that the API server establishes them at the same time.
+            # All CRDs are applied before the first wait, so that the API server establishes them at the same time.
             for crd in crds:
                 await _Provision(client, crd, waiting).apply()
             for crd in crds:
@@ -116,15 +116,15 @@ class _Provision:
         live = await self._read()
         if live is None:
             self._waiting[self._name] = "it cannot be created"
-            # Without the status, which files from clusters contain, and which is not the user's to set.
+            # Drop the status: files from clusters contain it, but users do not own it.
             await self._client.post_json(PATH, {key: self._crd[key] for key in self._crd if key != 'status'})
             logger.info("The CRD %s is created.", self._name)
         elif live['metadata'].get('deletionTimestamp') is not None:
             self._waiting[self._name] = "its predecessor is being deleted, together with all the objects"
             return False
         elif changes := _find_changes(self._crd, live):
-            # Only for the compared version: lists, such as the versions, are replaced as a whole, together with edits
-            # of other clients.
+            # Patch only the compared version: a patch replaces whole lists, such as the versions, and could revert
+            # edits of other clients.
             changes.setdefault('metadata', {})['resourceVersion'] = live['metadata']['resourceVersion']
             try:
                 await self._client.patch(f'{PATH}/{self._name}', changes, MERGE_PATCH)
@@ -198,8 +198,7 @@ def _find_changes(crd: Mapping[str, Any], live: Mapping[str, Any]) -> dict[str, 
     for key, value in crd['spec'].items():
         current = live['spec'].get(key)
         if key == 'names':
-            # A merge patch keeps what it does not mention; so names that are not wanted any more are
-            # removed explicitly.
+            # A merge patch keeps fields that it does not mention, so former names are removed explicitly.
             gone = {name: None for name in current if name not in value and name not in _DEFAULTED_NAMES}
             if changed := {**gone, **_differ(value, current)}:
                 spec[key] = changed
@@ -247,7 +246,7 @@ def read_crds(sources: Iterable[Any]) -> Iterator[dict[str, Any]]:
     classes: list[type[Any]] = []
     yield from _read_all(sources, classes)
     if classes:
-        # Only here, as most operators have no models.
+        # Why not at the top? Most operators have no models.
         from kopf._core.intents.declared_kinds import get_kind
         from kopf._kits.definitions.crd_documents import make_crds
 

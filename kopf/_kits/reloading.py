@@ -1,8 +1,8 @@
 """
-Development with ``kopf run --reload``: the operator is started again when its files change.
+Development with ``kopf run --reload``: the operator is restarted when its files change.
 
-The operator runs in a process of its own, as modules cannot be imported anew reliably. This process watches the files,
-and keeps the sandbox of ``--sandbox`` with all its objects.
+The operator runs in a separate process, because modules cannot be reliably imported again. This process watches the
+files, and keeps the sandbox of ``--sandbox`` with all its objects.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ import click
 from kopf._cogs.helpers.runfiles import ADDRESS_VARIABLE, make_address
 
 POLLING = 0.2
-"""How often the files are looked at (in seconds)."""
+"""The interval of checks of the files (in seconds)."""
 
 PATIENCE = 10.0
 """How long an operator may take to end before it is killed (in seconds)."""
@@ -68,7 +68,7 @@ def read_versions(roots: Iterable[pathlib.Path]) -> Versions:
             for name in files:
                 if name.endswith('.py'):
                     path = pathlib.Path(folder, name)
-                    with contextlib.suppress(OSError):  # it can be removed at this moment
+                    with contextlib.suppress(OSError):  # a file can be removed at this moment
                         stat = path.stat()
                         found[path] = stat.st_mtime_ns, stat.st_size
     return found

@@ -116,7 +116,7 @@ class KopfRunner:
         if self.registry is None:
             # Why a copy? Operators that run at the same time must not get each other's handlers.
             self._run_registry.extend(self._default_registry)
-        # Why a daemon? An operator that cannot be stopped must not prevent the tests from finishing.
+        # Why a daemon thread? An operator that cannot be stopped must not prevent the tests from finishing.
         self._thread = threading.Thread(target=self._run, args=(self._future,), name='kopf-runner', daemon=True)
         self._thread.start()
         self._ready.wait(ENTERING_PATIENCE if self.timeout is None else min(ENTERING_PATIENCE, self.timeout))
@@ -136,9 +136,9 @@ class KopfRunner:
             raise TimeoutError(f"The operator has not stopped in {self.timeout:g} seconds.") from error
         failure = self.exception
         if self.reraise and failure is not None:
-            # An operator that has failed is usually the reason why the test does too.
+            # If the operator has failed, its error is usually the reason for the failure of the test.
             if isinstance(failure, SystemExit) and self.output:
-                failure = failure.with_traceback(None)  # it is of the command line, and less helpful than the output
+                failure = failure.with_traceback(None)  # the output is more helpful
                 failure.add_note(self.output)
             raise failure from error if error is not None else failure.__cause__
 
@@ -156,10 +156,10 @@ class KopfRunner:
     def _invoke(self) -> 'Result':
         from click.testing import CliRunner
 
-        # By its name: the kits are below the command line, and may not import it.
+        # Import it by its name: the kits are a layer below the command line.
         cli = importlib.import_module('kopf.cli')
         loop = asyncio.new_event_loop()
-        set_default_registry(self._default_registry)  # in this thread, as in that of the test
+        set_default_registry(self._default_registry)  # in this thread, like in the thread of the test
         with contextlib.closing(loop), _restored_logging():
             if self.args and callable(self.args[0]):
                 result = CliRunner().invoke(self._make_command(*self.args), [])
@@ -234,7 +234,7 @@ class KopfRunner:
 
     @property
     def output(self) -> str:
-        """Both the standard output and the standard error (where the logs are), as they come."""
+        """The standard output and the standard error (with the logs), interleaved."""
         return self._result().output
 
     @property

@@ -1,8 +1,8 @@
 """
 Serving webhooks inside the cluster, with certificates that are created and renewed automatically.
 
-The certificates are in a Secret. All replicas of the operator use the same ones, since the API calls any of them by the
-Service. The first replica that notices a due renewal writes the Secret. The other replicas get a conflict, and read
+The certificates are in a Secret. All replicas of the operator share them, because the API can call any replica through
+the Service. The first replica that notices a due renewal writes the Secret. The other replicas get a conflict, and read
 the new certificates. Specified in the documentation's "Servers and tunnels".
 """
 
@@ -42,7 +42,7 @@ _RULE = '{apiGroups: [""], resources: [secrets], verbs: [get, create, patch]}'
 
 
 class WebhookServiceError(ExplainedError):
-    """The webhook service can't work as it is configured; the message says what to change."""
+    """Raised if the configuration of the webhook service is wrong; the message has the remedy."""
 
 
 class WebhookService(WebhookContextManager):
@@ -171,8 +171,8 @@ class WebhookService(WebhookContextManager):
             return True
         except errors.APIError as error:
             logger.warning("This replica could not be unregistered in the secret of the webhook service: %s", error)
-            # Why not true? Then the webhooks would be removed while other replicas may still serve them, and the API
-            # server would let all requests pass unchecked. Webhooks that stay without a server can be deleted by hand.
+            # Why not return true? The webhooks would be removed although other replicas can still serve them, and the
+            # API server would admit all requests unchecked. Webhooks without a server can be deleted by hand.
             return False
 
     async def _follow(self, store: '_Store', namespace: str) -> AsyncIterator[Keyring]:
@@ -232,7 +232,7 @@ class _Store:
                 elif annotations:
                     await self._patch({'metadata': {'annotations': annotations}})
                 return fresh
-            # Another replica has renewed them at the same moment. Its certificates are read in the next round.
+            # Another replica has renewed them at the same moment. The next round reads its certificates.
             except errors.APIConflictError as error:
                 logger.debug("Another replica has been faster; using its certificates: %s", error)
             except errors.APIForbiddenError as error:
@@ -244,7 +244,7 @@ class _Store:
 
     async def leave(self) -> bool:
         """Unregister this replica; return true if there are no others."""
-        # Set first: a sync in progress must not register this replica again.
+        # Set this first: a sync in progress must not register this replica again.
         self._leaving = True
         secret = await self._patch({'metadata': {'annotations': {self._presence: None}}})
         now = datetime.datetime.now(datetime.UTC)
@@ -260,7 +260,7 @@ class _Store:
         data = {name: base64.b64encode(value).decode() for name, value in keyring.dump().items()}
         metadata = {'name': self._name, 'annotations': annotations}
         if secret is not None:
-            # The version makes it an election without locks: only one of the replicas can renew the same state.
+            # The version works as an election without locks: only one replica can renew the same state.
             version = secret['metadata'].get('resourceVersion')
             await self._patch({'metadata': {'annotations': annotations, 'resourceVersion': version}, 'data': data})
             return
@@ -307,7 +307,7 @@ class _Store:
             return None
 
     def _get_presence(self, secret: Mapping[str, Any] | None, now: datetime.datetime) -> dict[str, str | None]:
-        """Return the annotations to be changed: that of this replica if it gets old, and those of dead replicas."""
+        """Return the annotations to be changed: of this replica if it needs a renewal, and of dead replicas."""
         known = _iter_presences(secret)
         changes: dict[str, str | None] = {
             key: None for key, value in known.items() if key != self._presence and not _is_alive(value, now)

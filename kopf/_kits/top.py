@@ -1,4 +1,4 @@
-"""The client of ``kopf top``: finds a running operator, asks it what it is doing, and shows that as text."""
+"""The client of ``kopf top``: finds a running operator, requests its present activities, and shows them as text."""
 
 import json
 import pathlib
@@ -11,13 +11,13 @@ from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.helpers.runfiles import RunFile, find_files, get_folder
 
 TIMEOUT = 30.0
-"""How long to wait for the operator (in seconds). Its server has a thread of its own, so even a stuck one responds."""
+"""How long to wait for the operator (in seconds). Its server has a separate thread, so even a stuck one responds."""
 
 Facts = Mapping[str, Any]
 
 
 class TopError(ExplainedError):
-    """Raised when no operator can be asked. The message contains the reason and the remedy."""
+    """Raised when no operator is found or responds. The message contains the reason and the remedy."""
 
 
 def find_operator(
@@ -48,7 +48,7 @@ def find_operator(
 
 def fetch(operator: RunFile, *, limit: int) -> Facts:
     """
-    Return what the operator is doing.
+    Return the present activities of the operator.
 
     Raises:
         TopError: if it does not respond, or refuses the token.
@@ -56,7 +56,7 @@ def fetch(operator: RunFile, *, limit: int) -> Facts:
     request = urllib.request.Request(
         f'{operator.url}/v1/now?limit={limit}', headers={'Authorization': f'Bearer {operator.token}'}
     )
-    # Without the proxies of the environment: the operator is on this machine.
+    # Ignore the proxies of the environment, because the operator is on this machine.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(request, timeout=TIMEOUT) as response:

@@ -1,8 +1,8 @@
 """
 Webhook servers that detect the type of the cluster, and tunnels for clusters that cannot reach this machine.
 
-Local clusters resolve this machine by a special name, depending on the tool that has created them. The certificate of
-the API indicates the tool. Other clusters need a tunnel from a public URL for the API to a local server.
+In local clusters, this machine has a special host name, which depends on the tool that has created the cluster. The
+certificate of the API indicates the tool. For other clusters, a tunnel leads from a public URL to a local server.
 """
 
 import asyncio
@@ -78,7 +78,7 @@ class WebhookAutoServer(ClusterDetector, WebhookServer):
 
 
 class TunnelError(ExplainedError):
-    """A tunnel cannot be opened."""
+    """Raised if a tunnel cannot be opened."""
 
 
 class WebhookNgrokTunnel(WebhookContextManager):
@@ -128,7 +128,7 @@ class WebhookNgrokTunnel(WebhookContextManager):
         binary = None if self.binary is None else str(self.binary)
         options: dict[str, Any] = {'ngrok_path': binary, 'region': self.region, 'auth_token': self.token}
         config = conf.PyngrokConfig(**{key: value for key, value in options.items() if value})
-        # In threads, since the library blocks: it downloads and starts a program.
+        # Call it in threads, because the library blocks: it downloads and starts a program.
         run = asyncio.get_running_loop().run_in_executor
         server = WebhookServer(addr=self.addr, port=self.port, path=self.path, insecure=True)
         await self._resources.enter_async_context(server)

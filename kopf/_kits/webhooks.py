@@ -34,7 +34,7 @@ Pair: TypeAlias = tuple[StrPath | bytes, StrPath | bytes | None, str | None]
 DEFAULT_PORT = 9443
 
 _EVERYWHERE = {'0.0.0.0': '127.0.0.1', '::': '::1'}
-"""The addresses that mean all interfaces, and for each of them one by which the server can be reached."""
+"""The addresses that mean all interfaces, each with an address at which clients can reach the server."""
 
 
 class WebhookContextManager:
@@ -56,7 +56,7 @@ class WebhookContextManager:
 
 
 class CertificateError(ExplainedError, OSError, ValueError):
-    """The certificates of a server cannot be used."""
+    """Raised if the certificates of a server cannot be used."""
 
 
 class WebhookServer(WebhookContextManager):
@@ -176,7 +176,7 @@ class WebhookServer(WebhookContextManager):
     async def _serve_securely(self, endpoint: Endpoint, hostnames: list[str]) -> AsyncGenerator[bytes, None]:
         """Listen with the certificates of the files; yield the CA bundle each time when it changes."""
         generated = self._generate(hostnames) if self.certfile is None else None
-        # Read before the files are loaded, so that a change in between is noticed.
+        # Read it before the files are loaded, so that a change in between is noticed.
         state = _FilesState.of(self._files())
         context, bundle = self._load(generated)
         shown: bytes | None = None
@@ -188,12 +188,12 @@ class WebhookServer(WebhookContextManager):
                 yield bundle
             while True:
                 await state.wait_change(self.file_check_interval)
-                # Read before the load, as above. It replaces the known state only if the load succeeds, so that
-                # failures are retried.
+                # Read it before the load, as above. It replaces the known state only after a successful load, so that
+                # failed loads are retried.
                 fresh = _FilesState.of(self._files())
                 try:
                     context, bundle = self._load(generated)
-                except (OSError, ValueError) as error:  # another process may be writing them at the moment
+                except (OSError, ValueError) as error:  # another process can be writing them at this moment
                     logger.warning("The changed certificates of the webhook server cannot be used yet: %s", error)
                     await asyncio.sleep(self.file_check_interval)
                 else:
@@ -212,7 +212,7 @@ class WebhookServer(WebhookContextManager):
     def _load(self, generated: tuple[bytes, bytes, str] | None) -> tuple[ssl.SSLContext, bytes]:
         try:
             return self._make_context(generated), self._get_bundle(generated)
-        except (OSError, ValueError) as error:  # those of the TLS library do not name the files
+        except (OSError, ValueError) as error:  # the errors of the TLS library do not name the files
             raise CertificateError(
                 f"The webhook server cannot use its certificates: {error} "
                 f"(files: {', '.join(map(str, self._files())) or 'none'})"
@@ -233,7 +233,7 @@ class WebhookServer(WebhookContextManager):
 
     def _make_context(self, generated: tuple[bytes, bytes, str] | None) -> ssl.SSLContext:
         cafile, cadata = self.verify_cafile, self.verify_cadata
-        # A generated certificate is its own authority, so these can only be the authorities of clients.
+        # A generated certificate is its own authority, so the given authorities can only be for clients.
         if generated is not None and not (cafile or cadata or self.verify_capath):
             cafile, cadata = self.cafile, None if self.cadata is None else self.cadata.decode()
         return make_context(
@@ -311,7 +311,7 @@ async def _bind(endpoint: Endpoint, addr: str, port: int | None) -> int:
     try:
         return await endpoint.bind(addr, DEFAULT_PORT)
     except AddressError as error:
-        # The port can also be reserved by the system. Any other error is about the address.
+        # The system can also have reserved the port. Any other error is about the address.
         if error.errno not in (errno.EADDRINUSE, errno.EACCES):
             raise
         return await endpoint.bind(addr, None)

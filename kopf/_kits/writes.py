@@ -1,8 +1,8 @@
 """
-Objects that the code of an operator writes: `apply` writes one, and `seen` reports one that other code has written.
+Writes by the code of an operator: `apply` writes an object, and `seen` reports an object that other code has written.
 
-Both let the operator know the new state at once. Otherwise, it would get the state only from the stream of the watch,
-with a delay. Until then, a handler could decide by a state that is older than its own last write.
+Both pass the new state to the operator at once. Otherwise, the operator would get it only from the watch, with a delay.
+Until then, handlers could use a state that is older than their own last write.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ UNSERVED_DELAY = 30
 """The delay of the next attempt if the cluster does not have the kind, which can be created later (in seconds)."""
 
 SEEING_PATIENCE = 10.0
-"""For how long a thread waits for a busy event loop (in seconds)."""
+"""How long a thread waits for a busy event loop (in seconds)."""
 
 
 def apply(
@@ -92,7 +92,7 @@ def apply(
                 namespace=place,
                 name=desired['metadata']['name'],
                 body=desired,
-                # Not that of children: of an object that is applied in both ways, the API server would remove the
+                # Why not the manager of children? If an object is applied in both ways, the API server would remove the
                 # fields that the last request does not have, such as the owner reference.
                 field_manager=field_manager or f'{make_manager(write_through.settings.applying.operator)}/apply',
                 force=force,

@@ -1,9 +1,9 @@
 """
 Operators in virtual time: ``kopf run`` as a task in the event loop of the sandbox.
 
-The command line parses the arguments, configures the log, and loads the files as ever; only the last step, to run the
-operator until it ends, is done here. The files are executed anew for each operator; the modules that they import are
-those of the process, and stay imported.
+The command line parses the arguments, configures the log, and loads the files as usual. Only the last step is done
+here: running the operator until it ends. The files are executed again for each operator, but the modules that they
+import stay imported.
 """
 
 import asyncio
@@ -82,16 +82,16 @@ class InlineOperator:
         env: Mapping[str, str],
         cwd: str | os.PathLike[str] | None,
     ) -> None:
-        """Load the files and start the operator; it goes on when the test waits for something."""
+        """Load the files and start the operator; it runs while the test waits for something."""
         self._stack.enter_context(environment({'KUBECONFIG': str(self._sandbox.kubeconfig), **env}))
         self._stack.enter_context(restored_levels())
         context = contextvars.copy_context()
         with contextlib.chdir(cwd or '.'), routed():
             options = context.run(self._load, arguments)
-        # Modules that were imported for the first time can have drawn random numbers: nothing may depend on that.
+        # Newly imported modules can have drawn random numbers: later random numbers must not depend on that.
         self._world.reseed()
         if options is None:
-            self._stack.close()  # it has ended already: nothing of it may outlast it
+            self._stack.close()  # the operator has ended already, so its context must end, too
         else:
             self._task = self._world.loop.create_task(self._run(options), name='operator', context=context)
 
@@ -108,14 +108,14 @@ class InlineOperator:
         return self.returncode
 
     def kill(self) -> None:
-        """Stop everything of the operator at once, as if its process was killed."""
+        """Stop all tasks and threads of the operator at once, as if its process was killed."""
         if self.returncode is None:
             self._world.kill(self._text)
             self.returncode = -9
             self._stack.close()
 
     def freeze(self, seconds: float) -> None:
-        """Let everything of the operator wait for a time (in seconds), as if its process was stopped by a signal."""
+        """Freeze all tasks and threads of the operator for a time (in seconds), as if a signal stopped its process."""
         if self.returncode is None:
             self._world.freeze(self._text, seconds)
 

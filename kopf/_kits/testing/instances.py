@@ -90,7 +90,7 @@ class Instance:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _spare_others(self) -> None:
-        """Refuse to replace a kubeconfig that is not of a sandbox: it may hold the credentials of a real cluster."""
+        """Refuse to replace a kubeconfig that no sandbox has written: it may contain credentials of a real cluster."""
         with contextlib.suppress(FileNotFoundError):
             text = self.kubeconfig.read_bytes()
             with contextlib.suppress(ValueError, TypeError, KeyError):
@@ -162,7 +162,7 @@ class Runner:
     def wait_ready(self) -> None:
         """Block until the server listens; raise the error that has prevented it."""
         if isinstance(error := self.ready.exception(), ManifestError):
-            raise error.with_traceback(None)  # without the traceback of the thread, which says nothing to users
+            raise error.with_traceback(None)  # drop the traceback of the thread, which is useless for users
         self.ready.result()
 
     def stop(self) -> None:

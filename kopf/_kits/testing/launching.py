@@ -2,8 +2,7 @@
 The sandbox as a command: ``kopf sandbox``, and around the operator of ``kopf run --sandbox``.
 
 It runs in a thread of the same process. So neither outlives the other, and an operator that blocks its event loop does
-not stop the API, nor the other way. Messages go to the standard error, except for the one line that a shell can
-evaluate.
+not block the API. Messages go to the standard error, except for the one line that a shell can evaluate.
 """
 
 import contextlib
@@ -55,7 +54,7 @@ def serve(
     )
     with _ended_by_signals(), _started(sandbox, state):
         forever = threading.Event()
-        # Why not wait without a timeout? A signal right before the wait, or to another thread, does not interrupt it.
+        # Why a timeout? A signal right before the wait, or to another thread, does not interrupt the wait.
         while not forever.wait(1.0):
             pass
 
@@ -111,7 +110,7 @@ class Launched:
             raise click.ClickException(f'The sandbox does not start: {_add_hint(str(error))}') from error
 
     def load_patiently(self) -> None:
-        """Apply the objects as soon as their kinds are there: the operator can bring them in another process."""
+        """Apply the objects as soon as their kinds exist: an operator in another process can create the CRDs."""
         deadline = time.monotonic() + WEBHOOKS_TIMEOUT
         for source in self._loads:
             while True:

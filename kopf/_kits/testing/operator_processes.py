@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kopf._kits.testing.inline_operators import InlineOperator
 
 OWN_RESOURCES = frozenset({'customresourcedefinitions', 'namespaces', 'clusterkopfpeerings', 'kopfpeerings'})
-"""The resources that an operator watches for itself, before those of its handlers."""
+"""The resources that the framework itself watches, before the resources of the handlers."""
 
 WEBHOOKS = frozenset({'validatingwebhookconfigurations', 'mutatingwebhookconfigurations'})
 """
@@ -91,7 +91,7 @@ class OperatorProcess:
             self._process.wait()
 
     def stop(self, timeout: float) -> int | None:
-        """Stop the process gracefully, by force after the time (in seconds); return the exit code."""
+        """Stop the process gracefully, and kill it after the time (in seconds); return the exit code."""
         if self._process is None or self._output.closed:
             self._output.close()
             return self.returncode
@@ -206,16 +206,16 @@ class Operator:
             time.sleep(0.02)
 
     def stop(self, *, timeout: float = 30.0) -> int | None:
-        """Stop the operator gracefully, by force after ``timeout`` seconds; return the exit code."""
+        """Stop the operator gracefully, and kill it after ``timeout`` seconds; return the exit code."""
         return self._control.stop(timeout)
 
     def kill(self) -> None:
-        """Kill the operator: it stores nothing, and makes no last requests; another one can go on then."""
+        """Kill the operator without any last requests, so that another one can continue."""
         self._control.kill()
 
     def _serves(self, started: float) -> bool:
         requests = [request for request in self._sandbox.requests if request.time >= started and _is_ours(request)]
-        # Both configurations are written, one after the other, even if one of them stays empty, or is refused.
+        # An operator writes both configurations, one after the other, even if one of them is empty or refused.
         written = {request.resource for request in requests if _is_written(request)}
         return any(_serves(request) for request in requests) and (
             written == WEBHOOKS or any(_watches(request) for request in requests)

@@ -1,9 +1,9 @@
 """
-The sandbox as users see it: a Kubernetes API for one test, for one run of an operator, or for a whole working day.
+The public class of the sandbox: a Kubernetes API for one test, one run of an operator, or a whole working day.
 
-The server runs in a thread of its own. So it works for synchronous and asynchronous code, for operators in the same
+The server runs in a separate thread. So it works for synchronous and asynchronous code, for operators in the same
 process and in others, and even if a test blocks or replaces the event loop. It listens on the loopback interface only.
-It is for development and tests: everything is in memory, and all users with credentials may do everything.
+It is for development and tests: all data are in memory, and all users with credentials may do everything.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar('T')
 
 UNIMPORTANT = frozenset({'events', 'leases', 'clusterkopfpeerings', 'kopfpeerings', 'selfsubjectaccessreviews'})
-"""The resources that operators write to even if there is nothing to do."""
+"""The resources that operators write to even at rest."""
 
 __tracebackhide__ = True  # pytest shows the caller of this module instead
 
@@ -476,8 +476,8 @@ class Sandbox(_Common):
         """
         world = self._get_world()
         started = time.time()
-        # Not only from the last write: operators have yet to react to what the test has done, which is no recorded
-        # request.
+        # Why not measure from the last write? Operators must first react to the calls of the test, which are not among
+        # the recorded requests.
         while (silence := time.time() - max([started, *(seen.time for seen in self._get_writes())])) < quiet:
             if time.time() - started > timeout:
                 last = '\n'.join(f'{seen.method} {seen.path}: {seen.status}' for seen in self._get_writes()[-5:])

@@ -1,4 +1,4 @@
-"""How operators in this process log in to a sandbox: by the environment, and by credentials without login handlers."""
+"""Logins of operators in this process to a sandbox: by the environment, and by credentials without login handlers."""
 
 import contextlib
 import os

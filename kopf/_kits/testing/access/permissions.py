@@ -23,7 +23,7 @@ PLURALS = {
 }
 
 SAFE = {'X-Content-Type-Options': 'nosniff'}
-"""The headers of refusals that keep browsers from guessing another content type."""
+"""The headers of refusals that prevent browsers from guessing another content type."""
 OPEN_PATHS = frozenset({'/healthz', '/livez', '/readyz', '/version'})
 """The paths that are readable without credentials even without any rules."""
 HEALTH_PATHS = frozenset({'/healthz', '/livez', '/readyz'})
@@ -73,7 +73,7 @@ class Decision(NamedTuple):
 
 
 class Authorizer(Protocol):
-    """Decides on requests."""
+    """Decides whether requests are allowed."""
 
     def decide(self, user: User, attributes: Attributes) -> Decision:
         """Decide whether the user may do that."""
@@ -241,6 +241,6 @@ def _describe(
 
 
 def _together(errors: Sequence[str]) -> str:
-    """Return several errors as Go joins them."""
+    """Return several errors, joined in the same way as in Go."""
     several = list(dict.fromkeys(errors))
     return several[0] if len(several) == 1 else f'[{", ".join(several)}]' if several else ''

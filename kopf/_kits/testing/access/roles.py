@@ -105,7 +105,7 @@ def change_problems(body: Body, old: Body, kind: Kind) -> Iterator[Cause]:
 
 
 class Guard:
-    """Checks who may write roles and bindings, and who may create an object by updating or applying it."""
+    """Checks whether users may write roles and bindings, or create an object by an update or apply."""
 
     def __init__(self, rbac: Rbac) -> None:
         self._rbac = rbac
@@ -169,7 +169,7 @@ class Guard:
 
 
 def _is_same(body: Body, old: Body) -> bool:
-    """Check whether nothing differs except the fields that the garbage collector changes."""
+    """Check whether both are equal except for the fields that the garbage collector changes."""
 
     def rest(version: Body) -> dict[str, Any]:
         meta = {

@@ -1,8 +1,9 @@
 """
 The controllers: they establish CRDs, delete the contents of namespaces and CRDs, and collect garbage.
 
-A controller is called synchronously with every change. Kinds are served before the request that has created their CRD
-is answered. Everything else is done a little later, in the order of its causes, as on a real control plane.
+A controller is called synchronously with every change. The kinds of a new CRD are served before the response to the
+request that has created it. All other work is done a little later, in the order of the changes, as on a real control
+plane.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ from kopf._kits.testing.storing import selectables
 
 STREAMS_OUTLIVE = 1.0
 """
-How long watches go on without their CRD (seconds): clients see its deletion first, as on a real server.
+How long watches continue without their CRD (seconds): clients see its deletion first, as on a real server.
 """
 ROLES = TableName(permissions.GROUP, 'clusterroles')
 _ENDING = tuple(verb for verb in VERBS if verb != 'create')
@@ -205,7 +206,7 @@ class Controllers:
     # Roles.
 
     def aggregate_roles(self) -> None:
-        """Set the rules of aggregated roles, until nothing changes any more."""
+        """Set the rules of aggregated roles, until there are no more changes."""
         while self._aggregate_roles(ROLES):
             pass
 

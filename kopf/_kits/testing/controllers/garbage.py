@@ -1,8 +1,8 @@
 """
 The garbage collector: deletes dependents after or before their last owner, or makes them orphans, by the policy.
 
-It works as the real one: after every change of an object with dependents, these are visited, and the state of their
-owners alone decides what to do.
+Like the real one, it visits the dependents of an object after every change of the object. Its decision depends only on
+the present state of their owners.
 """
 
 import dataclasses
@@ -68,7 +68,7 @@ class GarbageCollector:
         self._storage.commit(table, 'MODIFIED', body)
 
     def _visit_waiting(self, uid: str) -> None:
-        """Visit the dependents, while they are to be deleted first; then their owner, which may wait for them."""
+        """Visit the dependents as long as they must be deleted first; then visit their owner, which may wait."""
         self._visit_dependents(uid)
         self._visit_owner(uid)
 

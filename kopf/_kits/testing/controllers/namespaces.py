@@ -1,8 +1,8 @@
 """
 The conditions of a namespace that is being deleted: its remaining objects, and their finalizers.
 
-They are the first thing to look at when a namespace does not go away. Most often, an operator has not removed its
-finalizers, or does not run any more.
+Users look at them first when a namespace is not deleted. Most often, an operator has not removed its finalizers, or
+does not run any more.
 """
 
 from collections import Counter

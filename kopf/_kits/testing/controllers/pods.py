@@ -1,9 +1,9 @@
 """
 The simulated life of pods, as if a node ran them: pending, running, ended.
 
-No container is run. Annotations of the pod say what happens, and when; templates of jobs and deployments can have them,
-too. Without them, the pod runs soon. If its restart policy is ``Always``, it runs on, otherwise it succeeds after a
-second.
+No container is run. Annotations of the pod determine its phases and their durations; templates of jobs and deployments
+can have them, too. Without them, the pod runs soon. With the restart policy ``Always``, it keeps running; otherwise, it
+succeeds after a second.
 """
 
 import hashlib

@@ -1,9 +1,9 @@
 """
 The simulated life of pods, jobs and deployments, for operators that wait for them.
 
-It is off by default, since most tests of operators expect a cluster without activity of its own. One task does it all,
-one object after another: changed objects and expired timers come into one queue. The modules of the kinds decide what
-is written, from the present state alone; so an interruption, or a change by another client, breaks nothing.
+It is off by default, since most tests of operators expect a cluster without activities of controllers. One task handles
+one object after another: changed objects and expired timers come into one queue. The modules of the kinds decide on the
+writes from the present state alone, so that interruptions and changes by other clients do no harm.
 """
 
 import asyncio

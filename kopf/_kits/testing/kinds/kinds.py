@@ -147,7 +147,7 @@ class Conversion(Protocol):
         ...
 
     async def inward(self, body: Body) -> Body:
-        """Return the object as it is to be stored, in a new dict."""
+        """Return the object in its stored version, as a new dict."""
         ...
 
     async def back(self, stored: Body) -> Body:
@@ -170,7 +170,7 @@ class Service:
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Kind:
-    """One version of one resource: its names, its verbs, and how its objects look in that version."""
+    """One version of one resource: its names, its verbs, and the form of its objects in that version."""
 
     group: str
     version: str
@@ -193,7 +193,7 @@ class Kind:
     warning: str = ''
     stored_version: str = ''
     outward: Callable[[Body], Body] | None = None
-    """How a stored object becomes one of this kind and back; None if only the name of the version differs."""
+    """The conversions of a stored object to this kind and back; None if only the name of the version differs."""
     inward: Callable[[Body], Body] | None = None
     conversion: Conversion | None = None
     """The same for kinds that can be stored in several versions."""
@@ -277,7 +277,7 @@ class Kind:
             await self.conversion.prepare(records, fresh)
 
     async def stored(self, body: Body) -> Body:
-        """Return an object of this version as it is to be stored."""
+        """Return an object of this version in its stored version."""
         if self.conversion is not None:
             return await self.conversion.inward(body)
         return self.inward(body) if self.inward is not None else body

@@ -1,9 +1,9 @@
 """
 The OpenAPI schemas of built-in kinds, recorded from a real control plane by ``scripts/record_openapi.py``.
 
-The recording of each version of Kubernetes is one packed file, without descriptions. Why not load it at the start? It
-takes some milliseconds, and many tests use custom resources only; so it waits for the first write or explanation of a
-built-in kind.
+The recording of each version of Kubernetes is one packed file, without descriptions. It is loaded for the first write
+or explanation of a built-in kind. Why not at the start? It takes some milliseconds, and many tests use only custom
+resources.
 """
 
 import functools

@@ -1,5 +1,5 @@
 """
-Shapes: what a schema says about merging and ownership of fields, in a form that is walked quickly along a value.
+Shapes: the rules of a schema for merging and ownership of fields, in a form for fast walks along a value.
 
 Schemas come in two dialects: OpenAPI of built-in kinds, and structural schemas of CRDs. The modules of patches and
 managed fields see only shapes. Shapes are created when a walk visits them first, because schemas can be recursive, and

@@ -2,8 +2,8 @@
 The storage of the sandbox: the objects, their versions, and the last changes of each resource.
 
 Objects are kept as the JSON text that is sent to clients, without the two fields that differ between API versions
-(``apiVersion`` and ``kind``). A response is thus a concatenation of bytes, lists and watches serialise nothing twice,
-and a stored object cannot be changed by accident. A caller that needs the object itself decodes it (some µs).
+(``apiVersion`` and ``kind``). So a response is a concatenation of bytes, lists and watches serialise each object only
+once, and a stored object cannot be changed by accident. A caller that needs the object itself decodes it (some µs).
 
 All writes are synchronous and happen in one event loop, so a read followed by a write needs no locks.
 """
@@ -312,7 +312,7 @@ class Storage:
         return self._tell(table, table.apply(type, body, self.version))
 
     def bring_back(self, table: Table, type: ChangeType, record: Record) -> None:
-        """Write a former version of an object once more, under the next version."""
+        """Write a former version of an object again, as the next version."""
         old, new = b'"resourceVersion":"%d"' % record.version, b'"resourceVersion":"%d"' % (self.version + 1)
         if record.rest.count(old) != 1:  # The same text is also elsewhere in the object.
             self.commit(table, type, {**record.body(), 'apiVersion': record.stored})

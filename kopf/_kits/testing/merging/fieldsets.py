@@ -17,7 +17,7 @@ _LEAF: FieldSet = {}
 
 
 def union(one: FieldSet, another: FieldSet) -> FieldSet:
-    """Return the members of any of both sets."""
+    """Return the members of either set."""
     if not one or not another or one == another:
         return one or another
     result = dict(one)
@@ -75,7 +75,7 @@ def without(one: FieldSet, another: FieldSet) -> FieldSet:
 
 
 def is_member(below: FieldSet) -> bool:
-    """Check whether a place is a member of the set, by what the set has below it."""
+    """Check whether a place is a member of the set; ``below`` is the part of the set below the place."""
     return not below or '.' in below
 
 

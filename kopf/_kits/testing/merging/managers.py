@@ -1,9 +1,9 @@
 """
-Managed fields: the owners of an object's fields, and what follows from them for server-side apply.
+Managed fields: the owners of an object's fields, and their effect on server-side apply.
 
-The records are kept in the form of the API itself, so that reading and writing an object costs nothing; a write that
-changes nothing does not touch them. An update takes the fields that it changes from all other managers. Applied fields
-are owned, too, but are taken from other managers only with force; fields that are no longer applied are removed.
+The records are kept in the form of the API, so that objects need no conversion for reading and writing; a write without
+changes does not touch them. An update takes the fields that it changes from all other managers. Applied fields are
+owned, too, but are taken from other managers only with force; fields that are no longer applied are removed.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ ShapeOf = Callable[[str], Shape | None]
 
 APPLY, UPDATE = 'Apply', 'Update'
 MOST_UPDATERS = 10
-"""How many records of updates an object has at most; the oldest ones are merged."""
+"""The maximal number of records of updates in an object; the oldest ones are merged."""
 ANCIENT, BEFORE_APPLY = 'ancient-changes', 'before-first-apply'
 
 UNOWNED: FieldSet = {
@@ -71,7 +71,7 @@ class Record:
         return self.identity == other.identity
 
     def encoded(self) -> dict[str, Any]:
-        """Return the record as the API has it."""
+        """Return the record in the form of the API."""
         record: dict[str, Any] = {
             'manager': self.manager,
             'operation': self.operation,
@@ -100,7 +100,7 @@ class Writer:
         return Record(self.manager, operation, self.api_version, self.subresource, '', fields)
 
     def owned(self, fields: FieldSet) -> FieldSet:
-        """Return those of the fields that the writer can own."""
+        """Return the fields that the writer can own."""
         fields = _of_contents(fields)
         return fieldsets.without(fields, self.ignored) if self.ignored else fields
 
@@ -248,7 +248,7 @@ def applied(live: Body | None, config: Body, writer: Writer, force: bool) -> Bod
 
 
 def same_but_times(one: Any, another: Any) -> bool:
-    """Check whether two versions of managed fields differ in nothing but their times."""
+    """Check whether two versions of managed fields are equal except for their times."""
     return _timeless(one) == _timeless(another)
 
 
@@ -361,7 +361,7 @@ def _capped(records: list[Record]) -> list[Record]:
 
 
 def encode(records: Iterable[Record]) -> list[dict[str, Any]]:
-    """Return the records as the API has them, in its order."""
+    """Return the records in the form and the order of the API."""
     ordered = sorted(
         records,
         key=lambda record: (record.operation, record.time, record.manager, record.api_version, record.subresource),

@@ -1,8 +1,8 @@
 """
-The part of built-in kinds that makes them usable without their controllers: some defaults, some rules.
+The defaults and rules that make built-in kinds usable without their controllers.
 
-It is not the full validation of a real server: most invalid Deployments are stored as they are. It covers the fields in
-responses that clients rely on: phases, types, addresses of services, settings of webhooks, encoded secrets.
+This is not the full validation of a real server: most invalid Deployments are stored unchanged. It covers the fields in
+responses that clients use: phases, types, addresses of services, settings of webhooks, encoded secrets.
 """
 
 import base64

@@ -1,8 +1,8 @@
 """
 Calls to running pods: logs, commands, connections. No pod runs in the sandbox.
 
-Parameters are checked, and calls are refused as on a real server while a pod has no node. If it has a node, the sandbox
-cannot answer, as there is no kubelet.
+Parameters are checked. While a pod has no node, calls are refused as on a real server. If it has a node, the sandbox
+cannot respond, because it has no kubelet.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """
 The rules of parts of pods and containers: handlers of probes and hooks, sources of variables, volumes, nodes.
 
-These are the rules about omitted fields without which such a part makes no sense.
+These are the rules about required fields of such parts.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,8 @@
 """
 The specifications of pods, alone and in templates: defaults, and what is computed from them.
 
-A pod with ``image: nginx`` is read back with twenty more fields. Programs compare what they read with what they want,
-so all of them are here. Values of wrong types are ignored.
+A stored pod with ``image: nginx`` has twenty more fields. Programs compare the stored fields with the desired ones, so
+all defaults are here. Values of wrong types are ignored.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """
 The verbs that change or read single objects: create, replace, patch, delete, and their rules.
 
-All of them end with one commit to the storage, and nothing is awaited between the last read of the old object and the
+Each of them ends with one commit to the storage, without an ``await`` between the last read of the old object and the
 commit. If webhooks are called in between, the object is read again, as on a real server.
 """
 
@@ -27,7 +27,7 @@ from kopf._kits.testing.wire import json_patches, names, statuses, timestamps
 
 ATTEMPTS = 6
 NAME_ATTEMPTS = 8
-"""How many names are generated for an object before the server gives up."""
+"""The number of generated names for an object after which the server gives up."""
 MERGE_PATCH = 'application/merge-patch+json'
 JSON_PATCH = 'application/json-patch+json'
 STRATEGIC_PATCH = 'application/strategic-merge-patch+json'
@@ -47,7 +47,7 @@ CREATED_ON_UPDATE = frozenset(
         'runtimeclasses',
     }
 )
-"""The kinds that a PUT to an absent name creates."""
+"""The kinds whose objects a PUT to an absent name creates."""
 
 RETURNED_ON_DELETION = frozenset(
     {
@@ -106,7 +106,7 @@ class Admission(Protocol):
     """Mutates or refuses objects before they are stored; see `kopf._kits.testing.objects.admission_webhooks`."""
 
     def concerns(self, kind: Kind, operation: str, subresource: str) -> bool:
-        """Check whether any webhook is to be called."""
+        """Check whether any webhook must be called."""
 
     async def mutate(self, review: 'Review') -> Body | None:
         """Return the object as the mutating webhooks have changed it."""
@@ -130,7 +130,7 @@ class Review:
 
 
 class Guard(Protocol):
-    """Checks who may grant permissions; see `kopf._kits.testing.access.roles`."""
+    """Checks whether users may grant permissions; see `kopf._kits.testing.access.roles`."""
 
     def check(self, kind: Kind, namespace: str, body: Body, old: Body | None, user: User) -> None:
         """Refuse the object if its author may not write it."""

@@ -4,8 +4,7 @@ Conversion of custom resources between the version that they are stored in and o
 Every object keeps the version that it was stored in, even when its CRD declares another one later. Without a webhook,
 only the name of the version differs, and fields that the other version does not have are dropped. The webhook gets one
 object at a time, as on a real server. Conversions for lists and watches are cached for later ones; reading one object
-always calls the webhook. Responses are built synchronously, so objects are converted first (``prepare``), and picked
-then.
+always calls the webhook. Responses are built synchronously, so all objects are converted before (``prepare``).
 """
 
 import asyncio

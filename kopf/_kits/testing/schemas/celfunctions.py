@@ -1,7 +1,7 @@
 """
 Kubernetes' functions of CEL besides those of the language: lists, sets, regular expressions, URLs, quantities, etc.
 
-Types of their own on a real server (URLs, quantities, versions, addresses) are maps here.
+URLs, quantities, versions, and addresses are maps here, whereas a real server has separate types for them.
 """
 
 import datetime

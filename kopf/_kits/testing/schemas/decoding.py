@@ -2,8 +2,8 @@
 Decoding and encoding of built-in objects as Go does it: unknown and mistyped fields, and dropped empty fields.
 
 A real server keeps built-in objects in structures. Fields that do not fit are refused or dropped. Most empty fields are
-dropped, too, unless the structure distinguishes empty from absent, and some fields are present in every object. All
-this is known from the recording of a real server, see `kopf._kits.testing.kinds.recordings`.
+dropped, too, unless the structure distinguishes empty from absent fields. Some fields are present in every object. The
+structures were recorded from a real server, see `kopf._kits.testing.kinds.recordings`.
 """
 
 import re

@@ -1,8 +1,8 @@
 """
-Faults on request: failures of a cluster as its clients see them, to test operators.
+Faults on request: simulated failures of a cluster for tests of operators.
 
-The next requests that match a rule use it up, in the order in which the rules were added. Rules about watches also
-apply to open watches. All methods can be called from any thread.
+A rule is used up by the next requests that match it; older rules come first. Rules about watches also apply to open
+watches. All methods can be called from any thread.
 """
 
 import dataclasses
@@ -57,7 +57,7 @@ class SeenRequest:
 @dataclasses.dataclass(slots=True, eq=False)
 class Fault:
     """
-    One rule: what to do, with which requests, and how often (``times``; None for always).
+    One rule: an action for the requests that meet the conditions, for a number of times (``times``; None for always).
 
     Empty conditions match everything; ``path`` and ``query`` are regular expressions that are searched for. ``seconds``
     is the length of a delay, or of a freeze (None: until `Faults.clear`); ``line`` is the line to insert; ``function``
@@ -141,7 +141,7 @@ class Faults:
         return self.add('error', status=status, times=times, **fields)
 
     def delay(self, seconds: float, *, times: int | None = 1, **fields: Any) -> Fault:
-        """Wait so many seconds before the request is executed."""
+        """Wait for this time (in seconds) before the request is executed."""
         return self.add('delay', seconds=seconds, times=times, **fields)
 
     def drop(self, *, times: int | None = 1, **fields: Any) -> Fault:
@@ -164,7 +164,7 @@ class Faults:
         return self.add('call', function=function, times=times, late=late, **fields)
 
     def freeze_watches(self, seconds: float | None = None, *, times: int | None = None, **fields: Any) -> Fault:
-        """Keep watches open but send nothing more, for so many seconds or until `clear`."""
+        """Keep watches open but send no more data, for this time (in seconds) or until `clear`."""
         return self.add('freeze', seconds=seconds, times=times, **fields)
 
     def cut_watches(self, *, times: int | None = 1, **fields: Any) -> Fault:
@@ -200,7 +200,7 @@ class Faults:
         self._controls.call(self._controls.expire_tokens)
 
     def refuse_connections(self, seconds: float | None = None) -> None:
-        """Close the port and all connections, for so many seconds or until `accept_connections`: the server is down."""
+        """Close the port and all connections, for this time (in seconds) or until `accept_connections`."""
         self._controls.call_async(lambda: self._controls.refuse_connections(seconds))
 
     def accept_connections(self) -> None:
@@ -212,7 +212,7 @@ class Faults:
         self._controls.call(lambda: self._controls.set_availability(group, False))
 
     def freeze_discovery(self, frozen: bool = True) -> None:
-        """Keep the discovery documents as they were when first requested, whatever kinds are added or removed."""
+        """Keep the discovery documents unchanged, even if kinds are added or removed."""
         self._controls.call(lambda: self._controls.freeze_discovery(frozen))
 
     def bring_up(self, group: str) -> None:

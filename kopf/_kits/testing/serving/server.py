@@ -301,7 +301,7 @@ class Server(Controls):
             self._streams.pop(stream, None)
 
     async def _disturb(self, stream: Connection, seen: SeenRequest, data: bytes, kind: Kind) -> bool:
-        """Apply the faults to the stream before the data are sent; return whether it goes on."""
+        """Apply the faults to the stream before the data are sent; return whether the stream continues."""
         while (rule := self.faults.take(seen, watching=True, idle=not data)) is not None:
             match rule.action:
                 case 'cut':
@@ -366,7 +366,7 @@ class Server(Controls):
                 getattr(self.faults, action.replace('-', '_'))()
                 return json_response({})
             case 'POST', 'refuse-connections':
-                # A little later, so that this request is still answered.
+                # Do it a little later, so that this request still gets its response.
                 seconds = _seconds(_take_body(request))
                 asyncio.get_running_loop().call_later(0.05, self.faults.refuse_connections, seconds)
                 return json_response({})

@@ -1,8 +1,8 @@
 """
 Waiting for a state of one object, and the report if the state does not come.
 
-After a timeout, the author of a test asks what the operator has done. So the error contains the Events of the object,
-and the logs of the operators, which the plugin for pytest adds to its report.
+After a timeout, the author of a test needs to know the actions of the operator. So the error contains the Events of the
+object, and the logs of the operators, which the plugin for pytest adds to its report.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """
 The file with the state of a sandbox, with which the next one continues: an SQLite database.
 
-Requests never wait for the disk: a thread writes all changes together a moment later. A killed process loses that
-moment at most, and never the integrity of the file, which is locked while the sandbox runs. Resource versions are
+Requests never wait for the disk: a thread writes all changes together a moment later. A killed process loses at most
+the changes of that moment, and never damages the file, which is locked while the sandbox runs. Resource versions are
 reserved in advance, so that a version that a client has seen is never used for another change.
 """
 
@@ -45,7 +45,7 @@ _Key = tuple[TableName, str, str]
 
 
 class StateError(Exception):
-    """Raised when the file cannot be used; the message says why, and what to do."""
+    """Raised when the file cannot be used; the message has the reason and the remedy."""
 
     __module__ = 'kopf.testing'  # users see it under this name
 

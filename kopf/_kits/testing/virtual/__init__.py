@@ -6,5 +6,5 @@ Virtual time: operators and the sandbox in one event loop, whose clock jumps to 
 - ``virtual_loops``: the event loop, with connections in memory (``memory_networks``);
 - ``blocking_sockets``: the sockets of blocking clients, in threads;
 - ``turns``: threads that run one at a time;
-- ``virtual_clocks``: the clock, and the error for what is impossible in virtual time.
+- ``virtual_clocks``: the clock, and the error about actions that are impossible in virtual time.
 """

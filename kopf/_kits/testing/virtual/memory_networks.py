@@ -1,11 +1,11 @@
 """
-Connections in memory: what one end writes, the other end receives a moment later, in the order of writing.
+Connections in memory: one end receives the data of the other end a moment later, in the order of writing.
 
-The delays are drawn from a seeded source. So data of different connections arrive in another order with another seed,
-as in reality they do in each run. There is no encryption: both ends are in the same process.
+The delays are drawn from a seeded source. So another seed changes the order of data from different connections, which
+in reality differs in each run. There is no encryption: both ends are in the same process.
 
-Each end calls its protocol in its own context, as real connections do. Otherwise, what one operator does for another
-program would belong to that program: its logs would be there, and it would end when that program is killed.
+Like real connections, each end calls its protocol in its own context. Otherwise, tasks of one operator that another
+program causes would belong to that program: they would log there, and end when that program is killed.
 """
 
 import asyncio
@@ -22,10 +22,10 @@ Address = tuple[str, int]
 MakeProtocol = Callable[[], asyncio.BaseProtocol]
 
 FASTEST, SLOWEST = 0.0001, 0.002
-"""The limits of the time that data take to the other end (in seconds)."""
+"""The limits of the transmission delay to the other end (in seconds)."""
 
 HIGH_WATER = 64 * 1024
-"""How much may be on its way before the writer has to pause (in bytes)."""
+"""The amount of data in flight above which the writer must pause (in bytes)."""
 
 FIRST_PORT = 20001
 
@@ -230,11 +230,11 @@ class MemoryTransport(asyncio.Transport):
         return self._reads and not self._is_closing
 
     def pause_reading(self) -> None:
-        """Keep what is received until `resume_reading`."""
+        """Keep received data until `resume_reading`."""
         self._reads = False
 
     def resume_reading(self) -> None:
-        """Pass what is received to the protocol again."""
+        """Pass received data to the protocol again."""
         if not self._reads:
             self._reads = True
             self._schedule()
@@ -243,7 +243,7 @@ class MemoryTransport(asyncio.Transport):
         """Do nothing: the limits are the same for all connections."""
 
     def get_write_buffer_size(self) -> int:
-        """Return how much is on its way to the other end (in bytes)."""
+        """Return the amount of data in flight to the other end (in bytes)."""
         return self._peer._size
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -273,7 +273,7 @@ class MemoryTransport(asyncio.Transport):
             self._loop.call_soon(self._lose, None, context=self.context)
 
     def abort(self) -> None:
-        """Break off the connection: what is on its way to the other end is lost."""
+        """Break off the connection: data in flight to the other end are lost."""
         if not self._is_lost:
             self._is_closing = True
             self._loop.call_soon(self._lose, None, context=self.context)
@@ -284,7 +284,7 @@ class MemoryTransport(asyncio.Transport):
     def _receive(self, data: bytes) -> None:
         at = self._loop.time() + self._pick_delay()
         if self._inbox:
-            at = max(at, self._inbox[-1][0])  # never before what was sent earlier
+            at = max(at, self._inbox[-1][0])  # never before earlier data
         self._inbox.append((at, data))
         self._size += len(data)
         if self._size > HIGH_WATER and not self._is_peer_paused:

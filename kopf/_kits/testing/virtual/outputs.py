@@ -1,4 +1,4 @@
-"""The outputs of operators in the process of the test: each gets what its own tasks and threads write."""
+"""The outputs of operators in the process of the test: each gets the texts of the operator's tasks and threads."""
 
 import contextlib
 import contextvars

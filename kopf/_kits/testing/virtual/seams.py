@@ -2,7 +2,7 @@
 The seam between programs and reality: the functions that read clocks, sleep, draw random numbers, or handle threads.
 
 These functions of the standard library are replaced only while a world is open, and only for the threads of that world:
-others, such as those of pytest, keep the real ones. Operators outside of worlds do not pay for it.
+other threads, such as those of pytest, use the real functions. Operators outside of worlds do not pay for this.
 
 If a module has imported a function by name before (``from time import time``), it keeps the real one. The exception is
 `datetime.datetime`: the methods of the class itself are replaced.
@@ -32,7 +32,7 @@ _NODE = 0x0242AC110002
 
 
 class World(Protocol):
-    """The world, as the replaced functions need it."""
+    """The operations of the world that the replaced functions need."""
 
     clock: VirtualClock
     rng: random.Random
@@ -141,7 +141,7 @@ def _replace_dates(world: World) -> Iterator[None]:
     Replace the methods of `datetime.datetime` that read the clock.
 
     Why not replace the class, as other tools do? Modules that have imported it would keep the real one, and libraries
-    such as pydantic would take the other one for an unknown type.
+    such as pydantic would not recognize the other class.
     """
     real_now, real_utcnow = datetime.datetime.now, datetime.datetime.utcnow
 
@@ -192,7 +192,7 @@ def _replace_randomness(world: World) -> Iterator[None]:
         return real_uuid1(_NODE if node is None else node, 0 if clock_seq is None else clock_seq)
 
     state = random.getstate()
-    # The functions of the module are methods of one instance, so it is enough to seed this one.
+    # The functions of the module are methods of one instance, so it is sufficient to seed this instance.
     random.seed(rng.getrandbits(128))
     with (
         _set(random.Random, seed=seed),

@@ -1,9 +1,9 @@
 """
-Threads that run one at a time: each of them only when it is its turn.
+Threads that take turns: only one of them runs at a time.
 
 The thread of the event loop gives a turn to another thread, and waits meanwhile. The turn ends when the thread ends,
 or when it waits by `time.sleep` or by the tools of `threading`: a timer or the awaited event gives it the next turn.
-So threads of handlers behave as coroutines do: nothing else happens between two waits, and their order is repeatable.
+So threads of handlers behave like coroutines: no other code runs between two waits, and their order is repeatable.
 
 Why real threads at all? Handlers use thread-local variables, and must be able to wait in the middle of any function.
 """
@@ -27,7 +27,7 @@ _STDLIB = sysconfig.get_path('stdlib')
 
 
 class ThreadEnded(SystemExit):
-    """Raised in a waiting thread when the world ends: nothing will wake it up any more."""
+    """Raised in a waiting thread when the world ends, because no event will wake it up any more."""
 
 
 class Strand:
@@ -57,12 +57,12 @@ class Strand:
             raise ThreadEnded
 
     def yield_turn(self) -> None:
-        """Let the event loop go on until the next turn; called in the thread."""
+        """Let the event loop run until the next turn; called in the thread."""
         self._ends.release()
         self.await_turn()
 
     def finish(self) -> None:
-        """Let the event loop go on for good; called at the end of the thread."""
+        """End the last turn, and let the event loop run; called at the end of the thread."""
         self.is_over = True
         for waiter in self.on_end:
             if not waiter.is_awake:
@@ -101,7 +101,7 @@ class TurnTaking:
 
     @property
     def is_starting(self) -> bool:
-        """True if the calling thread is in the middle of `start`, where its waits are real ones."""
+        """True if the calling thread is inside of `start`, where waits must not be virtual."""
         return getattr(self._local, 'is_starting', False)
 
     def start(self, thread: threading.Thread, start: Callable[[threading.Thread], None]) -> None:

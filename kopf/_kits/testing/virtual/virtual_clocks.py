@@ -1,14 +1,14 @@
-"""The clock of virtual time: it stands still while code runs, and is moved by the event loop."""
+"""The clock of virtual time: it stands still while code runs; the event loop moves it."""
 
 EPOCH = 1893456000
 """The wall clock at the start: 2030-01-01T00:00:00Z. It is the same in each run, as are all timestamps that follow."""
 
 ORIGIN = 1000.0
-"""The monotonic clock at the start (in seconds). It is not zero, since programs take zero for "never"."""
+"""The monotonic clock at the start (in seconds). It is not zero, since programs use zero for "never"."""
 
 
 class VirtualTimeError(RuntimeError):
-    """Raised when a test or an operator does what is impossible in virtual time; the message says what to do."""
+    """Raised when an action of a test or an operator is impossible in virtual time; the message has the remedy."""
 
     __module__ = 'kopf.testing'
 

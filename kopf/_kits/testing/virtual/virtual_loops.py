@@ -1,8 +1,8 @@
 """
 The event loop of virtual time.
 
-When nothing is ready, its clock jumps to the next timer. So an hour takes as long as what happens in it. It has no
-sockets: connections are in memory, and attempts to leave the process are refused with an explanation.
+When no callback is ready, its clock jumps to the next timer. So an hour takes only as long as the code that runs in it.
+The loop has no sockets: connections are in memory, and other connections are refused with an explanation.
 
 Sets of tasks and futures are ordered by their hashes, and the usual hashes are addresses, which differ in each run. So
 tasks and futures are numbered here, and their hashes are the numbers: sets of them (as in `asyncio`) have the same
@@ -29,13 +29,13 @@ HandleT = TypeVar('HandleT', bound=asyncio.Handle)
 
 STEP = 1e-6
 """
-How far the clock moves with each iteration of the loop (in seconds).
+By how much each iteration of the loop moves the clock (in seconds).
 
-If it did not move at all, code that waits for a time in a loop of `asyncio.sleep(0)` would wait forever.
+If it did not move, code that waits for a time by repeated calls of `asyncio.sleep(0)` would wait forever.
 """
 
 MAX_ITERATIONS = 100_000
-"""How many iterations there may be without a wait before the loop is considered to be busy forever."""
+"""The number of iterations without a wait after which the loop is considered to be busy forever."""
 
 
 COLLECTION_INTERVAL = 5_000
@@ -67,7 +67,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     Args:
         clock: the clock that it moves.
         rng: the source of the delays of the network.
-        refuse: called with an explanation when the impossible is attempted; raises an error.
+        refuse: raises an error with an explanation; called when an action is impossible in virtual time.
     """
 
     is_virtual = True
@@ -84,7 +84,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._iterations = 0
         self._uncollected = 0
         self._destinations: dict[Any, tuple[str, int]] = {}
-        self._dead: list[object] = []  # the outputs of operators that are killed
+        self._dead: list[object] = []  # the outputs of killed operators
         self._frozen: dict[int, tuple[object, list[asyncio.Handle]]] = {}  # by the id of the output: what waits
         self.network = Network(self, rng)
         self.set_task_factory(self._make_task)
@@ -108,7 +108,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if timeout > 0:
             self._iterations = 0
             self._collect_garbage()
-            # Exactly to the time of the timer: a sum of differences would be early by a rounding error.
+            # Move it exactly to the time of the timer: a sum of differences would be early by a rounding error.
             until = self._clock.now + timeout
             self._clock.move_to(min(until, self._scheduled[0].when() - ORIGIN) if self._scheduled else until)
         elif self._iterations > MAX_ITERATIONS:
@@ -152,7 +152,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def kill(self, owner: object) -> None:
         """
-        Stop everything of an operator at once, as if its process was killed: no `finally`, no last requests.
+        Stop all tasks of an operator at once, as if its process was killed: without `finally`, without last requests.
 
         Args:
             owner: the output of the operator, by which its contexts are recognised.
@@ -161,7 +161,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._frozen.pop(id(owner), None)
         for handle in (*self._get_ready(), *self._scheduled):
             self._cancel_dead(handle)
-        # Nothing will wake them up, but their coroutines must not be closed by the garbage collector either.
+        # Keep them: no event will wake them up, but the garbage collector must not close their coroutines.
         loops.abandon({task for task in asyncio.all_tasks(self) if get_context(task).get(output_var) is owner})
         self.network.kill(owner)
 
@@ -169,7 +169,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def freeze(self, owner: object) -> None:
         """
-        Let everything of an operator wait until `thaw`, as if its process was stopped by a signal.
+        Freeze all tasks of an operator until `thaw`, as if a signal stopped its process.
 
         Args:
             owner: the output of the operator, by which its contexts are recognised.
@@ -177,7 +177,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._frozen[id(owner)] = owner, []
 
     def thaw(self, owner: object) -> None:
-        """Let the operator go on: what was due meanwhile happens at once."""
+        """Let the operator continue: overdue callbacks run at once."""
         _, handles = self._frozen.pop(id(owner), (None, []))
         for handle in handles:
             if handle.cancelled():
@@ -189,7 +189,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 self._ready.append(handle)  # type: ignore[attr-defined]
 
     def _park(self) -> None:
-        """Take what belongs to frozen operators out of the queues."""
+        """Remove the callbacks of frozen operators from the queues, and keep them."""
         for owner, handles in self._frozen.values():
             ready = [handle for handle in self._get_ready() if _is_owned(handle, owner)]
             timers = [handle for handle in self._scheduled if _is_owned(handle, owner)]
@@ -263,7 +263,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return await self.network.connect(protocol_factory, host, port)
 
     async def sock_connect(self, sock: Any, address: Any) -> None:
-        """Remember where the socket is to lead to; `create_connection` connects it."""
+        """Remember the address for the socket; `create_connection` will connect it."""
         host, port = address[0], address[1]
         self._check_destination(host, port)
         self._destinations[sock] = (host, port)

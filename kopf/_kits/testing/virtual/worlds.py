@@ -1,9 +1,9 @@
 """
-A world: everything that a test with virtual time needs, in the thread of the test.
+A world: an event loop, a clock, threads, and random numbers for one test with virtual time, in the thread of the test.
 
-The event loop runs only while the test waits: in the calls of the sandbox, in `time.sleep`, and so on. It returns as
-soon as the result is there, and everything else in the loop stands still until the next call. So a test is a plain
-sequence of steps, and the same sequence gives the same course of events.
+The event loop runs only while the test waits: in the calls of the sandbox, in `time.sleep`, and so on. When the result
+is available, the loop stops until the next call. So a test is a plain sequence of steps, and the same sequence leads to
+the same events in the same order.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class World:
         self._thread = 0
         self._error: VirtualTimeError | None = None
         self.is_broken = False
-        """Whether the test has got an error: if the stop of an operator fails then, that is no further error."""
+        """Whether the test has failed with an error: if so, a failed stop of an operator is not reported, too."""
         self._stack = contextlib.ExitStack()
 
     def open(self) -> None:
@@ -108,7 +108,7 @@ class World:
         Run the coroutine, and everything else in the loop, until it is done.
 
         Raises:
-            VirtualTimeError: if the operator or the test has done what is impossible in virtual time.
+            VirtualTimeError: if an action of the operator or the test is impossible in virtual time.
         """
         try:
             self._check_thread()
@@ -142,7 +142,7 @@ class World:
 
     def freeze(self, owner: object, seconds: float) -> None:
         """
-        Let the tasks and threads of one operator wait, as if its process was stopped by a signal.
+        Freeze the tasks and threads of one operator, as if a signal stopped its process.
 
         Args:
             owner: the output of the operator, which identifies it.
@@ -150,11 +150,11 @@ class World:
         """
         self.loop.freeze(owner)
         self.turns.freeze(owner)
-        # In an empty context: that of the caller can be the one of the frozen operator.
+        # Use an empty context: the caller can run in the context of the frozen operator.
         self.loop.call_later(seconds, self.thaw, owner, context=contextvars.Context())
 
     def thaw(self, owner: object) -> None:
-        """Let the operator go on: what was due meanwhile happens at once."""
+        """Let the operator continue: overdue callbacks run at once."""
         self.loop.thaw(owner)
         self.turns.thaw(owner)
 
@@ -224,7 +224,7 @@ class World:
         elif not self.loop.is_running():
             self.run(self._wait(waiter, timeout))
         elif timeout is not None:
-            self.sleep(timeout)  # it blocks the event loop, so nothing can wake it up
+            self.sleep(timeout)  # it blocks the event loop, so no other code can wake it up
         else:
             self.refuse("A coroutine waits for a thread, and so blocks the event loop forever: it must await instead.")
 

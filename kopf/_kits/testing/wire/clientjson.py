@@ -1,8 +1,8 @@
 """
 Decoding and checking of JSON as clients send it; errors have the texts of a real server.
 
-The texts of the fast parser differ from those of Go's. A text that it refuses is therefore scanned a second time, by
-the rules of Go's scanner.
+The errors of the fast parser differ from those of Go. So if it refuses a text, the text is scanned again by the rules
+of Go's scanner.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Values formatted as Go prints them: real servers quote them so in some of their messages."""
+"""Values in the format in which Go prints them, for messages of real servers that quote values."""
 
 from collections.abc import Mapping
 from typing import Any

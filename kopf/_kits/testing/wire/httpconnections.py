@@ -1,9 +1,9 @@
 """
 The server's side of HTTP/1.1 on one connection.
 
-This module owns the order of responses, the timeouts, and the ways in which a connection ends. Every client gets its
-response within a bounded time, and an idle or abusive client cannot take memory or time from the others. The bytes
-received are parsed by `httpreaders`.
+This module controls the order of responses, the timeouts, and the ends of connections. Every client gets its response
+within a bounded time, and an idle or abusive client cannot take memory or time from other clients. `httpreaders` parses
+the received bytes.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ How long to read on from a client that was refused in the middle of its request 
 If the connection were closed at once, the TCP reset could discard the response before the client reads it.
 """
 _PIECE = 64 * 1024
-"""How much of a response is sent at once (bytes): the rest waits until the client has read it."""
+"""The part of a response that is sent at once (bytes): the next part waits until the client has read it."""
 _READ_AHEAD = 4
-"""How many requests are read ahead while another one is handled. More of them stay in the buffers of the network."""
+"""How many requests are read ahead while another one is handled. Further ones stay in the buffers of the network."""
 
 
 class Connection(asyncio.Protocol):
@@ -99,7 +99,7 @@ class Connection(asyncio.Protocol):
 
     def _write(self, data: bytes | memoryview) -> None:
         if self._transport is None or self._transport.is_closing():
-            raise ConnectionResetError("The client has gone.")
+            raise ConnectionResetError("The client has disconnected.")
         self._transport.write(data)
 
     # Called by the transport.
@@ -150,7 +150,7 @@ class Connection(asyncio.Protocol):
     # Answering.
 
     def _go_on(self) -> None:
-        """Do the next step after bytes have been received or sent."""
+        """Start to answer, pause or resume the reading, as needed after bytes were received or sent."""
         if self._transport is None:
             return
         reader = self._reader
@@ -253,7 +253,7 @@ class Connection(asyncio.Protocol):
             self._reader.close()
 
     def _end(self) -> None:
-        """Close the connection when everything is sent; a client that is still sending may read the response first."""
+        """Close the connection when all data are sent; a client that is still sending gets time to read the response."""
         self._reader.deaf = True
         if self._transport is None or self._transport.is_closing():
             return
@@ -261,7 +261,7 @@ class Connection(asyncio.Protocol):
             self._transport.close()
             return
         if self._transport.can_write_eof():
-            with contextlib.suppress(OSError):  # the client has closed at this very moment
+            with contextlib.suppress(OSError):  # the client has closed the connection at this moment
                 self._transport.write_eof()
         self._set_deadline(LINGERING_TIME)
 

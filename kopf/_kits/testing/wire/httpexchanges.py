@@ -1,8 +1,8 @@
 """
 The terms of HTTP: requests, and responses that are sent as a whole or as a stream.
 
-It is a small part of HTTP/1.1, as API clients need it. Why not a web framework? Its import takes longer than that of
-the whole sandbox, and a request through it longer than everything else that is done for the request. See
+It is the small part of HTTP/1.1 that API clients need. Why not a web framework? Its import would take longer than the
+import of the whole sandbox, and its share of a request would take longer than all other work for the request. See
 `httpconnections` for the order of events.
 """
 

@@ -89,7 +89,7 @@ class Reader:
     def on_message_begin(self) -> None:
         self.number += 1
         self.partial = True
-        self._received = 0  # the piece that a message begins in is not counted: it is in memory anyway
+        self._received = 0  # the received bytes in which a message begins are not counted: they are in memory anyway
 
     def on_url(self, url: bytes) -> None:
         self._url += url

@@ -11,7 +11,7 @@ Source = str | Path | Mapping[str, Any]
 
 
 class ManifestError(ValueError):
-    """Raised when a source cannot be read as objects; the message says what, where, and why."""
+    """Raised when a source cannot be read as objects; the message has the place and the reason."""
 
     __module__ = 'kopf.testing'  # users see it under this name
 

@@ -1,9 +1,9 @@
 """
 Refusals: the error responses of the sandbox.
 
-Clients act on the code, the reason and the details of a ``Status``, people on its message. All texts are defined here,
-once, as a real API server words them. Any module may raise a `Refusal`: the HTTP server converts it to a response, the
-Python API of the sandbox raises it as it is.
+Clients react to the code, the reason and the details of a ``Status``, people to its message. All texts are defined only
+here, in the words of a real API server. Any module may raise a `Refusal`: the HTTP server converts it to a response,
+and the Python API of the sandbox raises it unchanged.
 """
 
 from collections.abc import Iterable, Mapping
