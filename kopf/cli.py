@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 @dataclasses.dataclass(eq=False, repr=False)
 class CLIControls:
     """
-    Arguments that only callers from Python can pass, as a command line cannot express them.
+    Arguments that only callers from Python can pass, because a command line cannot express them.
 
     Pass it as ``obj`` when invoking the command, as `kopf.testing.KopfRunner` does.
     """
@@ -165,7 +165,7 @@ def failing_shortly(*, debug: bool) -> Iterator[None]:
     """Log why the command has failed, and exit with the code of the error, usually 1."""
     try:
         yield
-    # These are shown by click itself, with its own exit codes.
+    # Click itself shows these errors, with its own exit codes.
     except (click.ClickException, click.exceptions.Exit, click.Abort):
         raise
     except ExplainedError as exc:
@@ -198,7 +198,7 @@ def _event_loop(controls: CLIControls) -> Iterator[asyncio.AbstractEventLoop]:
         loop = asyncio.new_event_loop()
     else:
         loop = uvloop.new_event_loop()
-    # At the highest level of details, asyncio also reports slow callbacks, forgotten coroutines, etc.
+    # With --debug, asyncio also reports slow callbacks, forgotten coroutines, etc.
     loop.set_debug(logging.getLogger('asyncio').isEnabledFor(logging.DEBUG))
     with loops.finishing(loop):
         yield loop
@@ -218,7 +218,7 @@ def _check_scope(namespaces: tuple[str, ...], *, clusterwide: bool) -> None:
 
 
 _ENDPOINTS = {'metrics_endpoint': {'purpose': 'metrics', 'example': 'http://0.0.0.0:9090/metrics'}}
-"""How the errors of URLs name the endpoints; see `status_server.Endpoint.parse`."""
+"""The purposes and examples of endpoints for error messages; see `status_server.Endpoint.parse`."""
 
 
 def _check_endpoint(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
@@ -260,7 +260,7 @@ def main() -> None:
     Examples:
       kopf run handlers.py                       serve the whole cluster
       kopf run --sandbox handlers.py             without any cluster
-      kopf freeze -A -P default -p 100 -t 3600   let others rest for an hour
+      kopf freeze -A -P default -p 100 -t 3600   pause operators for an hour
     """
 
 
@@ -316,7 +316,7 @@ def _get_options(controls: CLIControls, registry: registries.OperatorRegistry) -
 
 
 def _load_alone(paths: tuple[str, ...], modules: tuple[str, ...]) -> registries.OperatorRegistry:
-    """Import the files and modules into a new default registry: what a program has declared that calls `main` stays."""
+    """Import the files and modules into a new default registry, so that handlers of a calling program stay separate."""
     registries.set_default_registry(None)
     loaders.preload(paths=paths, modules=modules)
     return registries.get_default_registry()
@@ -330,7 +330,7 @@ def _run_reloading(
     """Run the operator in another process again and again; the sandbox, if there is one, in this process."""
     from kopf._kits import reloading
 
-    # The arguments as they were given, since the process of the operator must get the same ones.
+    # Use the original arguments: the process of the operator must get the same ones.
     arguments = reloading.strip_arguments(sys.argv[1:])
     with _launched(**options) as launched:
         reloading.run_reloading(
@@ -340,13 +340,35 @@ def _run_reloading(
         )
 
 
+def _report_idle_handlers(registry: registries.OperatorRegistry, sources: list[str], *, sandbox: bool) -> None:
+    """Log if there are no handlers, or if the sandbox makes the login handlers needless."""
+    if not any(registry.iter_handlers()):
+        logger.warning(
+            "There are no handlers%s: nothing will be handled. Name the files with decorated functions, "
+            "such as those with @kopf.on.create(...).",
+            f" in {', '.join(sources)}" if sources else "",
+        )
+    if sandbox and registry.activities.get_handlers(causes.Activity.AUTHENTICATION):
+        logger.info("The login handlers are not called: the sandbox has brought its own credentials.")
+
+
+def _apply_crds(registry: registries.OperatorRegistry, launched: 'launching.Launched | None') -> None:
+    """Apply the CRDs of the declared kinds: to the sandbox now, to a cluster when the operator starts."""
+    from kopf._kits.definitions import crd_commands
+
+    if launched is None:
+        crd_commands.apply_at_start(registry)
+    else:
+        launched.apply(crd_commands.make_declared_crds(registry.kinds))
+
+
 def _load(
     launched: 'launching.Launched',
     controls: CLIControls,
     registry: registries.OperatorRegistry,
 ) -> tuple['configuration.OperatorSettings', Flag]:
     """
-    Apply the objects of ``--load``: before the operator starts, unless its webhooks are to check them.
+    Apply the objects of ``--load``: before the operator starts, unless its webhooks must check them.
 
     Return the settings and the flag of readiness, which the operator must be started with.
     """
@@ -407,7 +429,7 @@ def _load(
     '--leader-election',
     is_flag=True,
     default=None,
-    help="Let one of several replicas work: they elect it by a Lease, the others wait and keep warm.",
+    help="Let only one of several replicas work: they elect it by a Lease, and the others stand by.",
 )
 @option(
     '--shards',
@@ -455,7 +477,7 @@ def run(
 
     \b
     Examples:
-      kopf run handlers.py -v                      the whole cluster, talkative
+      kopf run handlers.py -v                      the whole cluster, with more logs
       kopf run -n shop -n 'team-*,!team-x' main.py only these namespaces
       kopf run -A --dev main.py                    instead of the deployed one
       kopf run -A -L http://:8080/healthz -m app   in a pod, with probes
@@ -469,35 +491,23 @@ def run(
     if reload:
         _run_reloading(paths, modules, sandbox=sandbox, crds=crds, loads=loads, pods=pods)
         return
-    # Only here, so that ``kopf --help`` and wrong options do not wait for the import.
+    # Why not at the top? ``kopf --help`` and wrong options must not wait for the import.
     from kopf._core.reactor import running
 
     if dev and options['priority'] is None:
         options['priority'] = _DEV_PRIORITY
     if sandbox and not options['namespaces']:
         options['clusterwide'] = True
-    # Programs that call `main` have their handlers in the default registry, where those of the files are added.
+    # Programs that call `main` have handlers in the default registry; the handlers of the files are added there.
     registry = registries.get_default_registry() if controls.registry is None else controls.registry
-    # Set before the files are loaded, as their decorators use the default registry.
+    # Set it before the files are loaded: their decorators use the default registry.
     registries.set_default_registry(registry)
     with _launched(sandbox=sandbox, crds=crds, loads=loads, pods=pods) as launched:
         loaders.preload(paths=paths, modules=modules)
-        if not any(registry.iter_handlers()):
-            logger.warning(
-                "There are no handlers%s: nothing will be handled. Name the files with decorated functions, "
-                "such as those with @kopf.on.create(...).",
-                f" in {', '.join([*paths, *modules])}" if paths or modules else "",
-            )
-        if sandbox and registry.activities.get_handlers(causes.Activity.AUTHENTICATION):
-            logger.info("The login handlers are not called: the sandbox has brought its own credentials.")
+        _report_idle_handlers(registry, [*paths, *modules], sandbox=sandbox)
         options.update(_get_options(controls, registry))
         if registry.kinds and (apply_crds or launched is not None):
-            from kopf._kits.definitions import crd_commands
-
-            if launched is None:
-                crd_commands.apply_at_start(registry)
-            else:
-                launched.apply(crd_commands.make_declared_crds(registry.kinds))
+            _apply_crds(registry, launched)
         if launched is not None:
             options['settings'], options['ready_flag'] = _load(launched, controls, registry)
             options['vault'] = launched.vault
@@ -648,7 +658,7 @@ def manifests(
     '--state',
     type=click.Path(dir_okay=False),
     metavar='FILE',
-    help="Keep the objects in this file, and go on with those that it has; by default, all is lost.",
+    help="Keep the objects in this file, beginning with those in it; by default, all objects are lost.",
 )
 @sandbox_options
 def sandbox(**options: Any) -> None:
@@ -805,7 +815,7 @@ def command_options(fn: Callable[..., Any]) -> Callable[..., Any]:
             metavar='NAME',
             help="The peering object where the operators meet.",
         ),
-        option('-i', '--id', 'identity', metavar='TEXT', help="On whose behalf; by default, USER@HOST."),
+        option('-i', '--id', 'identity', metavar='TEXT', help="The name in the peering record; by default, USER@HOST."),
         option('-A', '--all-namespaces', 'clusterwide', is_flag=True, help="The cluster-wide operators."),
         option(
             '-n',
@@ -826,7 +836,7 @@ def command_options(fn: Callable[..., Any]) -> Callable[..., Any]:
 @option('--dev', is_flag=True, help=f"The same as --priority={_DEV_PRIORITY}.")
 @option('-p', '--priority', type=int, help="Pause the operators of lower priorities.  [required unless --dev]")
 @option('-t', '--lifetime', type=int, required=True, metavar='SECONDS', help="For how long at most.")
-@option('-m', '--message', help="Why: a note for the log.")
+@option('-m', '--message', help="The reason, for the log.")
 @click.make_pass_decorator(CLIControls, ensure=True)
 def freeze(
     controls: CLIControls,
@@ -900,7 +910,7 @@ def _run_command(
     _check_scope(namespaces, clusterwide=clusterwide)
     from kopf._core.reactor import running
 
-    # An empty registry: the command must run no handlers, not even those of a program that calls it.
+    # Use an empty registry: the command must run no handlers, not even those of a calling program.
     registry = registries.SmartOperatorRegistry() if controls.registry is None else controls.registry
     options = _get_options(controls, registry)
     options['namespaces'], options['clusterwide'] = namespaces, clusterwide
@@ -911,9 +921,9 @@ def _run_command(
 
 def launch() -> None:
     """Run the command line as a program; always raises `SystemExit`."""
-    # Objects of events have no cycles, so they are freed without the collector. With the default thresholds, it takes a
-    # third of the time of large lists. But handlers and their libraries create cycles. If it ran too rarely, these
-    # would grow to megabytes that are never returned to the system.
+    # Objects of events have no reference cycles, so they are freed without the collector. With the default thresholds,
+    # the collector takes a third of the time of large lists. But handlers and their libraries create cycles: if the
+    # collector ran too rarely, these would grow to megabytes that are never returned to the system.
     gc.set_threshold(10_000, 10, 10)
     malloc.release_large_blocks()
     main(prog_name='kopf')

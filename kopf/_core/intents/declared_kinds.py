@@ -206,53 +206,57 @@ def kind(
         TypeError: if the class is no model, or the same version of the kind is declared by another class.
         ValueError: if a name is not accepted by the API.
     """
-    group, _, version = str(api_version).partition('/')
-    if not DOMAIN.fullmatch(group) or not _VERSION.fullmatch(version):
-        raise ValueError(
-            f"@kopf.kind: {api_version!r} is no API version of a custom resource. Write the group, which is a domain "
-            f"with a dot, and the version: 'example.com/v1'."
-        )
-    for option, value in (('rules', rules), ('short_names', short_names), ('categories', categories)):
-        if isinstance(value, str):
-            raise TypeError(f"@kopf.kind: {option}= must be a list, even if there is only one: [{value!r}].")
+    group, version = _parse_api_version(api_version)
+    _check_lists(rules=rules, short_names=short_names, categories=categories)
     if scope not in typing.get_args(Scope):
         raise ValueError(f"@kopf.kind: scope= must be 'Namespaced' or 'Cluster', not {scope!r}.")
     _check_columns(columns := columns or {})
     _check_rules(rules := tuple(rules))
+    make = functools.partial(
+        Kind,
+        group=group,
+        version=version,
+        short_names=tuple(short_names),
+        categories=tuple(categories),
+        scope=scope,
+        columns=columns,
+        rules=rules,
+        scale=scale,
+        storage=storage,
+        served=served,
+        deprecated=deprecated,
+        conditions=conditions,
+    )
 
     def decorator(cls: ClassT) -> ClassT:
-        if not is_model(cls):
-            raise ModelError(
-                f"@kopf.kind: {cls!r} is no model. Derive the class from pydantic.BaseModel, msgspec.Struct, or "
-                f"typing.TypedDict, or put @dataclasses.dataclass below this decorator."
-            )
-        name = _check_name('kind', cls.__name__ if kind is None else kind, KIND, 'WebApp')
-        declared = Kind(
-            cls=cls,
-            group=group,
-            version=version,
-            kind=name,
-            plural=_check_name('plural', pluralize(name) if plural is None else plural, _PLURAL, 'webapps'),
-            singular=_check_name('singular', name.lower() if singular is None else singular, _PLURAL, 'webapp'),
-            short_names=tuple(short_names),
-            categories=tuple(categories),
-            scope=scope,
-            columns=columns,
-            rules=rules,
-            scale=scale,
-            storage=storage,
-            served=served,
-            deprecated=deprecated,
-            conditions=conditions,
-        )
-        # Imported here, since registries keep handlers, and handlers can have a kind.
-        from kopf._core.intents.registries import get_default_registry
-
-        (get_default_registry() if registry is None else registry).add_kind(declared)
-        _declared[cls] = declared
+        _check_class(cls)
+        _declare(make(cls=cls, **_make_names(cls, kind, plural, singular)), registry)
         return cls
 
     return decorator
+
+
+def _declare(declared: Kind, registry: 'OperatorRegistry | None') -> None:
+    # Why not at the top? Registries keep handlers, and handlers can have a kind.
+    from kopf._core.intents.registries import get_default_registry
+
+    (get_default_registry() if registry is None else registry).add_kind(declared)
+    _declared[declared.cls] = declared
+
+
+class _Names(typing.TypedDict):
+    kind: str
+    plural: str
+    singular: str
+
+
+def _make_names(cls: type[Any], kind: str | None, plural: str | None, singular: str | None) -> _Names:
+    name = _check_name('kind', cls.__name__ if kind is None else kind, KIND, 'WebApp')
+    return {
+        'kind': name,
+        'plural': _check_name('plural', pluralize(name) if plural is None else plural, _PLURAL, 'webapps'),
+        'singular': _check_name('singular', name.lower() if singular is None else singular, _PLURAL, 'webapp'),
+    }
 
 
 # Why not an attribute of the class? A TypedDict and a Struct accept none, and subclasses would inherit it.
@@ -280,6 +284,30 @@ def pluralize(kind: str) -> str:
     if re.search(r'(s|x|z|ch|sh)$', name):
         return f'{name}es'
     return f'{name[:-1]}ies' if re.search(r'[^aeiou]y$', name) else f'{name}s'
+
+
+def _parse_api_version(api_version: str) -> tuple[str, str]:
+    group, _, version = str(api_version).partition('/')
+    if not DOMAIN.fullmatch(group) or not _VERSION.fullmatch(version):
+        raise ValueError(
+            f"@kopf.kind: {api_version!r} is no API version of a custom resource. Write the group, which is a domain "
+            f"with a dot, and the version: 'example.com/v1'."
+        )
+    return group, version
+
+
+def _check_class(cls: type[Any]) -> None:
+    if not is_model(cls):
+        raise ModelError(
+            f"@kopf.kind: {cls!r} is no model. Derive the class from pydantic.BaseModel, msgspec.Struct, or "
+            f"typing.TypedDict, or put @dataclasses.dataclass below this decorator."
+        )
+
+
+def _check_lists(**options: Iterable[Any]) -> None:
+    for option, value in options.items():
+        if isinstance(value, str):
+            raise TypeError(f"@kopf.kind: {option}= must be a list, even if there is only one: [{value!r}].")
 
 
 def _check_name(option: str, name: Any, pattern: re.Pattern[str], example: str) -> str:

@@ -116,7 +116,22 @@ class StreamedListMissing(Exception):
 
 
 class ResourceWatch:
-    """Watches one resource in one namespace or in the whole cluster; owns the records of its objects."""
+    """
+    Watches one resource in one namespace or in the whole cluster; owns the records of its objects.
+
+    Args:
+        client: the client of the API.
+        settings: the settings of the operator.
+        resource: the resource.
+        namespace: the namespace; ``None`` for the whole cluster.
+        sink: the receiver of the events.
+        selective: whether the selectors of the settings apply.
+        name: the name of the only object to watch; all objects by default.
+        label_selector: the additional selector of the handlers.
+        instruments: the instruments that are notified of changes of the watch.
+        refusal_delays: the delays (in seconds) of the next requests while the first list is refused. The sink is
+            asked only when all of these were refused, too.
+    """
 
     def __init__(
         self,
@@ -132,22 +147,6 @@ class ResourceWatch:
         instruments: Instruments = NO_INSTRUMENTS,
         refusal_delays: Sequence[float] = (),
     ) -> None:
-        """
-        Create the watch; `run` starts it.
-
-        Args:
-            client: the client of the API.
-            settings: the settings of the operator.
-            resource: the resource.
-            namespace: the namespace; ``None`` for the whole cluster.
-            sink: the receiver of the events.
-            selective: whether the selectors of the settings apply.
-            name: the name of the only object to watch; all objects by default.
-            label_selector: the additional selector of the handlers.
-            instruments: the instruments that are notified of changes of the watch.
-            refusal_delays: the delays (in seconds) of the next requests while the first list is refused. The sink is
-                asked only when all of these were refused, too.
-        """
         self.resource = resource
         self.namespace = namespace
         self.state = WatchState.STOPPED

@@ -112,18 +112,21 @@ class Launched:
     def load_patiently(self) -> None:
         """Apply the objects as soon as their kinds exist: an operator in another process can create the CRDs."""
         deadline = time.monotonic() + WEBHOOKS_TIMEOUT
-        for source in self._loads:
-            while True:
-                try:
-                    self._sandbox.apply(source)
-                except ManifestError as error:
-                    if 'no matches for kind' in str(error) and time.monotonic() < deadline:
-                        time.sleep(0.05)
-                        continue
-                    click.echo(f'Not loaded: {_add_hint(str(error))}', err=True)
-                except RuntimeError:
-                    return  # the sandbox has ended before
-                break
+        with contextlib.suppress(RuntimeError):  # the sandbox has ended before
+            for source in self._loads:
+                while (error := self._try_to_apply(source)) is not None:
+                    if 'no matches for kind' not in str(error) or time.monotonic() >= deadline:
+                        click.echo(f'Not loaded: {_add_hint(str(error))}', err=True)
+                        break
+                    time.sleep(0.05)
+
+    def _try_to_apply(self, source: str) -> ManifestError | None:
+        """Apply the objects of the source; return the error if they are refused, or cannot be read."""
+        try:
+            self._sandbox.apply(source)
+        except ManifestError as error:
+            return error
+        return None
 
     def load_checked(self, webhooks: Collection[str], settings: OperatorSettings, ready: Flag) -> None:
         """Apply the objects as soon as the operator's webhooks for these resources are configured."""
@@ -131,16 +134,12 @@ class Launched:
             threading.Thread(target=self._load_later, args=(webhooks, settings, ready), daemon=True).start()
 
     def _load_later(self, webhooks: Collection[str], settings: OperatorSettings, ready: Flag) -> None:
-        try:
+        with contextlib.suppress(RuntimeError):  # the sandbox has ended before
             if (reason := self._wait_for_webhooks(webhooks, settings, ready)) is not None:
                 click.echo(f'The objects of --load are not checked by the webhooks of the operator: {reason}', err=True)
             for source in self._loads:
-                try:
-                    self._sandbox.apply(source)
-                except ManifestError as error:
+                if (error := self._try_to_apply(source)) is not None:
                     click.echo(f'Not loaded: {error}', err=True)
-        except RuntimeError:
-            pass  # the sandbox has ended before
 
     def _wait_for_webhooks(self, webhooks: Collection[str], settings: OperatorSettings, ready: Flag) -> str | None:
         """Wait until the webhooks are configured; return the reason if they are not in time."""

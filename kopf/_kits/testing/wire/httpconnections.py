@@ -253,7 +253,7 @@ class Connection(asyncio.Protocol):
             self._reader.close()
 
     def _end(self) -> None:
-        """Close the connection when all data are sent; a client that is still sending gets time to read the response."""
+        """Close the connection when all data are sent; a client that still sends gets time to read the response."""
         self._reader.deaf = True
         if self._transport is None or self._transport.is_closing():
             return
