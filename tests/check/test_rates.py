@@ -26,5 +26,5 @@ QUICK = [
 @pytest.mark.parametrize("name", QUICK)
 def test_checks_find_planted_mistakes_and_nothing_else(name):
     subject = SUBJECTS[name]
-    result = rates.measure(subject, budget=30 if subject.group == "planted" else 4, jobs=1)
+    result = rates.measure(subject, budget=30 if subject.group == "planted" else 2, jobs=1)
     assert not result.is_wrong, f"{rates.format_row(result)}\n{result.text}"

@@ -38,6 +38,7 @@ MODULES = [
     "kopf._core.engines.daemons",
     "kopf._core.reactor.operators",
     "kopf._core.reactor.running",
+    "kopf._kits.checking.command_line",
     "kopf._kits.webhooks",
     "kopf.testing",
     "uvloop",
@@ -173,11 +174,15 @@ def start_process(
 
 
 def run_process(
-    words: Sequence[str | os.PathLike[str]], *, timeout: float = 60, **options: Any
+    words: Sequence[str | os.PathLike[str]], *, timeout: float = 60, is_merged: bool = False, **options: Any
 ) -> "subprocess.CompletedProcess[str]":
-    """Run a command as `start_process` does, and wait for its end; return the exit code and what it has printed."""
+    """
+    Run a command as `start_process` does, and wait for its end; return the exit code and what it has printed.
+
+    If both streams are merged, as on a terminal, the standard output has the lines of both.
+    """
     with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
-        process = start_process(words, stdout=stdout, stderr=stderr, **options)
+        process = start_process(words, stdout=stdout, stderr=None if is_merged else stderr, **options)
         try:
             code = process.wait(timeout)
         except BaseException:

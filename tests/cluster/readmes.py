@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from forkserver import split_command, start_process
+from forkserver import run_process, split_command, start_process
 from kubeapi import wait
 from ports import free_port
 
@@ -183,6 +183,9 @@ class Walkthrough:
             assert done.returncode == 0, f"$ {line}\n{done.stdout}"
 
     def _execute(self, command: str) -> "subprocess.CompletedProcess[str]":
+        words = split_command(command)
+        if words is not None:
+            return run_process(words, cwd=self.folder, env=self.environment, is_merged=True)
         return subprocess.run(
             ["bash", "-c", command],
             cwd=self.folder,

@@ -95,6 +95,12 @@ def test_kopf_runs_as_the_command_line():
     assert done.stderr.startswith("Usage: kopf run ")
 
 
+def test_both_streams_are_merged_as_on_a_terminal(script):
+    done = run_process(["python", "script.py", "3"], cwd=script, env={**os.environ, "WORD": "own"}, is_merged=True)
+    assert "to stderr\n" in done.stdout and "['3'] " in done.stdout
+    assert done.stderr == ""
+
+
 def test_commands_do_not_outlive_the_tests_even_if_these_are_killed(script):
     code = "import forkserver, os, sys; process = forkserver.start_process(['python', 'script.py', 'wait'], "
     code += "stdout=sys.stdout); print(process.pid, flush=True); os.kill(os.getpid(), 9)"

@@ -1,7 +1,8 @@
 """The commands of a page, run as users run them, in a folder with the files that the page shows.
 
 ``kopf run`` does not end by itself: it is run until the next one, or the end of the page; in a thread of this process,
-since that is much faster than a process. All other commands are run by bash.
+since that is much faster than a process. Other commands of kopf are forks, if they need no shell. All others are run by
+bash.
 """
 
 import contextlib
@@ -14,7 +15,7 @@ import sys
 import threading
 import time
 
-from forkserver import split_command, start_process
+from forkserver import run_process, split_command, start_process
 from snippets import Block
 from stage import Lines, ReadyFlag, assert_shows
 
@@ -75,15 +76,7 @@ class Shell:
     def _run(self, command: str, shown: str, place: str) -> None:
         deadline = time.monotonic() + SECONDS
         while True:
-            process = subprocess.run(
-                ["bash", "-c", command],
-                cwd=self._folder,
-                env=os.environ | self._find_sandbox(),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                timeout=4 * SECONDS,
-            )
+            process = self._execute(command)
             output = process.stdout
             try:
                 # A command that shows an error is there for the error.
@@ -96,6 +89,20 @@ class Shell:
                     details = self._operator.output if self._operator is not None else "(no operator)"
                     raise AssertionError(f"{error}\nThe operator:\n{details}") from None
             time.sleep(0.1)
+
+    def _execute(self, command: str) -> "subprocess.CompletedProcess[str]":
+        words, environment = split_command(command), os.environ | self._find_sandbox()
+        if words is not None and words[0] == "kopf":
+            return run_process(words, cwd=self._folder, env=environment, timeout=4 * SECONDS, is_merged=True)
+        return subprocess.run(
+            ["bash", "-c", command],
+            cwd=self._folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=4 * SECONDS,
+        )
 
     def _find_sandbox(self) -> dict[str, str]:
         """Return the variable that readers paste into another terminal, while there is a sandbox."""

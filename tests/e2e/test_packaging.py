@@ -5,10 +5,10 @@ import re
 import secrets
 import shutil
 import subprocess
-import sys
 
 import pytest
 import yaml
+from forkserver import run_process
 from kubeapi import KubeApi, wait
 from operatorprocess import OperatorProcess
 from sandboxplane import SandboxPlane
@@ -73,8 +73,9 @@ def kubectl(plane):
 
 
 def make(path, *options):
-    command = [sys.executable, "-m", "kopf", "manifests", path, "--image", "registry.example.com/notes:1.0", *options]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    done = run_process(["kopf", "manifests", path, "--image", "registry.example.com/notes:1.0", *options])
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_manifests_are_applied_twice_without_a_change_and_are_enough(plane, kubectl, tmp_path, monkeypatch):

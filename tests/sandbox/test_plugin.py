@@ -15,8 +15,10 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "09-testing"
 
 @pytest.fixture(autouse=True)
 def _only_our_plugin(monkeypatch):
-    # Users do not have this one, which warns of itself on Python 3.13.
-    monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:looptime_plugin")
+    # Without the plugins that these tests do not need: to load them takes half of the time of a run. Users do not have
+    # that of looptime, which warns of itself on Python 3.13.
+    names = ["looptime_plugin", "hypothesispytest", "rerunfailures", "anyio"]
+    monkeypatch.setenv("PYTEST_ADDOPTS", " ".join(f"-p no:{name}" for name in names))
 
 
 @pytest.fixture

@@ -387,8 +387,8 @@ def test_real_time_is_back_afterwards():
 
 # Determinism.
 
-RUNS = int(os.environ.get("RUNS", "20"))
-"""How often the plan is repeated: ``RUNS=100 pytest -k each_run tests/sandbox/test_virtual_time.py`` is thorough."""
+RUNS = int(os.environ.get("RUNS", "8"))
+"""How often the plan is repeated: ``RUNS=100 pytest -k each_run tests/sandbox/test_virtual_time.py`` is thorough, as in .ci/run."""
 
 BUSY = """
 import asyncio

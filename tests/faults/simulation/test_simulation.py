@@ -1,4 +1,4 @@
-"""Short forms of the simulation: some seeds, and that a seed always gives the same run."""
+"""Short forms of the simulation: some seeds, and that a seed always gives the same run. `.ci/run` runs more seeds."""
 
 import pathlib
 import subprocess
@@ -19,15 +19,15 @@ def run(*args):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize('start', [1, 101])
 def test_nothing_is_lost_or_done_twice_or_stuck_whatever_happens(start):
-    done = run(f'--start={start}', '--seeds=6')
+    done = run(f'--start={start}', '--seeds=3')
     assert done.returncode == 0
-    assert '6 of 6 runs: nothing lost, nothing done twice, nothing stuck' in done.stdout
+    assert '3 of 3 runs: nothing lost, nothing done twice, nothing stuck' in done.stdout
 
 
 @pytest.mark.timeout(300)
 def test_children_and_conditions_are_what_the_last_states_demand_whatever_happens():
-    done = run('--start=301', '--seeds=4', '--set=applying=true', '--set=conditions=true')
-    assert '4 of 4 runs: nothing lost, nothing done twice, nothing stuck' in done.stdout
+    done = run('--start=301', '--seeds=3', '--set=applying=true', '--set=conditions=true')
+    assert '3 of 3 runs: nothing lost, nothing done twice, nothing stuck' in done.stdout
 
 
 def test_the_same_seed_gives_the_same_run():
@@ -36,6 +36,7 @@ def test_the_same_seed_gives_the_same_run():
 
 
 def test_objects_that_are_not_handled_are_found():
-    done = run('--start=7', '--set=selecting=settings', '--set=blind=true')
+    # Some: a single seed can have no object that counts, and each change of the code gives it another run.
+    done = run('--start=1', '--seeds=3', '--set=selecting=settings', '--set=blind=true')
     assert done.returncode == 1
     assert 'not at rest' in done.stdout

@@ -1,13 +1,10 @@
 """``kopf check`` as users run it: what it prints, what it writes, and its exit codes."""
 
-import os
-import pathlib
 import re
-import subprocess
-import sys
 from xml.etree import ElementTree
 
 import pytest
+from forkserver import run_process
 
 RIGHT = """
     @kopf.on.create('webs')
@@ -33,27 +30,20 @@ def run(write, tmp_path):
     def run(text, *arguments):
         if text is not None:
             write(text)
-        done = subprocess.run(
-            [sys.executable, "-m", "kopf", "check", *arguments],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            env={**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[3])},
-        )
+        done = run_process(["kopf", "check", *arguments], cwd=tmp_path, timeout=120)
         return done.returncode, done.stdout, done.stderr
 
     return run
 
 
 def test_nothing_is_found(run, tmp_path):
-    code, output, errors = run(RIGHT, "app.py", *OPTIONS, "--budget", "12s", "--junit", "junit.xml")
+    code, output, errors = run(RIGHT, "app.py", *OPTIONS, "--budget", "5s", "--junit", "junit.xml")
     assert code == 0, output + errors
     assert output.strip().endswith("): nothing found.")
     assert "- No handler handles updates of webs: the edited objects were not compared with new ones." in output
     assert "of " in errors and "plans done, 0 found, " in errors
     suite = ElementTree.parse(tmp_path / "junit.xml").getroot()
-    assert suite.get("failures") == "0" and int(suite.get("tests")) > 5
+    assert suite.get("failures") == "0" and int(suite.get("tests")) > 1
     assert suite.findall("testcase")[0].get("name") == "Nothing was disturbed."
     assert suite.findall(".//skipped")
 
