@@ -123,9 +123,11 @@ class Planner:
         moments = list_moments(outcome.requests, phases)
         # Later phases come first: objects that were edited have more state that a disturbance can break.
         writes = spread([moment for moment, request in moments if request.is_write])
+        calls = spread([moment for moment, _ in list_moments(outcome.calls, phases)])
         base: dict[str, Any] = {'seed': self._seed, 'edits': edits}
         agenda.add('kill', (Plan(do='kill', when='unanswered', request=moment, **base) for moment in writes))
         agenda.add('kill', (Plan(do='kill', when='before', request=moment, **base) for moment in writes))
+        agenda.add('call', (Plan(do='kill', when='after', request=moment, **base) for moment in calls))
         agenda.add('lose', (Plan(do='lose', request=moment, **base) for moment in writes))
         agenda.add('error', self._plan_errors(moments, base))
         agenda.add('freeze', self._plan_freezes(outcome, moments, base))

@@ -10,7 +10,9 @@ from kopf._kits.checking import reports
 from kopf._kits.checking.checks import Check, Report
 from kopf._kits.checking.command_line import count_jobs
 from kopf._kits.checking.courses import Scenario, Subject
+from kopf._kits.checking.outside_calls import find_modules
 from kopf._kits.checking.plans import Plan
+from kopf._kits.checking.user_modules import is_users
 
 __tracebackhide__ = True  # pytest shows the test instead
 
@@ -81,6 +83,7 @@ class KopfChaos:
                 options=self._options,
                 scenario=scenario,
                 observers=self._observers,
+                outside=sorted(self._find_outside()),
                 folder=Path(folder),
             )
             check = Check(subject, seed=seed, budget=budget, jobs=jobs or count_jobs(), only_first=only_first)
@@ -88,6 +91,11 @@ class KopfChaos:
         if report.findings:
             raise ChecksFailed('\n' + reports.format_report(report, self._write(report)))
         return report
+
+    def _find_outside(self) -> set[str]:
+        """Return the names of the user's modules that the observing functions refer to."""
+        found = [module for observe in self._observers.values() for module in find_modules(observe)]
+        return {module.__name__ for module in found if is_users(module)}
 
     def _write(self, report: Report) -> list[str]:
         """Write the plans of the findings; return the calls that repeat them."""

@@ -131,6 +131,7 @@ def check(
                 options={'crds': list(crds), 'pods': pods},
                 scenario=Loading(bodies),
                 observers=observers,
+                outside=sorted({name.partition(':')[0] for name in observed}),
                 folder=Path(folder),
             )
             line = ProgressLine(sys.stderr)

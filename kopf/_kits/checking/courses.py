@@ -30,7 +30,8 @@ from kopf._core.intents.registries import OperatorRegistry
 from kopf._kits.checking.call_records import Call, CallRecord, CallRecorder
 from kopf._kits.checking.disturbances import EDITING, Disturbance, clean
 from kopf._kits.checking.end_states import State, StoredObject
-from kopf._kits.checking.plans import Plan, Target
+from kopf._kits.checking.outside_calls import Killed, OutsideCalls
+from kopf._kits.checking.plans import CALL, Plan, Target
 from kopf._kits.checking.readiness_records import ReadinessRecord
 from kopf._kits.checking.user_modules import UserModules
 from kopf._kits.testing.inline_operators import InlineOperator
@@ -108,6 +109,8 @@ class Subject:
     """Functions that return the states of systems outside of the cluster."""
     folder: Path
     """The folder for temporary files."""
+    outside: Sequence[str] = ()
+    """The names of the modules that stand for the world outside of the cluster."""
 
     def choose_scenario(self, plan: Plan) -> Scenario:
         """Return the scenario, without the objects that the plan omits."""
@@ -221,6 +224,8 @@ class Outcome:
     rests: bool = True
     """Whether the operator has come to rest after the scenario."""
     requests: list[Request] = dataclasses.field(default_factory=list)
+    calls: list[Request] = dataclasses.field(default_factory=list)
+    """The calls of what is outside of the cluster."""
     steps: list[str] = dataclasses.field(default_factory=list)
     """The writes of the user."""
     end: State = State((), {})
@@ -379,6 +384,7 @@ class Course:
         self._modules = UserModules()
         self._record = CallRecord()
         self._readiness = ReadinessRecord()
+        self._calls = OutsideCalls(subject.outside, self._note_call, lambda: not self._is_dead(self._find_owner()))
         self._disturbance = Disturbance(self, plan)
         self._outcome = Outcome()
         self._phase = 'start'
@@ -495,7 +501,7 @@ class Course:
         try:
             self.sandbox.__enter__()
             self._initial = self._list_versions()
-            with unittest.mock.patch.object(os, '_exit', self._end_process):
+            with unittest.mock.patch.object(os, '_exit', self._end_process), self._calls.recorded():
                 self._go()
         except ScenarioFailed as error:
             self._outcome.scenario_error = str(error)
@@ -514,14 +520,46 @@ class Course:
             self._outcome.log = self._write_log()
         return self._outcome
 
-    def _end_process(self, code: int) -> NoReturn:
-        """Called instead of `os._exit`, which would end this process, not only that operator."""
+    def _find_owner(self) -> object:
+        """Return the output of the operator that is running at this moment."""
+        assert self.sandbox.world is not None
+        strand = self.sandbox.world.turns.current
+        return output_var.get() if strand is None else strand.owner
+
+    def _is_dead(self, owner: object) -> bool:
+        return any(other.is_owner(owner) and other.returncode is not None for other in self._outputs)
+
+    def _note_call(self, name: str) -> None:
+        """Record a call of what is outside of the cluster, and let the disturbance happen if it is due."""
+        owner = self._find_owner()
+        if any(operator.is_owner(owner) for operator in self._outputs):
+            self._outcome.calls.append(
+                Request(verb=CALL, resource=name, subresource='', method=CALL, path='', status=0, phase=self._phase)
+            )
+            if self._disturbance.is_due_at_call(name):
+                self._end_running(owner)
+                raise Killed
+
+    def _end_running(self, owner: object) -> None:
+        """Kill the operator that is running at this moment."""
         world = self.sandbox.world
         assert world is not None
-        owner = world.turns.current.owner if world.turns.current is not None else output_var.get()
         for replica in self._replicas:
             if replica is not None and replica.operator.is_owner(owner):
-                # Not from within the operator itself: its thread has to end first.
+                self._replicas[self._replicas.index(replica)] = None
+                if world.turns.current is None:
+                    replica.kill()
+                else:
+                    # Not from within its own thread, which has to end first.
+                    world.loop.call_soon(replica.kill, context=contextvars.Context())
+
+    def _end_process(self, code: int) -> NoReturn:
+        """Called instead of `os._exit`, which would end this process, not only that operator."""
+        owner = self._find_owner()
+        world = self.sandbox.world
+        assert world is not None
+        for replica in self._replicas:
+            if replica is not None and replica.operator.is_owner(owner):
                 world.loop.call_soon(replica.kill, context=contextvars.Context())
         raise SystemExit(code)
 

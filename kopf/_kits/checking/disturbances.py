@@ -7,11 +7,12 @@ states are compared.
 
 import asyncio
 import contextlib
+import contextvars
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from kopf._kits.checking.end_states import is_bookkeeping
-from kopf._kits.checking.plans import Moment, Plan, Target
+from kopf._kits.checking.plans import CALL, Moment, Plan, Target
 from kopf._kits.testing.sandbox import Sandbox
 from kopf._kits.testing.serving.faults import SeenRequest
 from kopf._kits.testing.wire.statuses import Refusal
@@ -79,6 +80,7 @@ class Disturbance:
         self._plan = plan
         self._count = 0
         self._failed = 0
+        self._context = contextvars.copy_context()
         self._tasks: set[asyncio.Task[None]] = set()
         self.has_begun = False
         """Whether the course has reached the point of the plan, and the writes of other clients were possible there."""
@@ -123,6 +125,18 @@ class Disturbance:
         self._begin(self._plan.seconds)
         return True
 
+    def is_due_at_call(self, name: str) -> bool:
+        """Check whether the operator is to be killed now, as it has called this function; it is started again later."""
+        moment = self._plan.request
+        if moment is None or (moment.verb, moment.resource) != (CALL, name):
+            return False
+        self._count += 1
+        if self._count != moment.number:
+            return False
+        self._begin(0)
+        self._later(self._plan.seconds or KILLED_FOR, self._stage.start_operator)
+        return True
+
     def _begin(self, seconds: float) -> None:
         self.has_begun = True
         self.ends_at = self._world.clock.now + seconds
@@ -135,7 +149,8 @@ class Disturbance:
 
     def _later(self, seconds: float, function: Callable[[], object]) -> None:
         self.ends_at = max(self.ends_at, self._world.clock.now + seconds)
-        self._world.loop.call_later(seconds, function)
+        # Not in the context of an operator: it would not be called if that operator was killed.
+        self._world.loop.call_later(seconds, function, context=self._context.copy())
 
     def _happen(self) -> None:
         """Do what the plan says, within the event loop."""

@@ -10,6 +10,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+CALL = 'call'
+"""The verb of calls of what is outside of the cluster: they are no requests."""
+
 ORDINALS = {1: 'first', 2: 'second', 3: 'third'}
 
 
@@ -33,6 +36,8 @@ class Moment:
 
     def __str__(self) -> str:
         what = f'{self.resource}/{self.subresource}' if self.subresource else self.resource
+        if self.verb == CALL:
+            return f'the {ORDINALS.get(self.number, f"{self.number}th")} call of {what}'
         ordinal = ORDINALS.get(self.number, f'{self.number}th')
         return f'the {ordinal} request to {self.verb} {what}'
 

@@ -34,7 +34,7 @@ class UserModules:
     @property
     def foreign(self) -> list[str]:
         """The imported modules of the standard library and of installed packages."""
-        return [name for name in sys.modules if name not in self._before and not _is_users(sys.modules[name])]
+        return [name for name in sys.modules if name not in self._before and not is_users(sys.modules[name])]
 
     @contextlib.contextmanager
     def loading(self, registry: OperatorRegistry) -> Iterator[None]:
@@ -49,7 +49,7 @@ class UserModules:
     def _find_stale(self, declaring: set[str]) -> set[str]:
         """Return the modules with handlers, their packages, and all modules that refer to these."""
         own = {
-            name: module for name, module in list(sys.modules.items()) if name not in self._before and _is_users(module)
+            name: module for name, module in list(sys.modules.items()) if name not in self._before and is_users(module)
         }
         stale = {name for name in own if any(f'{other}.'.startswith(f'{name}.') for other in declaring)}
         while found := {name for name, module in own.items() if name not in stale and _refers(module, stale)}:
@@ -57,7 +57,8 @@ class UserModules:
         return stale
 
 
-def _is_users(module: ModuleType) -> bool:
+def is_users(module: ModuleType) -> bool:
+    """Check whether the module is neither of the standard library nor of an installed package."""
     path = getattr(module, '__file__', None)
     return isinstance(path, str) and not path.startswith(_FOREIGN)
 

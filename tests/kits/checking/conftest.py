@@ -45,6 +45,9 @@ def create(size):
     key = f'server-{uuid.uuid4()}'
     servers[key] = {'size': size}
     return key
+
+def put(key, server):
+    servers[key] = server
 """
 
 

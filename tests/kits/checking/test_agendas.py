@@ -106,6 +106,15 @@ def test_each_write_is_disturbed_in_each_way():
     ]
 
 
+def test_the_operator_is_killed_after_each_call_of_what_is_outside_of_the_cluster():
+    outcome = make_outcome()
+    outcome.calls = [make_request("call", "cloud.create", method="call") for _ in range(2)]
+    moments = [Moment(verb="call", resource="cloud.create", number=number) for number in (1, 2)]
+    plans = [plan for plan in plan_all(outcome) if plan.request in moments]
+    assert [(plan.do, plan.when, plan.request) for plan in plans] == [("kill", "after", moment) for moment in moments]
+    assert str(moments[1]) == "the second call of cloud.create"
+
+
 def test_conflicts_are_for_writes_that_can_have_them():
     plans = [plan for plan in plan_all(make_outcome()) if plan.status == 409]
     assert {(plan.request.verb, plan.request.resource) for plan in plans} == {("patch", "webs")}

@@ -1,0 +1,104 @@
+"""
+Calls of what stands for the world outside of the cluster, such as a module with a fake cloud.
+
+They are recorded, and an operator can be killed when a call has returned: between two effects, in the middle of a
+handler. For that, the functions of the module, and the methods of its classes, are wrapped for one course.
+"""
+
+import contextlib
+import functools
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from types import FunctionType, ModuleType
+from typing import Any
+
+
+class Killed(BaseException):
+    """Raised in a killed operator instead of the return from a call: nothing of it goes on."""
+
+
+class OutsideCalls:
+    """
+    The wrapped modules.
+
+    Args:
+        modules: the names of the modules.
+        note: called with the name of a function when it has returned; raises `Killed` to end the caller.
+        may_call: returns whether the caller is alive; killed operators call nothing, not even in ``finally``.
+    """
+
+    def __init__(
+        self,
+        modules: Sequence[str],
+        note: Callable[[str], None],
+        may_call: Callable[[], bool],
+    ) -> None:
+        self._modules = modules
+        self._note = note
+        self._may_call = may_call
+        self._depth = 0
+
+    @contextlib.contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Wrap the functions for the time of the context."""
+        with contextlib.ExitStack() as stack:
+            for name in self._modules:
+                module = importlib.import_module(name)
+                for owner, attribute, function in list(_iter_functions(module)):
+                    path = f'{name}.{function.__qualname__}'
+                    setattr(owner, attribute, self._wrap(function, path))
+                    stack.callback(setattr, owner, attribute, function)
+            yield
+
+    def _wrap(self, function: FunctionType, name: str) -> Callable[..., Any]:
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def call_async(*args: Any, **kwargs: Any) -> Any:
+                self._check()
+                result = await function(*args, **kwargs)
+                self._note(name)
+                return result
+
+            return call_async
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._check()
+            self._depth += 1
+            try:
+                result = function(*args, **kwargs)
+            finally:
+                self._depth -= 1
+            if not self._depth:  # a function that calls others of its module is one call
+                self._note(name)
+            return result
+
+        return call
+
+    def _check(self) -> None:
+        if not self._may_call():
+            raise Killed
+
+
+def _iter_functions(module: ModuleType) -> Iterator[tuple[Any, str, FunctionType]]:
+    """Yield the public functions that the module defines, and the methods of its classes, with their owners."""
+    for name, value in vars(module).items():
+        if name.startswith('_') or getattr(value, '__module__', None) != module.__name__:
+            continue
+        if isinstance(value, FunctionType) and not inspect.isgeneratorfunction(value):
+            yield module, name, value
+        elif inspect.isclass(value):
+            for method, function in vars(value).items():
+                is_usual = isinstance(function, FunctionType) and not inspect.isgeneratorfunction(function)
+                if is_usual and not method.startswith('_'):
+                    yield value, method, function
+
+
+def find_modules(observe: Callable[[], Any]) -> list[ModuleType]:
+    """Return the modules that a function refers to, such as ``cloud`` of ``lambda: cloud.servers``."""
+    code, names = getattr(observe, '__code__', None), getattr(observe, '__globals__', {})
+    values = [names.get(name, sys.modules.get(name)) for name in (code.co_names if code is not None else ())]
+    return [value for value in values if isinstance(value, ModuleType)]
