@@ -7,7 +7,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent / "_ext"))
 
 project = "kopf"
 copyright = "The kopf authors"
-extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "settings_tables", "redirects"]
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "settings_tables", "decorator_tables", "redirects"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = "kopf"

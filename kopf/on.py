@@ -41,7 +41,7 @@ from kopf._core.intents.handlers import (
     WebhookType,
 )
 from kopf._core.intents.options import RetriedOptions
-from kopf._core.intents.signatures import showing_options as _showing_options
+from kopf._core.intents.signatures import describing_options as _describing_options
 
 if TYPE_CHECKING:
     from kopf._core.intents.typed_functions import HasSpec, TypedDecorator
@@ -52,19 +52,24 @@ SpecT = TypeVar('SpecT')
 _OPERATIONS: tuple[OperationName, ...] = get_args(OperationName)
 
 
-@_showing_options(ActivityOptions)
+@_describing_options(ActivityOptions)
 def startup(*misplaced: Never, **options: Unpack[ActivityOptions]) -> Callable[[FnT], FnT]:
     """Run the function when the operator starts, before any request to the API; if it fails, the operator ends."""
     return _declarations.declare_activity(ActivityHandler, 'startup', misplaced, options, activity=Activity.STARTUP)
 
 
-@_showing_options(ActivityOptions)
+@_describing_options(ActivityOptions)
 def cleanup(*misplaced: Never, **options: Unpack[ActivityOptions]) -> Callable[[FnT], FnT]:
-    """Run the function when the operator ends, after all its work has stopped."""
+    """
+    Run the function when the operator ends, after all its work has stopped.
+
+    Args:
+        backoff: the delay after an error (in seconds); by default, 1.
+    """
     return _declarations.declare_activity(ActivityHandler, 'cleanup', misplaced, options, activity=Activity.CLEANUP)
 
 
-@_showing_options(ActivityOptions)
+@_describing_options(ActivityOptions)
 def leading(*misplaced: Never, **options: Unpack[ActivityOptions]) -> Callable[[FnT], FnT]:
     """
     Run the function when this replica of the operator is elected, before it handles any objects.
@@ -75,7 +80,7 @@ def leading(*misplaced: Never, **options: Unpack[ActivityOptions]) -> Callable[[
     return _declarations.declare_activity(ActivityHandler, 'leading', misplaced, options, activity=Activity.LEADING)
 
 
-@_showing_options(ActivityOptions)
+@_describing_options(ActivityOptions)
 def yielding(*misplaced: Never, **options: Unpack[ActivityOptions]) -> Callable[[FnT], FnT]:
     """
     Run the function when this replica of the operator stops leading.
@@ -86,7 +91,7 @@ def yielding(*misplaced: Never, **options: Unpack[ActivityOptions]) -> Callable[
     return _declarations.declare_activity(ActivityHandler, 'yielding', misplaced, options, activity=Activity.YIELDING)
 
 
-@_showing_options(ActivityOptions)
+@_describing_options(ActivityOptions)
 def login(*misplaced: Never, **options: Unpack[ActivityOptions]) -> Callable[[FnT], FnT]:
     """Call the function to log in to the API: it returns a `kopf.ConnectionInfo`, or ``None``."""
     return _declarations.declare_activity(
@@ -94,13 +99,13 @@ def login(*misplaced: Never, **options: Unpack[ActivityOptions]) -> Callable[[Fn
     )
 
 
-@_showing_options(ActivityOptions)
+@_describing_options(ActivityOptions)
 def probe(*misplaced: Never, **options: Unpack[ActivityOptions]) -> Callable[[FnT], FnT]:
     """Call the function for the liveness endpoint, and include its result in the response."""
     return _declarations.declare_activity(ActivityHandler, 'probe', misplaced, options, activity=Activity.PROBE)
 
 
-@_showing_options(ScheduleOptions)
+@_describing_options(ScheduleOptions)
 def schedule(
     *misplaced: Never,
     interval: float,
@@ -132,7 +137,7 @@ def event(  # type: ignore[overload-overlap]
 def event(
     arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[EventOptions]
 ) -> Callable[[FnT], FnT]: ...
-@_showing_options(EventOptions)
+@_describing_options(EventOptions)
 def event(
     arg1: Name = None,
     arg2: SubName = None,
@@ -152,7 +157,7 @@ def create(  # type: ignore[overload-overlap]
 def create(
     arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[RetriedOptions]
 ) -> Callable[[FnT], FnT]: ...
-@_showing_options(RetriedOptions)
+@_describing_options(RetriedOptions)
 def create(
     arg1: Name = None,
     arg2: SubName = None,
@@ -172,7 +177,7 @@ def update(  # type: ignore[overload-overlap]
 def update(
     arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[UpdateOptions]
 ) -> Callable[[FnT], FnT]: ...
-@_showing_options(UpdateOptions)
+@_describing_options(UpdateOptions)
 def update(
     arg1: Name = None,
     arg2: SubName = None,
@@ -200,7 +205,7 @@ def resume(  # type: ignore[overload-overlap]
 def resume(
     arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[ResumeOptions]
 ) -> Callable[[FnT], FnT]: ...
-@_showing_options(ResumeOptions)
+@_describing_options(ResumeOptions)
 def resume(
     arg1: Name = None,
     arg2: SubName = None,
@@ -225,7 +230,7 @@ def delete(  # type: ignore[overload-overlap]
 def delete(
     arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[DeleteOptions]
 ) -> Callable[[FnT], FnT]: ...
-@_showing_options(DeleteOptions)
+@_describing_options(DeleteOptions)
 def delete(
     arg1: Name = None,
     arg2: SubName = None,
@@ -263,7 +268,7 @@ def field(
     field: FieldSpec,
     **options: Unpack[FieldOptions],
 ) -> Callable[[FnT], FnT]: ...
-@_showing_options(FieldOptions)
+@_describing_options(FieldOptions)
 def field(
     arg1: Name = None,
     arg2: SubName = None,
@@ -294,7 +299,7 @@ def reconcile(  # type: ignore[overload-overlap]
 def reconcile(
     arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[ReconcileOptions]
 ) -> Callable[[FnT], FnT]: ...
-@_showing_options(ReconcileOptions, owns=(), backoff=(1, 600), conditions=False, prune=True)
+@_describing_options(ReconcileOptions, owns=(), backoff=(1, 600), conditions=False, prune=True)
 def reconcile(
     arg1: Name = None,
     arg2: SubName = None,
@@ -348,7 +353,7 @@ def index(  # type: ignore[overload-overlap]
 def index(
     arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[RetriedOptions]
 ) -> Callable[[FnT], FnT]: ...
-@_showing_options(RetriedOptions)
+@_describing_options(RetriedOptions)
 def index(
     arg1: Name = None,
     arg2: SubName = None,
@@ -356,7 +361,13 @@ def index(
     /,
     **options: Unpack[RetriedOptions],
 ) -> Callable[[FnT], FnT]:
-    """Build an index from the function's results for all objects; handlers get it under the function's name."""
+    """
+    Build an index from the function's results for all objects; handlers get it under the function's name.
+
+    Args:
+        errors: what an unknown error means; by default, ``kopf.ErrorsMode.IGNORED``: the object is not indexed.
+        id: the name of the index; by default, the name of the function.
+    """
     return _declarations.declare(IndexingHandler, 'index', (arg1, arg2, arg3), options)
 
 
@@ -368,7 +379,7 @@ def daemon(  # type: ignore[overload-overlap]
 def daemon(
     arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[DaemonOptions]
 ) -> Callable[[FnT], FnT]: ...
-@_showing_options(DaemonOptions)
+@_describing_options(DaemonOptions)
 def daemon(
     arg1: Name = None,
     arg2: SubName = None,
@@ -388,7 +399,7 @@ def timer(  # type: ignore[overload-overlap]
 def timer(
     arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[TimerOptions]
 ) -> Callable[[FnT], FnT]: ...
-@_showing_options(TimerOptions)
+@_describing_options(TimerOptions)
 def timer(
     arg1: Name = None,
     arg2: SubName = None,
@@ -408,7 +419,7 @@ def validate(  # type: ignore[overload-overlap]
 def validate(
     arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[WebhookOptions]
 ) -> Callable[[FnT], FnT]: ...
-@_showing_options(WebhookOptions)
+@_describing_options(WebhookOptions)
 def validate(
     arg1: Name = None,
     arg2: SubName = None,
@@ -428,7 +439,7 @@ def mutate(  # type: ignore[overload-overlap]
 def mutate(
     arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[WebhookOptions]
 ) -> Callable[[FnT], FnT]: ...
-@_showing_options(WebhookOptions)
+@_describing_options(WebhookOptions)
 def mutate(
     arg1: Name = None,
     arg2: SubName = None,
@@ -440,7 +451,7 @@ def mutate(
     return _webhook(WebhookType.MUTATING, 'mutate', (arg1, arg2, arg3), options)
 
 
-@_showing_options(ConversionOptions)
+@_describing_options(ConversionOptions)
 def convert(
     arg1: Name = None,
     arg2: SubName | type[Any] = None,
@@ -512,7 +523,7 @@ def _webhook(
     return _declarations.declare(WebhookHandler, name, names, options, type=type, operations=chosen)
 
 
-@_showing_options(SubHandlerOptions)
+@_describing_options(SubHandlerOptions)
 def subhandler(**options: Unpack[SubHandlerOptions]) -> Callable[[FnT], FnT]:
     """
     Add the function as a sub-handler of the handler that is being run.
@@ -529,7 +540,7 @@ def subhandler(**options: Unpack[SubHandlerOptions]) -> Callable[[FnT], FnT]:
     return decorator
 
 
-@_showing_options(SubHandlerOptions)
+@_describing_options(SubHandlerOptions)
 def register(fn: FnT, **options: Unpack[SubHandlerOptions]) -> FnT:
     """Add the function as a sub-handler: the same as `subhandler`, for existing functions."""
     return subhandler(**options)(fn)

@@ -8,9 +8,12 @@ function? Two dozens of decorators share them, and a parameter that is forgotten
 
 import functools
 import inspect
+import re
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
+
+from kopf._core.intents.options import TEXTS
 
 FnT = TypeVar('FnT', bound=Callable[..., Any])
 
@@ -34,6 +37,50 @@ def showing_options(shape: type[Any], /, **defaults: Any) -> Callable[[FnT], FnT
         return fn
 
     return decorator
+
+
+def describing_options(shape: type[Any], /, **defaults: Any) -> Callable[[FnT], FnT]:
+    """
+    Return a decorator that shows the options as `showing_options` does, and describes them in the docstring.
+
+    Args:
+        shape: the typed dict.
+        defaults: the defaults of the options that are not ``None`` if omitted.
+    """
+    show = showing_options(shape, **defaults)
+
+    def decorator(fn: FnT) -> FnT:
+        signature: inspect.Signature = show(fn).__dict__['__signature__']
+        parameters = signature.parameters.values()
+        names = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
+        fn.__doc__ = add_descriptions(fn.__doc__ or '', names)
+        return fn
+
+    return decorator
+
+
+def add_descriptions(doc: str, names: Iterable[str]) -> str:
+    """Return the docstring with the descriptions of all these options, except for those that it describes itself."""
+    text = inspect.cleandoc(doc) if '\n' in doc else doc  # few decorators have more than one line; it takes long
+    head, _, rest = text.partition('\n\nArgs:\n')
+    own, gap, others = rest.partition('\n\n')
+    if not own:  # other sections follow the first paragraphs
+        head, gap, others = head.partition('\n\nRaises:')
+    known = _OWN.findall(own) if own else []
+    lines = [own] if own else []
+    lines += [f'    {name}: {TEXTS[name]}' for name in names if name not in known]
+    return '\n'.join([f'{head}\n\nArgs:', *lines]) + gap + others
+
+
+_OWN = re.compile(r'^    (\w+): ', re.MULTILINE)
+
+
+def list_descriptions(doc: str) -> dict[str, str]:
+    """Return the descriptions of the options in a docstring, each in one line."""
+    _, _, rest = inspect.cleandoc(doc).partition('\n\nArgs:\n')
+    section, _, _ = rest.partition('\n\n')
+    entries = re.split(r'^    (\w+): ', section, flags=re.MULTILINE)[1:]
+    return {name: ' '.join(text.split()) for name, text in zip(entries[::2], entries[1::2], strict=True)}
 
 
 def _get_own_parameters(signature: inspect.Signature) -> dict[str, inspect.Parameter]:

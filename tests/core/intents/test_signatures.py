@@ -5,7 +5,8 @@ from typing import TypedDict
 
 import pytest
 
-from kopf._core.intents.signatures import showing_options
+from kopf._core.intents.options import TEXTS
+from kopf._core.intents.signatures import add_descriptions, list_descriptions, showing_options
 
 
 class Options(TypedDict, total=False):
@@ -44,3 +45,30 @@ def test_options_have_their_types_even_if_these_are_only_names(signature):
 def test_parameters_of_the_function_win_over_options(signature):
     assert signature.parameters['first'].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
     assert signature.parameters['second'].default == 2
+
+
+DOC = """
+    Do it.
+
+    In two paragraphs.
+
+    Args:
+        id: another meaning
+            in two lines.
+
+    Raises:
+        TypeError: if it is wrong.
+    """
+
+
+def test_options_are_described_unless_the_function_does_it_itself():
+    assert list_descriptions(add_descriptions("Do it.", ['id'])) == {'id': TEXTS['id']}
+    described = add_descriptions(DOC, ['id', 'param'])
+    assert list_descriptions(described) == {'id': "another meaning in two lines.", 'param': TEXTS['param']}
+    assert described.startswith("Do it.\n\nIn two paragraphs.\n\nArgs:\n    id: ")
+    assert described.endswith("\n\nRaises:\n    TypeError: if it is wrong.")
+
+
+def test_other_sections_stay_behind_the_options():
+    described = add_descriptions("Do it.\n\nRaises:\n    TypeError: if it is wrong.", ['id'])
+    assert described == f"Do it.\n\nArgs:\n    id: {TEXTS['id']}\n\nRaises:\n    TypeError: if it is wrong."
