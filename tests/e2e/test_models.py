@@ -227,8 +227,10 @@ class Chance:
 def is_known(name: str, shape: str, value: Any, problem: str | None) -> bool:
     """Check whether the documentation tells of the difference between the model and the API server."""
     if problem is None:
-        # Pydantic takes true for 1. Fields of the other classes of a union are ignored by models, but have their types.
-        return (name, shape, value) == ("pydantic", "literal_mixed", True) or shape.startswith("tagged")
+        # Pydantic takes true for 1 in sets of values. Fields of the other classes of a union are ignored by models, but
+        # have their types.
+        is_number = name == "pydantic" and shape in ("literal_int", "literal_mixed", "enum_int") and value is True
+        return is_number or shape.startswith("tagged")
     # The server checks no type of lists where there is a format, and compares integers with the integer part of limits.
     return (shape in ("uuid", "date") and isinstance(value, list)) or (shape, value) == ("float_bounds", 0)
 
