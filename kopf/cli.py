@@ -804,6 +804,46 @@ def check(**options: Any) -> None:
     raise SystemExit(command_line.check(**options))
 
 
+@main.command()
+@logging_options
+@option('-A', '--all-namespaces', 'clusterwide', is_flag=True, help="Look for the Leases in all namespaces.")
+@option(
+    '-n',
+    '--namespace',
+    'namespaces',
+    multiple=True,
+    metavar='NAME',
+    help="Look for the Leases in this namespace; can be repeated.",
+)
+@option('--json', 'as_json', is_flag=True, help="Print the facts as JSON, for scripts.")
+@click.argument('name', required=False)
+@click.make_pass_decorator(CLIControls, ensure=True)
+def shards(
+    controls: CLIControls,
+    /,
+    *,
+    name: str | None,
+    as_json: bool,
+    clusterwide: bool,
+    namespaces: tuple[str, ...],
+) -> None:
+    """
+    Show how the members of an operator share the objects: which member holds which buckets, and since when.
+
+    NAME is the name of the group, or of the operator; by default, all groups are shown.
+
+    \b
+    Example:
+      kopf shards -n ops my-operator
+      kopf shards -A --json
+    """
+    from kopf._core.engines import shard_command
+
+    command = shard_command.ShardsCommand(name)
+    _run_command(controls, command, namespaces=namespaces, clusterwide=clusterwide, peering_name=None)
+    click.echo(shard_command.dump(command.groups) if as_json else shard_command.render(command.groups))
+
+
 def command_options(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options for the operators that a command affects, and for the identity of the user."""
     for add in [
@@ -904,7 +944,7 @@ def _run_command(
     *,
     namespaces: tuple[str, ...],
     clusterwide: bool,
-    peering_name: str,
+    peering_name: str | None,
 ) -> None:
     """Run the command as an operator without handlers."""
     _check_scope(namespaces, clusterwide=clusterwide)

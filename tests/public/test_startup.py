@@ -54,6 +54,7 @@ EXTRAS = {  # of those operators only that have something for them to do
     'kopf._core.engines.buckets',
     'kopf._core.engines.shard_leases',
     'kopf._core.engines.shard_group',
+    'kopf._core.engines.shard_command',
     'kopf._core.reactor.shard_sinks',
     'kopf._core.reactor.sharding_coordinator',
     'kopf._core.engines.levels',

@@ -105,11 +105,14 @@ class Ledger:
 class Replica:
     """One replica with a link of its own; it is started anew when it has ended."""
 
+    options: tuple[str, ...] = ('--leader-election',)
+    """How the process takes part."""
+
     def __init__(self, soak: 'Soak', number: int) -> None:
         self._soak = soak
         self._starts = 0
-        self.name = 'abc'[number]
-        self.skew = (-300.0, 0.0, 420.0)[number]
+        self.name = 'abcdef'[number]
+        self.skew = (-300.0, 0.0, 420.0)[number % 3]
         self.link = Link(soak.host, soak.port)
         self.operator: OperatorProcess | None = None
         self.frozen: list[tuple[float, float]] = []
@@ -126,7 +129,7 @@ class Replica:
             '-n',
             soak.namespace,
             '--standalone',
-            '--leader-election',
+            *self.options,
             str(HERE / 'election_handlers.py'),
             log=soak.folder / f'{self.name}-{self._starts}.log',
             kubeconfig=str(kubeconfig),
@@ -136,7 +139,12 @@ class Replica:
             SOAK_SEED=soak.seed,
             SOAK_DURATION=str(soak.duration),
             SOAK_NAMESPACE=soak.namespace,
+            **self.find_environment(),
         ).__enter__()
+
+    def find_environment(self) -> dict[str, str]:
+        """Return more variables for the process that is being started."""
+        return {}
 
     @property
     def process(self) -> Any:
@@ -159,6 +167,9 @@ class Replica:
 class Soak:
     """The replicas, and what is known of them."""
 
+    replica_class: type[Replica] = Replica
+    count = 3
+
     def __init__(self, kubeconfig: str, folder: pathlib.Path, namespace: str, *, seed: str, duration: float) -> None:
         self.kubeconfig, self.folder, self.namespace = kubeconfig, folder, namespace
         self.seed, self.duration = seed, duration
@@ -167,7 +178,7 @@ class Soak:
         self.host, self.port = server.hostname or '', server.port or 443
         self.chances = random.Random(seed)
         self.ledger = Ledger(folder / 'ledger.jsonl')
-        self.replicas = {each.name: each for each in (Replica(self, number) for number in range(3))}
+        self.replicas = {each.name: each for each in map(self.make_replica, range(self.count))}
         self.rounds: list[Round] = []
         self.values: dict[str, int] = {}
         self.edits = 0
@@ -176,6 +187,10 @@ class Soak:
         self.stop = threading.Event()
 
     # The world.
+
+    def make_replica(self, number: int) -> Replica:
+        """Create one of the replicas, which is not started yet."""
+        return self.replica_class(self, number)
 
     def prepare(self, objects: int) -> None:
         """Create the objects."""
@@ -210,16 +225,13 @@ class Soak:
     def run(self, rounds: int, actions: list[str], report: Callable[[str], None] = print) -> None:
         """Do something to the replicas in each round, while objects are edited."""
         with ExitStack() as stack:
-            for replica in self.replicas.values():
-                stack.enter_context(replica.link)
-                replica.start()
-                stack.callback(replica.end)
+            self.begin(stack)
             threads = [threading.Thread(target=target) for target in (self.edit, self.watch)]
             for thread in threads:
                 thread.start()
             stack.callback(lambda: [thread.join() for thread in threads])
             stack.callback(self.stop.set)
-            wait(lambda: self.ledger.find_work(0), 'the first leader to work')
+            wait(lambda: self.ledger.find_work(0), 'the first replica to work')
             for number in range(1, rounds + 1):
                 action = (
                     actions[(number - 1) % len(actions)] if number <= len(actions) else self.chances.choice(actions)
@@ -228,6 +240,13 @@ class Soak:
                 report(str(self.rounds[-1]))
                 self.rest()
             self.conclude()
+
+    def begin(self, stack: ExitStack) -> None:
+        """Start the replicas; end them with the stack."""
+        for replica in self.replicas.values():
+            stack.enter_context(replica.link)
+            replica.start()
+            stack.callback(replica.end)
 
     def rest(self) -> None:
         """Start what has ended, and wait until one replica leads and the others know it."""

@@ -1,8 +1,9 @@
 """
-The operator of the soak of elections: each handler writes down its beginning and its end.
+The operator of the soaks of elections and shards: each handler writes down its beginning and its end.
 
 Each call becomes two lines of JSON in the file that $SOAK_LEDGER names: it can be killed in between. What handlers
 write into the status carries the term of the leader, which grows with each election: the clock is that of the machine.
+With shards, it is the time when the handler has begun.
 """
 
 import asyncio
@@ -41,9 +42,20 @@ def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
     settings.leadership.duration = DURATION
     settings.leadership.renew_deadline = DURATION * 2 / 3
     settings.leadership.retry_period = DURATION * 2 / 15
+    settings.sharding.name = 'soak'
+    settings.sharding.namespace = os.environ['SOAK_NAMESPACE']
+    settings.sharding.buckets = 64
+    settings.sharding.duration = settings.leadership.duration
+    settings.sharding.renew_deadline = settings.leadership.renew_deadline
+    settings.sharding.retry_period = settings.leadership.retry_period
     settings.posting.enabled = False
     settings.networking.request_timeout = 5.0
     settings.queueing.error_delays = [1]
+
+
+def find_term() -> float:
+    """Return the term of the leader; with shards, the time, as the writes are in the order of the handlers."""
+    return terms[-1] or time.monotonic()
 
 
 @kopf.on.leading()
@@ -60,7 +72,7 @@ async def yielding(**_: Any) -> None:
 @kopf.on.create('kopfexamples')
 @kopf.on.update('kopfexamples', field='spec')
 async def handle(name: str, spec: kopf.Spec, patch: kopf.Patch, **_: Any) -> None:
-    term, value = terms[-1], spec.get('value')
+    term, value = find_term(), spec.get('value')
     note('begin', name, handler='async', value=value)
     try:
         is_long = chances.random() < 0.01  # longer than a replica without the Lease may work
@@ -92,5 +104,5 @@ async def daemon(name: str, stopped: kopf.AsyncDaemonStopperChecker, **_: Any) -
 @kopf.timer('kopfexamples', interval=1.0, labels={'daemon': 'yes'})
 async def timer(name: str, patch: kopf.Patch, **_: Any) -> None:
     note('begin', name, handler='timer')
-    patch.status['timer'] = terms[-1]
+    patch.status['timer'] = find_term()
     note('end', name, handler='timer')

@@ -233,7 +233,7 @@ class GroupLeaseStore(AnnotatedLeaseStore):
         await self._request('DELETE', f'{self._path}/{metadata["name"]}', options)
 
 
-def read_since(text: str | None) -> datetime.datetime | None:
+def parse_time(text: str | None) -> datetime.datetime | None:
     """Return the time of a Lease; ``None`` if it is absent or malformed."""
     try:
         return None if text is None else datetime.datetime.fromisoformat(text)

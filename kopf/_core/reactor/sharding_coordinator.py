@@ -218,8 +218,8 @@ class ShardingCoordinator(ElectionCoordinator):
         super()._lose()
 
     async def _end_work(self) -> None:
-        if self._draining:
-            await asyncio.wait(self._draining)
+        # Within the same time as all other work: what cannot be ended ends the process.
+        await self._outwait(lambda: [*self._controls.find_running(), *(task.get_name() for task in self._draining)])
         self._epoch += 1
         self._ownership = self._make_ownership()
         await super()._end_work()

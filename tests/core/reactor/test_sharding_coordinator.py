@@ -12,6 +12,7 @@ import kopf
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._core.engines.buckets import find_bucket
 from kopf._core.engines.lease_candidate import LeadershipError
+from kopf._core.engines.shard_command import ShardsCommand, ShardsError, dump, render
 from kopf._core.engines.shard_leases import decode_assignment, decode_member
 from kopf._core.reactor import election_coordinator
 from kopf._core.reactor.sharding_coordinator import check_sharding
@@ -587,6 +588,31 @@ async def test_a_member_that_lies_is_told_of_and_gets_nothing(world, members):
         await members.until_logged(f"The member '{GROUP}-liar/1' says that it holds the buckets 0-15")
         await members.edit('2')
         await members.handled('2')
+
+
+@in_virtual_time
+@pytest.mark.parametrize('name', [None, GROUP, 'operator'])
+async def test_the_command_shows_who_holds_what(world, members, name):
+    async with members.run('a'), members.run('b'):
+        await members.balanced('a', 'b')
+        command = ShardsCommand(name)
+        await run_command(command)
+        [group] = json.loads(dump(command.groups))
+        assert group['unowned'] == '' and [member['count'] for member in group['members']] == [8, 8]
+        assert {member['identity'].partition('_')[0] for member in group['members']} == {'a', 'b'}
+        assert '8 ' in render(command.groups)
+
+
+@in_virtual_time
+async def test_the_command_says_where_to_look_if_there_are_no_shards(world, members):
+    with pytest.raises(ShardsError, match="There is no operator 'x' with shards in default"):
+        await run_command(ShardsCommand('x'))
+
+
+async def run_command(command):
+    registry = kopf.OperatorRegistry()
+    kopf.on.login(registry=registry)(kopf.login_with_kubeconfig)
+    await kopf.operator(registry=registry, _command=command, namespaces=['default'], standalone=True)
 
 
 @in_virtual_time

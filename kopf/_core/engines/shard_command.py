@@ -1,0 +1,196 @@
+"""
+The command that shows the shards of operators: which member holds which buckets, and since when.
+
+It reads the Leases as the members have written them. Their times are those of the clocks of the members. They are
+shown, and only the silence of a member is judged by them, so that can be wrong by as much as the clocks differ.
+"""
+
+import datetime
+import json
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from kopf._cogs.clients.api import ApiClient
+from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._cogs.helpers.clocks import read_wall_clock
+from kopf._cogs.helpers.explanations import ExplainedError
+from kopf._cogs.structs.references import Namespace, NamespacePattern, Resource, select_specific_namespaces
+from kopf._core.engines.assignments import NOTHING, Assignment
+from kopf._core.engines.buckets import format_ranges
+from kopf._core.engines.leases import LEASES, LeaseRecord, find_namespace
+from kopf._core.engines.shard_leases import (
+    GROUP_ANNOTATION,
+    GROUP_LABEL,
+    MEMBER_ANNOTATION,
+    MemberState,
+    decode_assignment,
+    decode_member,
+    get_annotation,
+    parse_time,
+)
+
+
+class ShardsError(ExplainedError):
+    """Raised when there are no shards to show. The message contains the reason and the remedy."""
+
+
+class MemberFacts(NamedTuple):
+    """One member, as its Lease describes it."""
+
+    name: str
+    record: LeaseRecord
+    state: MemberState
+
+    def is_silent(self, now: datetime.datetime) -> bool:
+        """Check whether the Lease was not renewed for its duration."""
+        renewed = parse_time(self.record.renewed)
+        return renewed is not None and now > renewed + datetime.timedelta(seconds=self.record.duration or 0)
+
+
+class GroupFacts(NamedTuple):
+    """One group: its assignment, and its members."""
+
+    name: str
+    namespace: str
+    holder: str | None
+    assignment: Assignment | None
+    members: Collection[MemberFacts]
+
+    def find_unowned(self, now: datetime.datetime) -> frozenset[int]:
+        """Return the buckets that no member holds."""
+        buckets = 0 if self.assignment is None else self.assignment.division.buckets
+        held = (member.state.report.held for member in self.members if not member.is_silent(now))
+        return frozenset(range(buckets)) - NOTHING.union(*held)
+
+
+class ShardsCommand:
+    """
+    Reads the Leases of the groups, and shows them.
+
+    Args:
+        name: the name of the group, or of the operator; by default, all groups are shown.
+    """
+
+    def __init__(self, name: str | None) -> None:
+        self._name = name
+        self.groups: list[GroupFacts] = []
+        """What was found."""
+
+    async def __call__(
+        self,
+        client: ApiClient,
+        settings: OperatorSettings,
+        resources: Collection[Resource],
+        patterns: Collection[NamespacePattern],
+    ) -> None:
+        """
+        Read the Leases.
+
+        Raises:
+            ShardsError: if there is no such group.
+            errors.APIError: if the API server refuses the request, or is unavailable.
+        """
+        namespaces: Collection[Namespace] = select_specific_namespaces(patterns) if patterns else [None]
+        bodies: list[Mapping[str, Any]] = []
+        for namespace in namespaces:
+            path = LEASES.get_url(namespace=namespace)
+            answer = await client.get_json(path, {'labelSelector': GROUP_LABEL})
+            bodies += answer.get('items') or []
+        names = None if self._name is None else {self._name, f'kopf-{self._name}-shards'}
+        self.groups = [group for group in find_groups(bodies) if names is None or group.name in names]
+        if not self.groups:
+            where = ', '.join(sorted(str(each) for each in namespaces if each)) or 'the cluster'
+            what = "no operators with shards" if self._name is None else f"no operator {self._name!r} with shards"
+            raise ShardsError(
+                f"There is {what} in {where}, as there are no Leases of it. Name the namespace of its Leases: kopf "
+                f"shards -n {find_namespace(client)}"
+            )
+
+
+def find_groups(bodies: Collection[Mapping[str, Any]]) -> Iterator[GroupFacts]:
+    """Return the groups that these Leases belong to, in the order of their names."""
+    found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for body in bodies:
+        metadata = body['metadata']
+        found.setdefault((metadata['namespace'], metadata['labels'][GROUP_LABEL]), []).append(body)
+    for (namespace, name), leases in sorted(found.items()):
+        assignment, holder, members = None, None, []
+        for body in sorted(leases, key=lambda body: str(body['metadata']['name'])):
+            record = LeaseRecord.parse(body.get('spec'))
+            try:
+                if body['metadata']['name'] == name:
+                    holder = record.holder
+                    assignment = decode_assignment(get_annotation(body, GROUP_ANNOTATION))
+                elif record.holder is not None:
+                    state = decode_member(body['metadata']['name'], get_annotation(body, MEMBER_ANNOTATION))
+                    members.append(MemberFacts(body['metadata']['name'], record, state))
+            except ValueError:
+                continue  # the members say in their logs what is wrong with it
+        yield GroupFacts(name, namespace, holder, assignment, members)
+
+
+def dump(groups: Collection[GroupFacts]) -> str:
+    """Return the groups as JSON."""
+    now = read_wall_clock()
+    facts = [
+        {
+            'group': group.name,
+            'namespace': group.namespace,
+            'buckets': None if group.assignment is None else group.assignment.division.buckets,
+            'key': None if group.assignment is None else group.assignment.division.key,
+            'revision': None if group.assignment is None else group.assignment.revision,
+            'assignedBy': group.holder,
+            'unowned': format_ranges(group.find_unowned(now)),
+            'members': [
+                {
+                    'lease': member.name,
+                    'identity': member.record.holder,
+                    'count': len(member.state.report.held),
+                    'holds': format_ranges(member.state.report.held),
+                    'drains': format_ranges(member.state.report.draining),
+                    'since': member.state.since,
+                    'acquired': member.record.acquired,
+                    'renewed': member.record.renewed,
+                    'silent': member.is_silent(now),
+                }
+                for member in group.members
+            ],
+        }
+        for group in groups
+    ]
+    return json.dumps(facts, indent=2)
+
+
+def render(groups: Collection[GroupFacts]) -> str:
+    """Return the groups as text for people."""
+    return '\n\n'.join('\n'.join(_render(group, read_wall_clock())) for group in groups)
+
+
+def _render(group: GroupFacts, now: datetime.datetime) -> Iterator[str]:
+    record = group.assignment
+    about = 'without an assignment' if record is None else f'{record.division}, revision {record.revision}'
+    yield f'{group.name} in {group.namespace}: {about}'
+    rows = [('', 'MEMBER', 'COUNT', 'SINCE', 'HOLDS')]
+    for member in group.members:
+        report = member.state.report
+        remarks = [f'(drains {format_ranges(report.draining)})'] if report.draining else []
+        remarks += ['(silent)'] if member.is_silent(now) else []
+        rows.append(
+            (
+                '*' if report.member == group.holder else '',
+                str(member.record.holder),
+                str(len(report.held)),
+                _shorten(member.state.since),
+                ' '.join([format_ranges(report.held) or '-', *remarks]),
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        yield '  '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    if unowned := group.find_unowned(now):
+        yield f'{len(unowned)} buckets are held by no member: {format_ranges(unowned)}'
+
+
+def _shorten(text: str | None) -> str:
+    time = parse_time(text)
+    return '-' if time is None else f'{time.astimezone(datetime.UTC):%Y-%m-%dT%H:%M:%SZ}'
