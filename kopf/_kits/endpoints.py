@@ -252,7 +252,7 @@ class Endpoint:
 
 class _Connection(web.RequestHandler):
     """
-    One connection of a client, with limits of time for what the client does.
+    One connection of a client, with time limits for the actions of the client.
 
     There is one timer per connection. Each request changes the deadline, and it would cost too much to restart
     the timer each time. So, when it fires before the current deadline, it is started again for the rest of the time.

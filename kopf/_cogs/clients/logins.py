@@ -149,7 +149,7 @@ def login_via_pykube(
     **_: Any,
 ) -> credentials.ConnectionInfo | None:
     """
-    Log in the way of pykube-ng: as a service account, or else with a kubeconfig.
+    Log in by pykube-ng: as a service account, or else with a kubeconfig.
 
     Args:
         logger: where to tell which way has worked.
@@ -227,7 +227,7 @@ def login_via_client(
     **_: Any,
 ) -> credentials.ConnectionInfo | None:
     """
-    Log in the way of the official client library: as a service account, or else with a kubeconfig.
+    Log in by the official client library: as a service account, or else with a kubeconfig.
 
     Args:
         logger: where to tell which way has worked.
@@ -267,7 +267,7 @@ async def login_via_async_client(
     **_: Any,
 ) -> credentials.ConnectionInfo | None:
     """
-    Log in the way of the client library for asyncio: as a service account, or else with a kubeconfig.
+    Log in by the client library for asyncio: as a service account, or else with a kubeconfig.
 
     Args:
         logger: where to tell which way has worked.

@@ -90,10 +90,10 @@ async def apply_object(
     logger: api.AnyLogger | None = None,
 ) -> bodies.RawBody:
     """
-    Apply the desired fields of an object, and return the object as the server has it afterwards.
+    Apply the desired fields of an object, and return its new state.
 
-    The object is created if it is absent. If it exists, only the fields in the body are changed, and those that this
-    manager has applied before and that are not in the body now. If nothing differs, the server changes nothing.
+    The object is created if it is absent. If it exists, the server sets the fields in the body, and removes the fields
+    that this manager has applied before but omits now. Without any differences, the object is not changed.
 
     Args:
         client: the client to apply with.

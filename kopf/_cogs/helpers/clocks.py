@@ -21,7 +21,7 @@ def read_wall_clock() -> datetime.datetime:
 
 
 _CLOCK: Final[int | None] = getattr(time, 'CLOCK_BOOTTIME', getattr(time, 'CLOCK_MONOTONIC', None))
-"""The clock that also runs while the machine is suspended, unlike Python's monotonic one (on Linux, or elsewhere)."""
+"""The clock that also runs while the machine is suspended, unlike Python's monotonic clock."""
 
 
 def _measure_suspensions() -> float:

@@ -132,7 +132,7 @@ def is_model(value: object) -> bool:
 
 def dump_model(value: Any) -> Any:
     """
-    Return the plain data of an object of a model; any other value as it is.
+    Return the plain data of an object of a model; return any other value unchanged.
 
     Fields without a value are ``None``, so that a merge patch removes them.
     """

@@ -226,7 +226,7 @@ class Patch(_Changes[ModelT]):
         Return a copy of the body with the changes made; the body itself is not modified.
 
         The dict is merged as the API does (RFC 7386), except that removals of absent fields create no parents.
-        Then the functions are called; their errors are raised as they are.
+        Then the functions are called; their errors are raised unchanged.
         """
         new: dict[str, Any] = _merge(dict(body), self)
         # The merge copies only what it changes, and shares the rest with the body, which other functions could modify.

@@ -1,21 +1,21 @@
 """
-The assignment of buckets to the members of a sharded operator: who may hold which bucket, and since which revision.
+The assignment of buckets to the members of a sharded operator.
 
-One record says which member may hold which bucket. Each member reports which buckets it holds, and which revision of
-the record it has seen. Everything here is pure: it knows neither clocks nor requests, and takes the records and reports
-as they come, in whatever order and however late.
+One record grants buckets to members. Each member reports the buckets that it holds, and the revision of the record that
+it has seen. This module is pure: it has neither a clock nor requests, and accepts records and reports in any order and
+with any delay.
 
 A bucket can never be held by two members at once:
 
 - A member holds only buckets that the newest known record grants to it.
-- The record takes a bucket away in two steps. First, it is revoked: the member begins nothing more for its objects.
-  Then the member reports that it has seen this revision, and that it does not hold the bucket any more. Only after
-  that, or when the member has ended or expired, the bucket is granted to another member.
+- The record takes a bucket away in two steps. First, it revokes the bucket: the member begins no further work on its
+  objects. Then the member reports that it has seen this revision, and that it does not hold the bucket any more. Only
+  after that, or when the member has ended or expired, the record grants the bucket to another member.
 - These facts are permanent: a member that has seen the revocation cannot take the bucket back, and a member that has
-  ended never goes on (if its process does, it is a new member). So a decision that was made from old reports is right
-  nevertheless, and the record is replaced only if it is still the one that the decision was made from.
+  ended never continues (if its process continues, it becomes a new member). So a decision from old reports is still
+  correct. The record is replaced only if it has not changed since the decision.
 
-If the record is lost, the next one begins with what the members report, and grants nothing else until all of them have
+If the record is lost, the next record begins with the reported buckets, and grants no others until all members have
 seen it.
 """
 
@@ -26,12 +26,12 @@ NOTHING: frozenset[int] = frozenset()
 
 
 class Division(NamedTuple):
-    """How all objects are divided into buckets. All members must agree on it."""
+    """The division of all objects into buckets. All members must agree on it."""
 
     buckets: int
     """The number of buckets."""
     key: str
-    """What is hashed: ``uid`` or ``namespace``."""
+    """The hashed field: ``uid`` or ``namespace``."""
 
     def __str__(self) -> str:
         return f'{self.buckets} buckets by {self.key}'
@@ -45,16 +45,16 @@ class Seen(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What one member says of itself."""
+    """The report of one member about itself."""
 
     member: str
     division: Division
     seen: Seen | None = None
-    """The newest record that it has seen; ``None`` if it has seen none."""
+    """The newest record that the member has seen; ``None`` if it has not seen any."""
     held: frozenset[int] = NOTHING
-    """The buckets that it holds, including those that it is draining."""
+    """The buckets that the member holds, including the draining ones."""
     draining: frozenset[int] = NOTHING
-    """The buckets of these whose objects still have running handlers or daemons, but get no new ones."""
+    """The held buckets whose objects still have running handlers or daemons, but get no new ones."""
     is_absent: bool = False
     """Whether the Lease of the member is gone, although the member can still be working: it gets no more buckets."""
 
@@ -63,11 +63,11 @@ class Grant(NamedTuple):
     """The buckets that one member may hold."""
 
     buckets: frozenset[int] = NOTHING
-    """All of them, including the revoked ones."""
+    """All granted buckets, including the revoked ones."""
     revoked: frozenset[int] = NOTHING
-    """Those that the member must drain and release."""
+    """The buckets that the member must drain and release."""
     revoked_at: int = 0
-    """The revision of the record by which the last of them was revoked."""
+    """The revision of the record that has revoked the last of these buckets."""
 
 
 class Assignment(NamedTuple):
@@ -98,7 +98,8 @@ def begin(generation: str, division: Division, reports: Collection[Report]) -> A
     """
     Return the first record of a group, or the one after a lost record.
 
-    It grants what members report to hold, so that they go on; it revokes what several of them report.
+    It grants the buckets that members report to hold, so that they continue; it revokes those that several members
+    report.
 
     Args:
         generation: a new random text.
@@ -118,7 +119,7 @@ def begin(generation: str, division: Division, reports: Collection[Report]) -> A
 
 
 def is_lost(assignment: Assignment, reports: Iterable[Report]) -> bool:
-    """Check whether the record was replaced by an older one, as when a cluster is restored from a backup."""
+    """Check whether the record was replaced with an older one, e.g. when a cluster was restored from a backup."""
     seen = [report.seen for report in reports if report.seen is not None]
     return any(each.generation == assignment.generation and each.revision > assignment.revision for each in seen)
 
@@ -158,7 +159,7 @@ def advance(assignment: Assignment, reports: Collection[Report]) -> Assignment:
 
 
 def _collect(grant: Grant, assignment: Assignment, report: Report) -> Grant:
-    """Take away the revoked buckets that the member has released."""
+    """Remove the revoked buckets that the member has released from the grant."""
     seen = report.seen
     if seen is None or seen.generation != assignment.generation or seen.revision < grant.revoked_at:
         return grant
@@ -166,11 +167,11 @@ def _collect(grant: Grant, assignment: Assignment, report: Report) -> Grant:
 
 
 def _find_claimed(grants: Mapping[str, Grant], division: Division, reports: Iterable[Report]) -> frozenset[int]:
-    """Return the buckets that members report to hold without a grant: they drain them, after a record was lost."""
+    """Return the buckets that members hold without a grant: they drain them after the loss of a record."""
     claimed = NOTHING
     for report in reports:
         if report.held and report.division != division:
-            return frozenset(range(division.buckets))  # its buckets contain other objects
+            return frozenset(range(division.buckets))  # the buckets of another division contain other objects
         claimed |= report.held - grants.get(report.member, Grant()).buckets
     return claimed
 
@@ -205,7 +206,7 @@ def _count_kept(grant: Grant | None) -> int:
 
 
 def _find_quotas(kept: Mapping[str, int], buckets: int) -> dict[str, int]:
-    """Return how many buckets each member is to have. Those with the most buckets get the remaining ones."""
+    """Return the number of buckets for each member. Members with the most buckets get the remaining ones."""
     if not kept:
         return {}
     least, more = divmod(buckets, len(kept))
@@ -217,12 +218,12 @@ def _find_quotas(kept: Mapping[str, int], buckets: int) -> dict[str, int]:
 
 
 class Changes(NamedTuple):
-    """What a new record changes for a member."""
+    """The changes that a new record makes for a member."""
 
     taken: frozenset[int]
-    """The buckets that it holds from now on."""
+    """The buckets that the member holds from now on."""
     dropped: frozenset[int]
-    """The buckets to drain: nothing more begins for their objects."""
+    """The buckets to drain: no further work begins on their objects."""
 
 
 NO_CHANGES = Changes(NOTHING, NOTHING)
@@ -244,7 +245,7 @@ class Ownership:
         """
         Follow a newer record.
 
-        Buckets that are still being drained are not taken again: first, all that runs for them must have ended.
+        Buckets that are still being drained are not taken again: all running work for them must end first.
         """
         seen = Seen(assignment.generation, assignment.revision)
         if self.seen is not None and seen.generation == self.seen.generation and seen.revision < self.seen.revision:
@@ -259,9 +260,9 @@ class Ownership:
         return changes
 
     def finish(self, buckets: Collection[int]) -> None:
-        """Called when nothing runs any more for the objects of these buckets."""
+        """Called when all work for the objects of these buckets has ended."""
         self.draining -= frozenset(buckets)
 
     def report(self) -> Report:
-        """Return what the member says of itself."""
+        """Return the report of the member."""
         return Report(self.member, self.division, self.seen, self.active | self.draining, self.draining)

@@ -1,9 +1,9 @@
 """
-Buckets: the parts of all objects that the members of a sharded operator share out among themselves.
+Buckets: the parts into which all objects are divided, for distribution among the members of a sharded operator.
 
-An object belongs to the bucket that its uid, or its namespace, hashes into. The hash is that of the sharded lists and
-watches of Kubernetes (``shardSelector``, KEP-5866): FNV-1a with 64 bits. A bucket is a contiguous range of hashes, so
-that the API server can select the same objects.
+The hash of its uid, or of its namespace, determines the bucket of an object. The hash function is that of the sharded
+lists and watches of Kubernetes (``shardSelector``, KEP-5866): FNV-1a with 64 bits. A bucket is a contiguous range of
+hashes, so that the API server can select the same objects.
 """
 
 import functools
@@ -24,7 +24,7 @@ def digest(text: str) -> int:
     return value
 
 
-# Cached, as it is looked up for each event, and takes as long as everything else that is done for a foreign one.
+# Why a cache? The bucket is needed for each event. For the events of other members, this would take half of the time.
 @functools.lru_cache(maxsize=65536)
 def find_bucket(text: str, buckets: int) -> int:
     """Return the bucket of a uid or of a namespace."""

@@ -38,7 +38,7 @@ class Inspection(Changes, Protocol):
         """Return the objects with these values of ``resource``, ``namespace``, ``name`` and ``state``."""
 
     async def describe_timeline(self, uid: str, after: int) -> Mapping[str, Any]:
-        """Return the object, its running handlers, and what has happened to it since the entry with this number."""
+        """Return the object, its running handlers, and its timeline after the entry with this number."""
 
 
 class InspectionResponder:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 FOLDER = ('_kits', 'inspector')
-"""Where the files are in the package."""
+"""The folder of the files in the package."""
 
 INDEX = 'index.html'
 
@@ -32,7 +32,7 @@ HEADERS = {
     'X-Content-Type-Options': 'nosniff',
     'Cache-Control': 'no-store',
 }
-"""The headers of all responses: the page uses nothing of other hosts, and nothing of other hosts uses it."""
+"""The headers of all responses: the page loads no files from other hosts, and other hosts cannot embed it."""
 
 
 def iter_files() -> Iterator[tuple[str, str, bytes]]:

@@ -1,13 +1,13 @@
 """
-Live updates of the inspector: server-sent events about what has changed since the last ones.
+Live updates of the inspector: server-sent events about the objects that have changed since the last events.
 
-There are at most four messages a second, whatever happens; all pages get the same ones. Nothing is looked up while no
-page is open. A page that reads too slowly does not make the memory grow: its queue is dropped, and the page is told to
-request its state anew. The messages:
+There are at most four messages a second; all pages get the same ones. While no page is open, the operator has no work
+with this. If a page reads too slowly, its queue is dropped to bound the memory, and a message makes the page request
+its state again. The messages:
 
 - ``state``: the page must request the list of objects, now and after it was too slow;
-- ``objects``: the objects that have changed, and the uids of those that are gone, by resources;
-- ``operator``: once a second, the facts that need no look at each object.
+- ``objects``: the objects that have changed, and the uids of deleted ones, by resources;
+- ``operator``: once a second, the facts about the operator that can be computed without iterating over all objects.
 """
 
 import asyncio
@@ -23,29 +23,29 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 INTERVAL = 0.25
-"""The time between two looks at what has changed (in seconds)."""
+"""The interval of checks for changed objects (in seconds)."""
 
 LOOKS = 4
-"""After how many looks the operator as a whole is described."""
+"""The number of checks after which the operator as a whole is described."""
 
 MAX_OBJECTS = 1000
-"""How many objects are in a message; the others are in the next ones."""
+"""The maximal number of objects in a message; the others are in the next messages."""
 
 MAX_QUEUED = 16
-"""How many messages wait for a slow page."""
+"""The maximal number of messages that wait for a slow page."""
 
 MAX_PAGES = 8
-"""How many pages can be open at once."""
+"""The maximal number of open pages."""
 
 
 class Changes(Protocol):
-    """What the updates are about: see `inspection.OperatorInspection`."""
+    """The source of the updates: see `inspection.OperatorInspection`."""
 
     def follow(self) -> None:
-        """Remember from now on which objects change."""
+        """Begin to record which objects change."""
 
     def unfollow(self) -> None:
-        """Do not remember which objects change any more."""
+        """Stop recording which objects change."""
 
     def take_changed(self, limit: int) -> Collection[str]:
         """Return the uids of some objects that have changed since the last call."""
@@ -57,7 +57,7 @@ class Changes(Protocol):
         """Return the objects with these uids, except for unknown ones."""
 
     async def describe_operator(self) -> Mapping[str, Any]:
-        """Return what does not need a look at each object."""
+        """Return the facts that can be computed without iterating over all objects."""
 
 
 class LiveUpdates:
@@ -72,11 +72,11 @@ class LiveUpdates:
 
     @property
     def is_full(self) -> bool:
-        """Return whether there can be no other page."""
+        """Return whether no further page can be opened."""
         return len(self._pages) >= MAX_PAGES
 
     async def send(self, response: 'web.StreamResponse') -> None:
-        """Send the updates to a page until it is closed, or the server is."""
+        """Send the updates to a page until the page or the server is closed."""
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(MAX_QUEUED)
         queue.put_nowait(format_message('state', {}))
         self._pages.add(queue)
@@ -102,7 +102,7 @@ class LiveUpdates:
         if (task := self._task) is not None:
             self._task = None
             task.cancel()
-            self._changes.unfollow()  # before the pause: another page can be opened meanwhile
+            self._changes.unfollow()  # before the `await`, because another page can be opened meanwhile
             await asyncio.wait({task})
 
     async def _run(self) -> None:
@@ -126,7 +126,7 @@ class LiveUpdates:
             await asyncio.sleep(INTERVAL)
 
     def _publish_objects(self, *, compares: bool) -> None:
-        """Send the objects that have changed; compare the uids, too, as those at rest come and go unnoticed."""
+        """Send the changed objects; compare the uids, too, because objects at rest can appear and disappear."""
         gone: dict[str, list[str]] = {}
         if compares:
             known = self._changes.get_known()
@@ -142,7 +142,7 @@ class LiveUpdates:
         self._pending.difference_update(uids)
         objects = self._changes.describe_objects(uids) if uids else []
         for each in objects:
-            # Otherwise, the page would keep an object that comes and goes between two comparisons.
+            # Otherwise, the page would keep an object that appears and disappears between two comparisons.
             self._known.setdefault(each['resource'], set()).add(each['uid'])
         if objects or gone:
             self._publish('objects', {'objects': objects, 'gone': gone})
@@ -157,7 +157,7 @@ class LiveUpdates:
 
 
 def _replace(queue: asyncio.Queue[bytes | None], message: bytes | None) -> None:
-    """Replace all messages by this one."""
+    """Replace all messages with this one."""
     while not queue.empty():
         queue.get_nowait()
     queue.put_nowait(message)

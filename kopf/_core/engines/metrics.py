@@ -107,7 +107,7 @@ class RequestMeter(Instrument):
         self.requests[code, request.method, host] += 1
 
     def watch_changes(self, change: WatchChange) -> None:
-        """Count the restart, if the watch is to be restarted."""
+        """Count the restart, if the change of the watch is a restart."""
         if change.state == 'backing-off' and change.reason is not None:
             self.restarts[name_resource(change.resource), change.reason] += 1
 

@@ -51,7 +51,7 @@ class Condition(Protocol):
         """Return the reasons why the operator is not ready yet."""
 
     def find_warnings(self) -> Collection[str]:
-        """Return what the operator lacks, though it works."""
+        """Return the reasons why the operator works only in part, such as missing permissions."""
 
 
 class ProbeResult(NamedTuple):

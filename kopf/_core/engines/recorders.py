@@ -1,9 +1,9 @@
 """
-The recorder of the inspector: an instrument that writes what it is told into the timelines of objects.
+The recorder of the inspector: an instrument that writes the activities of the operator into the timelines of objects.
 
-It exists only while an operator can be inspected. Of patches, only the paths of fields are kept; of Secrets, no values
-at all. Texts are cut, so that an entry is small. The lines of the log come by a log handler, as they do not belong to
-the operator but to the process: those of other operators are skipped.
+It exists only if an operator can be inspected. It keeps only the paths of patched fields, and no values of Secrets.
+Texts are cut, so that an entry is small. A log handler writes the lines of the log, because they belong to the whole
+process: it skips lines of other operators.
 """
 
 import contextlib
@@ -46,13 +46,13 @@ MAX_TRACEBACK = 4000
 """The length of tracebacks (in characters); the beginning is cut."""
 
 MAX_PAYLOAD = 1_000_000
-"""The size of patches whose fields are looked at (in bytes)."""
+"""The maximal size of patches whose fields are listed (in bytes)."""
 
 MAX_FIELDS = 50
-"""The number of fields of a patch, or of a diff."""
+"""The maximal number of listed fields of a patch, or of a diff."""
 
 HIDDEN = '(hidden)'
-"""What is shown instead of the values of Secrets."""
+"""The text in place of the values of Secrets."""
 
 _METHODS = frozenset({'PATCH', 'PUT', 'POST', 'DELETE'})
 _PACKAGE = str(pathlib.Path(__file__).parents[2])
@@ -73,17 +73,17 @@ class Recorder(Instrument):
         self._compared.discard(_identify(step.key))
 
     def step_decides(self, step: ObjectStep) -> None:
-        """Write down which handlers are due and why; most steps have none."""
+        """Write the due handlers and the reason; most steps have no due handlers."""
         if step.handlers:
             uid = _identify(step.key)
             self._timelines.add(uid, 'cause', reason=step.reason, event=step.event, handlers=list(step.handlers))
 
     def step_ends(self, step: ObjectStep) -> None:
-        """Forget which diff was seen."""
+        """Forget the diff of the step."""
         self._compared.discard(_identify(step.key))
 
     def handler_begins(self, call: HandlerCall) -> None:
-        """Write down the attempt, and the diff that it gets."""
+        """Write the attempt, and the diff that it gets."""
         if call.key is None:
             return
         uid = _identify(call.key)
@@ -98,7 +98,7 @@ class Recorder(Instrument):
             self._timelines.set_diff(uid, {'reason': call.reason, 'fields': fields, 'total': len(diff)}, size)
 
     def handler_ends(self, call: HandlerCall) -> None:
-        """Write down the outcome, and until when the handler waits."""
+        """Write the outcome, and the time until which the handler waits."""
         entry = self._running.pop(call, None)
         if entry is None or call.key is None:
             return
@@ -112,7 +112,7 @@ class Recorder(Instrument):
         elif call.outcome != 'cancelled':
             self._timelines.set_failure(uid, call.id, None)
 
-    # The queue: its facts are looked up when they are asked for.
+    # The queue: its facts are looked up on request.
 
     def object_queued(self, entry: QueueEntry) -> None:
         """Called when the object waits for a worker."""
@@ -127,16 +127,16 @@ class Recorder(Instrument):
         self._timelines.mark(_identify(entry.key))
 
     def object_requeued(self, entry: QueueEntry) -> None:
-        """Write down a delay after an unexpected error; other delays are those of handlers."""
+        """Write a delay after an unexpected error; other delays belong to handlers."""
         if entry.reason == 'failed':
             self._timelines.add(_identify(entry.key), 'wait', delay=entry.delay)
         else:
             self._timelines.mark(_identify(entry.key))
 
-    # What goes to the API server.
+    # Requests to the API server.
 
     def request_ends(self, request: ApiRequest) -> None:
-        """Write down requests that change an object, for the object that they change or are made for."""
+        """Write a request that changes an object, into the timeline of this object or of the handled one."""
         if request.method not in _METHODS or request.path.endswith('/events') or '/events/' in request.path:
             return
         payload = _parse(request.payload)
@@ -157,7 +157,7 @@ class Recorder(Instrument):
             )
 
     def event_posted(self, event: ObjectEvent) -> None:
-        """Write down the Event."""
+        """Write the Event."""
         if uid := event.ref.get('uid'):
             self._timelines.add(
                 uid,
@@ -197,7 +197,7 @@ class LogRecorder(logging.Handler):
         self.close()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write down the line."""
+        """Write the line."""
         if getattr(record, 'settings', None) is not self._settings:
             return
         uid = (getattr(record, 'k8s_ref', None) or {}).get('uid')
@@ -269,7 +269,7 @@ def _iter_leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]
 
 
 def join_path(parts: Iterable[str]) -> str:
-    """Return the path as people write it: ``metadata.annotations['kopf.dev/x']``."""
+    """Return the path in the usual notation: ``metadata.annotations['kopf.dev/x']``."""
     text = ''
     for part in parts:
         text += f".{part}" if str(part).replace('-', '').replace('_', '').isalnum() else f'[{part!r}]'
@@ -296,7 +296,7 @@ def _find_key(request: ApiRequest) -> ObjectKey | None:
 
 
 def _find_target(path: str, key: ObjectKey | None) -> str | None:
-    """Return the changed object as ``plural/name``, if it is not the one that the request is made for."""
+    """Return the changed object as ``plural/name``, if it differs from the handled object."""
     if key is not None and key.name is not None:
         own = key.resource.get_url(namespace=key.namespace, name=key.name)
         if path in (own, f'{own}/status'):

@@ -1,9 +1,9 @@
 """
-The Leases of a sharded operator, as they are stored: one for each member, and one for their group.
+The stored form of the Leases of a sharded operator: one for each member, and one for their group.
 
-The Lease of a member is renewed by this member alone; an annotation says which buckets it holds. The Lease of the group
-has the assignment in an annotation; its holder is the member that writes it. It is written only when something changes:
-its holder is alive as long as the Lease of this member is renewed.
+Only the member itself renews its Lease; an annotation contains its buckets. The Lease of the group has the assignment
+in an annotation; its holder is the member that writes it. It is written only if the assignment changes: its holder is
+alive as long as it renews its own Lease.
 """
 
 import datetime
@@ -28,11 +28,11 @@ GROUP_ANNOTATION = 'kopf.dev/assignment'
 
 
 class MemberState(NamedTuple):
-    """What the Lease of a member says."""
+    """The content of the Lease of a member."""
 
     report: Report
     since: str | None = None
-    """When the member has begun to hold or to release buckets the last time, by its own clock."""
+    """When the member has last begun to hold or to release buckets, by its own clock."""
 
 
 def make_member(name: str, epoch: int) -> str:

@@ -1,5 +1,5 @@
 """
-Timelines: what has happened to each object lately, kept in bounded memory for the inspector.
+Timelines: the recent events of each object, kept in bounded memory for the inspector.
 
 A timeline has a few entries of each type, so that frequent ones, such as the runs of a timer, do not displace the rare
 ones that explain them. All timelines together are bounded, too: that of the object with the oldest news is dropped
@@ -17,12 +17,12 @@ LIMITS: Mapping[str, int] = {'cause': 30, 'handler': 60, 'routine': 30, 'patch':
 """
 How many entries of each type are kept for one object.
 
-The types: a decision what to do and why; an attempt of a handler; the same of a handler that is called very often; a
+The types: a decision with its reason; an attempt of a handler; the same of a handler that is called very often; a
 request that changes an object; a posted Kubernetes Event; a line of the log; a delay after an unexpected error.
 """
 
 CHARACTERS = 500
-"""The texts of an entry that are longer count as further entries: one for so many characters."""
+"""The length of texts in one entry (in characters): a longer entry counts as several ones."""
 
 MAX_CHANGED = 100_000
 """How many changed objects are remembered until the next `Timelines.take_changed`."""
@@ -36,17 +36,17 @@ class Entry:
     def __init__(self, type_: str, number: int, facts: Mapping[str, Any]) -> None:
         self.type = type_
         self.id = number
-        """The number that stays the same."""
+        """The number of the entry, which never changes."""
         self.number = number
-        """The number of the last change: readers ask for entries with greater numbers than they know."""
+        """The number of the last change: readers request entries with greater numbers than the known ones."""
         self.at = time.time()
         """The Unix time of the beginning (in seconds)."""
         self.facts = facts
         self.weight = weigh(facts)
-        """How many entries it counts for in the limit of all timelines."""
+        """The number of entries that it counts for in the limit of all timelines."""
 
     def update(self, number: int, facts: Mapping[str, Any]) -> None:
-        """Add what is known by now."""
+        """Add further facts."""
         self.number, self.facts = number, {**self.facts, **facts}
 
     def describe(self) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class Entry:
 
 
 def weigh(facts: Mapping[str, Any]) -> int:
-    """Return how many entries the texts count for."""
+    """Return the number of entries that the texts count for."""
     weight = 1
     for value in facts.values():
         if type(value) is str and len(value) >= CHARACTERS:
@@ -88,7 +88,7 @@ class _Timeline:
         self.number = 0
         """The number of the last change."""
         self.weight = 0
-        """How many entries it counts for."""
+        """The number of entries that it counts for."""
 
     def append(self, entry: Entry, limit: int) -> None:
         """Add the entry; drop the oldest one of its type if there are too many."""
@@ -132,13 +132,13 @@ class Timelines:
         self._timelines: collections.OrderedDict[str, _Timeline] = collections.OrderedDict()
         self._numbers = itertools.count(1)
         self._changed: set[str] | None = None
-        # It is held for microseconds only, so even the threads of a stuck operator do not wait for it. Reentrant, as a
-        # signal handler can log something while its thread writes an entry.
+        # It is held for microseconds only, so even the threads of a stuck operator do not wait for it. Why reentrant?
+        # A signal handler can log a line while its thread writes an entry.
         self._lock = threading.RLock()
 
     @property
     def weight(self) -> int:
-        """How many entries there are, with long ones counted as several."""
+        """The number of entries; long ones count as several."""
         return self._weight
 
     # Writers.
@@ -162,7 +162,7 @@ class Timelines:
                 timeline.touch(entry.number)
 
     def set_diff(self, uid: str, diff: Mapping[str, Any], size: int) -> None:
-        """Remember the last diff of the object, which has so many characters."""
+        """Keep the last diff of the object; ``size`` is its length in characters."""
         with self._lock:
             timeline = self._open(uid)
             before = timeline.weight
@@ -183,7 +183,7 @@ class Timelines:
                 self._note(uid)
 
     def _open(self, uid: str) -> _Timeline:
-        """Return the timeline of the object, which has the newest news from now on."""
+        """Return the timeline of the object, and move it to the end: it is dropped last."""
         self._note(uid)
         timeline = self._timelines.get(uid)
         if timeline is None:
@@ -221,17 +221,17 @@ class Timelines:
         return 0 if timeline is None else timeline.number
 
     def find_failure(self, uid: str) -> tuple[str, str] | None:
-        """Return the handler that has failed first, unless it has succeeded since, and its error."""
+        """Return the first handler that has failed and has not succeeded since, with its error."""
         timeline = self._timelines.get(uid)
         return None if timeline is None else next(iter(list(timeline.failures.items())), None)
 
     def follow(self) -> None:
-        """Remember from now on which objects change."""
+        """Begin to record which objects change."""
         with self._lock:
             self._changed = set()
 
     def unfollow(self) -> None:
-        """Do not remember which objects change any more, as no reader asks for them."""
+        """Stop recording which objects change, because no reader needs them."""
         with self._lock:
             self._changed = None
 

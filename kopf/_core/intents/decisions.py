@@ -76,7 +76,7 @@ class ObjectMemory(Protocol):
 
     @property
     def deletion_handled(self) -> bool:
-        """True if the deletion handlers are finished, and only the finalizer is to be removed."""
+        """True if the deletion handlers are finished, and only the finalizer must be removed."""
 
     @property
     def handled_digest(self) -> str | None:

@@ -1,9 +1,9 @@
 """
-Fields that decorators name, compared with the schema of the kind: `find_doubts_of_kinds`, `find_doubt`.
+Comparison of the fields that decorators name with the schema of the kind: `find_doubts_of_kinds`, `find_doubt`.
 
 The API server drops the fields that a closed schema does not have. So a handler with a misspelt ``field=`` would never
-be called, and nothing would tell why. Schemas are those of declared classes (JSON schemas), or those of CRDs
-(structural ones); both are read in place, without a conversion.
+be called, without any error. The schemas come from declared classes (JSON schemas) or from CRDs (structural schemas);
+both are read without a conversion.
 """
 
 import re
@@ -29,13 +29,13 @@ class UnknownField(NamedTuple):
     """A field that a schema does not have."""
 
     path: tuple[str, ...]
-    """The path as far as the schema has it, and the first unknown name."""
+    """The known part of the path, and the first unknown name."""
     known: Collection[str]
-    """The names that the schema has instead."""
+    """The names of the known fields in this place."""
 
     @property
     def hint(self) -> str:
-        """A sentence with the most similar field, or with all fields that are there."""
+        """A sentence with the most similar field, or with all known fields."""
         import difflib  # only for mistakes
 
         *parents, name = self.path
@@ -51,7 +51,7 @@ class Schema:
 
     Args:
         root: the JSON schema of a class, or the structural schema of a version in a CRD.
-        is_structural: whether it is a structural one, where a field without any properties has none.
+        is_structural: whether it is a structural schema, in which a value without properties has no fields.
     """
 
     def __init__(self, root: Any, *, is_structural: bool) -> None:
@@ -59,7 +59,7 @@ class Schema:
         self._is_structural = is_structural
 
     def find_unknown(self, path: Sequence[str]) -> UnknownField | None:
-        """Return the first field of the path that the schema does not have; ``None`` if it has it, or can have it."""
+        """Return the first field of the path that the schema does not have; ``None`` if all fields are possible."""
         if not path or path[0] in _ALWAYS:
             return None
         nodes = [self._root]
@@ -81,7 +81,7 @@ class Schema:
 
     def _list_variants(self, node: Any, depth: int = 0) -> list[Mapping[str, Any]]:
         """Return the schemas that a value can have, without references and unions."""
-        if not isinstance(node, Mapping) or depth > 20:  # true is for any value; references can be endless
+        if not isinstance(node, Mapping) or depth > 20:  # true permits any value; references can be recursive
             return [{'x-kubernetes-preserve-unknown-fields': True}]
         if self._is_structural:
             return [node]
@@ -185,7 +185,7 @@ def _list_rules(kind: 'Kind') -> Iterator[tuple[str, Sequence[str]]]:
 
 
 def list_fields_of_rule(text: str) -> list[tuple[str, ...]]:
-    """Return the paths of the fields of ``self`` in a CEL expression; not those of variables."""
+    """Return the paths of the fields of ``self`` in a CEL expression, without fields of variables."""
     found: dict[tuple[str, ...], None] = {}
     for match in _SELF.finditer(_TEXT.sub("''", text)):
         names = [name.strip() for name in match[1].split('.')[1:]]

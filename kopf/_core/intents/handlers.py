@@ -1,5 +1,5 @@
 """
-Handlers as they are declared: a function, the events that it handles, and its options.
+Declared handlers: a function, the events that it handles, and its options.
 
 They are only data: `filters` matches them, `registries` keeps them. The attributes of each class describe the kind of
 its handlers: see "A new kind of handlers, step by step" in the documentation.

@@ -1,5 +1,5 @@
 """
-The results of handlers, as they are stored in the status of the object: one key for each handler.
+The results of handlers in the status of the object: one key for each handler.
 
 A result that is a mapping is merged into the former result of its handler; any other result replaces it.
 """

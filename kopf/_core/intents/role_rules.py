@@ -17,10 +17,10 @@ READ = ('get', 'list', 'watch')
 CHILD = ('get', 'list', 'watch', 'create', 'patch', 'delete')
 
 VERBS = ('get', 'list', 'watch', 'create', 'update', 'patch', 'delete', 'deletecollection')
-"""The verbs of the API, in the order in which roles list them."""
+"""The verbs of the API, in their usual order in roles."""
 
 Select = Callable[[Selector, str], Collection[Resource]]
-"""A function that returns the resources of a selector; the text says where the selector is, for messages."""
+"""A function that returns the resources of a selector; its second argument names the selector's place in messages."""
 
 
 class Rule(NamedTuple):

@@ -256,7 +256,7 @@ class Applier:
         stored: Patch | None = None,
     ) -> None:
         """
-        Keep what could not be stored, for the next attempt.
+        Keep the changes that could not be stored, for the next attempt.
 
         Args:
             record: the record of the object.

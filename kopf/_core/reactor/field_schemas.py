@@ -1,8 +1,8 @@
 """
-Checking whether the schemas of custom resources have the fields that handlers name.
+Checks whether the schemas of custom resources have the fields that handlers name.
 
-The CRDs are those of the watch that notices new resources, so there are no further requests. Kinds that are declared as
-classes are not checked here, but by their classes.
+It gets the CRDs from the watch that notices new resources, so it needs no further requests. Kinds that are declared as
+classes are not checked here: `field_checks` compares them with their classes.
 """
 
 import logging
@@ -28,7 +28,7 @@ class FieldSchemas:
         self._reported: dict[Resource, list[str]] = {}
 
     def note(self, name: str, raw: Mapping[str, Any]) -> None:
-        """Look at the newest state of the CRD; an empty mapping if it is deleted."""
+        """Check the newest state of the CRD; an empty mapping if it is deleted."""
         plural, _, group = name.partition('.')
         self._doubts.pop((group, plural), None)
         try:
@@ -36,10 +36,10 @@ class FieldSchemas:
                 found = {version['name']: self._check(raw, version) for version in raw['spec']['versions']}
                 self._doubts[group, plural] = {version: texts for version, texts in found.items() if texts}
         except (AttributeError, KeyError, TypeError):
-            pass  # malformed: the API server does not serve it either
+            pass  # the CRD is malformed, so the API server does not serve it either
 
     def _check(self, raw: Mapping[str, Any], version: Mapping[str, Any]) -> list[str]:
-        """Return the messages about one version. Only they are kept: CRDs can be large."""
+        """Return the messages about one version. The CRD itself is not kept, because CRDs can be large."""
         spec, names = raw['spec'], raw['spec']['names']
         resource = Resource(
             spec['group'],
@@ -60,7 +60,7 @@ class FieldSchemas:
         return [text for text in found if text is not None]
 
     def report(self, tables: Mapping[Resource, HandlerTable]) -> None:
-        """Warn, once, of each field that the schema of a served resource does not have."""
+        """Warn once about each field that the schema of a served resource does not have."""
         for resource in tables:
             texts = self._doubts.get((resource.group, resource.plural), {}).get(resource.version, [])
             known = self._reported.get(resource, [])

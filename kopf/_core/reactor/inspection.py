@@ -41,9 +41,9 @@ class OperatorInspection:
     Args:
         orchestrator: knows the watches with the records of the objects.
         workers: knows which objects have workers.
-        monitor: knows what blocks the event loop.
+        monitor: the monitor of the event loop.
         calls: knows which handlers run.
-        timelines: what has happened to the objects, if it is recorded.
+        timelines: the timelines of the objects, if they are recorded.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class OperatorInspection:
         self._began = time.monotonic()
 
     async def describe(self, limit: int) -> Mapping[str, Any]:
-        """Return what the operator does now; at most so many objects that wait."""
+        """Return the present activities of the operator, with at most this number of waiting objects."""
         waiting = list(self._iter_waiting())
         counts: dict[str, dict[str, int]] = {}
         for (resource, state), count in self._census.count_objects().items():
@@ -77,7 +77,7 @@ class OperatorInspection:
         }
 
     async def describe_operator(self, limit: int | None = MAX_STACKS) -> Mapping[str, Any]:
-        """Return what does not need a look at each object; at most so many running handlers."""
+        """Return the facts that need no iteration over all objects, with at most this number of running handlers."""
         lag, responds = await self._monitor.measure_lag(LAG_LIMIT)
         blocker = None if responds else self._monitor.find_current_task()
         culprit = None if responds else self._monitor.culprit or self._monitor.look()
@@ -107,7 +107,7 @@ class OperatorInspection:
         return {'objects': objects, 'total': total}
 
     async def describe_timeline(self, uid: str, after: int) -> Mapping[str, Any]:
-        """Return the object, its running handlers, and what has happened to it since the entry with this number."""
+        """Return the object, its running handlers, and its timeline after the entry with this number."""
         story = Story(0, [], None) if self._timelines is None else self._timelines.read(uid, after)
         responds = (await self._monitor.measure_lag(LAG_LIMIT))[1]
         blocker = None if responds else self._monitor.find_current_task()
@@ -193,7 +193,7 @@ def _find_delays(record: ObjectRecord, now: float) -> Iterator[dict[str, Any]]:
 
 
 def _describe_plan(record: ObjectRecord, now: float) -> dict[str, Any]:
-    """Return what the object waits for next, and the error that it waits because of."""
+    """Return the next time that the object waits for, and the error that has caused the wait."""
     plan = min(_find_delays(record, now), key=_get_time, default=None)
     if plan is None or plan['seconds'] is None:
         return {}

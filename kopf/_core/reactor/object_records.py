@@ -96,7 +96,7 @@ class ObjectRecord:
         as missing.
         """
         self.requeued = False
-        """Whether the object is to be processed without an event."""
+        """Whether the object must be processed even without an event."""
         self.has_worker = False
         """Whether the object is queued for a worker, or has one."""
         self.wakeup: asyncio.TimerHandle | None = None
@@ -235,7 +235,7 @@ class ObjectRecord:
             self.expected = None
 
     def mark_initial(self) -> None:
-        """Treat the object as if it existed before this process: it is to be resumed."""
+        """Treat the object as if it existed before this process, so that its resuming handlers run."""
         self.initial = True
 
     # The queue of workers.
@@ -342,7 +342,7 @@ class ObjectRecord:
         self.handled_digest = digest
 
     def note_deletion_handled(self) -> None:
-        """Called when all deletion handlers have finished, and only the finalizer is to be removed."""
+        """Called when all deletion handlers have finished, and only the finalizer must be removed."""
         self.deletion_handled = True
 
     def keep_patch(self, patch: Patch | None) -> None:

@@ -389,7 +389,7 @@ class Orchestrator:
             yield "The indices are not complete yet."
 
     def find_warnings(self) -> Collection[str]:
-        """Return messages about what the operator lacks, though it works, for the probes."""
+        """Return messages about missing permissions and other faults that do not stop the operator, for the probes."""
         texts = () if self._permissions is None else self._permissions.texts
         return [f"A permission of the operator is missing. Add this rule to {text}" for text in texts]
 

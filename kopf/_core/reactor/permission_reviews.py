@@ -1,11 +1,11 @@
 """
-Reviews of the operator's own permissions: what is missing is known at the start, not when it is needed first.
+Reviews of the operator's own permissions, which detect missing permissions at the start, not at their first use.
 
-The rules are those of generated roles: see `kopf._core.intents.role_rules`. The API server answers whether the account
-of the operator has them. If it has all permissions, as administrators do, this takes one request. Otherwise, it takes
-one request for each served namespace, and for the rules of the whole cluster one request for each verb: the list of the
-rules in a namespace does not tell whether they hold in other namespaces, too. Specified in the documentation's
-"Security".
+The required rules are those of generated roles: see `kopf._core.intents.role_rules`. The API server responds whether
+the account of the operator has them. If the account has all permissions, like an administrator, one request is
+sufficient. Otherwise, a review takes one request for each served namespace, and one request for each verb in the rules
+of the whole cluster: a list of the rules in one namespace does not show whether they apply to other namespaces.
+Specified in the documentation's "Security".
 """
 
 import asyncio
@@ -25,20 +25,20 @@ from kopf._core.intents.role_rules import VERBS, Rule, list_general_rules, list_
 logger = logging.getLogger(__name__)
 
 INTERVAL: Final = 60.0
-"""How often missing permissions are reviewed again (in seconds): an administrator can grant them at any time."""
+"""The interval of reviews of missing permissions (in seconds): an administrator can grant them at any time."""
 
 MAX_NAMES: Final = 5
-"""How many namespaces a message names."""
+"""The maximal number of namespaces in a message."""
 
 _PATH: Final = '/apis/authorization.k8s.io/v1'
 
 
 class PermissionsError(ExplainedError):
-    """The operator lacks permissions that it is required to have, so it ends."""
+    """Raised if the operator lacks permissions that the settings require, so that it exits."""
 
 
 class Question(NamedTuple):
-    """One thing that the operator must be permitted to do."""
+    """One permission that the operator needs."""
 
     verb: str
     group: str
@@ -78,7 +78,7 @@ EVERYTHING: Final = Question('*', '*', '*')
 
 
 def list_questions(rules: Iterable[Rule], namespaces: Collection[Namespace]) -> Iterator[Question]:
-    """Yield what the rules ask for in these namespaces."""
+    """Yield the permissions that the rules need in these namespaces."""
     for rule in rules:
         for namespace in [None] if rule.clusterwide else sorted(namespaces, key=str):
             for verb in rule.verbs:
@@ -86,7 +86,7 @@ def list_questions(rules: Iterable[Rule], namespaces: Collection[Namespace]) -> 
 
 
 def explain_missing(missing: Collection[Question]) -> list[str]:
-    """Return a text for each missing rule: where it is missing, and the YAML of the rule."""
+    """Return a text for each missing rule: the role that should have it, and its YAML."""
     scopes: dict[tuple[str, str, str, Namespace], list[str]] = {}
     for verb, group, resource, name, namespace in missing:
         scopes.setdefault((group, resource, name, namespace), []).append(verb)
@@ -158,7 +158,7 @@ class PermissionReviews:
             self._task = self._tasks.create_task(self._run(), name='permissions')
 
     def recheck(self) -> None:
-        """Called when the served namespaces have changed: the set that `serve` has got."""
+        """Called when the set of served namespaces, which `serve` has got, was changed."""
         self._changed.set()
 
     async def _prepare(self) -> None:
@@ -182,7 +182,7 @@ class PermissionReviews:
             )
 
     async def _run(self) -> None:
-        """Review the permissions after each change; those that are missing, again and again."""
+        """Review the permissions after each change, and missing permissions periodically."""
         while True:
             try:
                 async with asyncio.timeout(INTERVAL if self._missing or self._failed else None):
@@ -207,7 +207,7 @@ class PermissionReviews:
                 logger.info("The operator has all the permissions now that it was missing.")
 
     async def _review(self) -> None:
-        """Review what is not known to be granted."""
+        """Review the permissions that are not known to be granted."""
         questions = list(dict.fromkeys(list_questions(self._list_rules(), self._namespaces)))
         unknown = [question for question in questions if question not in self._granted]
         missing = tuple(await self._find_missing(unknown)) if unknown else ()
@@ -216,7 +216,7 @@ class PermissionReviews:
 
     def _list_rules(self) -> list[Rule]:
         settings = self._settings
-        # Not the Leases: the election ends the operator itself if they are not permitted.
+        # Leases are not reviewed: without these permissions, the election itself ends the operator.
         rules = list(
             list_general_rules(
                 clusterwide=self._clusterwide,
@@ -230,13 +230,13 @@ class PermissionReviews:
         return merge_rules(rules)
 
     def _select(self, selector: Selector, where: str) -> Collection[Resource]:
-        """Return the resources that are served for the selector; none if it is for all of them."""
+        """Return the resources that are served for the selector; none if it selects all resources."""
         # Why not all of them? There would be hundreds of reviews, and operators rarely need all these resources.
         if not selector.is_specific and selector.any_name is not None:
             return ()
         found = {resource for resource in selector.select(self._resources) if {'list', 'watch'} <= resource.verbs}
         if selector.is_specific and len({resource.group for resource in found}) > 1:
-            return ()  # ambiguous, so it is not served
+            return ()  # the selector is ambiguous, so its resources are not served
         return sorted(found, key=repr)
 
     async def _find_missing(self, questions: Collection[Question]) -> list[Question]:
@@ -256,7 +256,7 @@ class PermissionReviews:
         return [question for question in questions if not answers[question]]
 
     async def _look_up(self, namespace: str, questions: Collection[Question]) -> dict[Question, bool]:
-        """Return the answers to these questions by the rules in the namespace; only certain ones."""
+        """Return the certain answers to these questions from the list of rules in the namespace."""
         status = await self._post('SelfSubjectRulesReview', {'namespace': namespace})
         rules = status.get('resourceRules') or ()
         answers = {question: any(map(question.is_covered, rules)) for question in questions}
@@ -269,7 +269,7 @@ class PermissionReviews:
 
     async def _post(self, kind: str, spec: Mapping[str, Any]) -> Mapping[str, Any]:
         body = {'apiVersion': 'authorization.k8s.io/v1', 'kind': kind, 'spec': spec}
-        # Replicas that wait for their election must know what they lack, too. A review changes nothing.
+        # Standby replicas need the review, too. It is no write, so the fence must not stop it.
         token = unfenced_var.set(True)
         try:
             answer = await self._client.post_json(f'{_PATH}/{kind.lower()}s', body)

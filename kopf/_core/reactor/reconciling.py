@@ -364,7 +364,7 @@ class Reconciler:
         conclusion.fns.append(append_finalizer(self._decider.finalizer))
 
     def _begin_cycle(self, record: ObjectRecord, decision: Decision) -> None:
-        """Begin the cycle of the decision, or continue it; log what is handled."""
+        """Begin the cycle of the decision, or continue it; log the handled change."""
         cause, log, title = decision.cause, decision.cause.logger, TITLES.get(decision.reason)
         if record.cycle is not None and record.cycle is not decision.cycle and title is not None:
             _log_superseded(record.cycle, title, log)
@@ -379,7 +379,7 @@ class Reconciler:
                 log.debug("%s diff: %r", title, cause.diff)
 
     async def _run_due(self, record: ObjectRecord, decision: Decision, patch: Patch) -> Mapping[HandlerId, Outcome]:
-        """Run the handlers that are due, and undo what they have modified in the body in place."""
+        """Run the due handlers, and undo their in-place changes of the body."""
         if not decision.due:
             return {}
         step = Step(

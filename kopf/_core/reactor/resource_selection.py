@@ -172,7 +172,7 @@ class SchemaCheck(Protocol):
         """Look at the newest state of the CRD; an empty mapping if it is deleted."""
 
     def report(self, tables: Mapping[Resource, HandlerTable]) -> None:
-        """Warn, once, of what is wrong for the handlers of these resources."""
+        """Warn once about mistakes in the schemas for the handlers of these resources."""
 
 
 class Definitions:

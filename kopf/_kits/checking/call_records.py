@@ -12,7 +12,7 @@ _CONCURRENT = frozenset({'Indexer', 'Webhook', 'Activity', 'Schedule'})
 """Kinds of handlers that have no object, or can be called for the same object several times at once."""
 
 MOMENT = 0.0002
-"""How long a call lasts that does nothing (in seconds of virtual time): connections in memory are not faster."""
+"""The longest duration of a call without any requests (in seconds of virtual time)."""
 
 Key = tuple[str, str]
 """The uid of an object, and the id of a handler."""
@@ -35,7 +35,7 @@ class Running:
     call: HandlerCall
     started: float
     lasted: float = math.inf
-    """How long it has lasted (in seconds); infinite while it runs."""
+    """The duration of the call (in seconds); infinite while it runs."""
 
 
 class CallRecord:
@@ -74,12 +74,12 @@ class CallRecord:
                     del self.last[other]
 
     def watch_rest(self) -> None:
-        """Called at rest: from now on, operators hand over no objects, so each object has one operator."""
+        """Forget earlier handling. Called at rest, when objects are not handed over any more: each has one operator."""
         for recorder in self._recorders:
             recorder.handled.clear()
 
     def end_rest(self) -> None:
-        """Called at the end of the rest: record the objects that several operators have handled in turns."""
+        """Called at the end of the rest: record the objects that several operators have handled alternately."""
         for one, other in itertools.combinations(self._recorders, 2):
             self._pairs += [
                 (running, other.handled[uid]) for uid, running in one.handled.items() if uid in other.handled
@@ -87,8 +87,8 @@ class CallRecord:
 
     @property
     def overlaps(self) -> list[str]:
-        """The handlers that were called while they, or those of another operator, ran for the same object."""
-        # Handlers that check by themselves whether their replica is the leader return at once in the other replicas.
+        """The handlers that were called for an object while another call for the same object was running."""
+        # Ignore short calls: handlers can check themselves that their replica is not the leader, and return at once.
         doubled = [one.call for one, other in self._pairs if min(one.lasted, other.lasted) > MOMENT]
         return [
             f'{call.id} of {call.key.resource.plural} {call.key.name}'

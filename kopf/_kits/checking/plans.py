@@ -97,7 +97,7 @@ class Plan:
     seconds: float = 0
     """The duration of the disturbance."""
     replicas: int = 1
-    """How many operators run at the same time; the disturbance concerns the one that works."""
+    """The number of operators that run at the same time; the disturbance concerns the active one."""
     edits: tuple[Edit, ...] = ()
     """The edits that the user makes at rest, after the scenario."""
     fresh: bool = False

@@ -30,7 +30,7 @@ def list_rules(
 
     Args:
         registry: the handlers.
-        crds: the CRDs of the resources that are not built in, those of declared kinds included.
+        crds: the CRDs of the resources that are not built in, including the CRDs of declared kinds.
         clusterwide: whether the operator serves the whole cluster, instead of some namespaces.
         elected: whether replicas elect a leader.
 

@@ -16,7 +16,7 @@ OLD_TARGETS = {'averageUtilization': 'targetAverageUtilization', 'averageValue':
 
 
 def outward(body: Body) -> Body:
-    """Return an object of ``v2`` as one of ``v1``."""
+    """Return an object of ``v2`` converted to ``v1``."""
     spec, status = dict(body.get('spec') or {}), dict(body.get('status') or {})
     others = []
     for metric in spec.pop('metrics', None) or ():
@@ -38,7 +38,7 @@ def outward(body: Body) -> Body:
 
 
 def inward(body: Body) -> Body:
-    """Return an object of ``v1`` as one of ``v2``."""
+    """Return an object of ``v1`` converted to ``v2``."""
     spec, meta = dict(body.get('spec') or {}), dict(body['metadata'])
     spec.setdefault('minReplicas', 1)
     metrics: list[Mapping[str, Any]] = []
@@ -73,7 +73,7 @@ def _percentage(metric: Mapping[str, Any]) -> int | None:
 
 
 def _old(metric: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a metric as the annotation has it; only metrics of resources differ from ``v2`` enough to be converted."""
+    """Return a metric in the format of the annotation, which differs from ``v2`` only for metrics of resources."""
     resource = metric.get('resource')
     if metric.get('type') != 'Resource' or not resource:
         return metric

@@ -155,7 +155,7 @@ def everything(value: Any, shape: Shape) -> FieldSet:
 
 
 class Comparison:
-    """The difference of two values: what was changed or added in the new one, and what was removed from the old one."""
+    """The difference of two values: changed or added fields in the new one, and removed fields of the old one."""
 
     def __init__(self, old: Mapping[str, Any], new: Mapping[str, Any], shape: Shape) -> None:
         changed: dict[str, Any] = {}

@@ -1,5 +1,5 @@
 """
-The specifications of pods, alone and in templates: defaults, and what is computed from them.
+The specifications of pods, alone and in templates: defaults and computed values.
 
 A stored pod with ``image: nginx`` has twenty more fields. Programs compare the stored fields with the desired ones, so
 all defaults are here. Values of wrong types are ignored.

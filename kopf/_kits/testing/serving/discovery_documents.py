@@ -1,5 +1,5 @@
 """
-Discovery: what is served, in both forms that clients use: one document for each version, or all in one.
+Discovery documents about the served resources, in both forms that clients use: one for each version, or all in one.
 
 The documents are created once for each revision of the catalog.
 """

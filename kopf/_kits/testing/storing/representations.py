@@ -88,7 +88,7 @@ class Metadata(Form):
 
 
 class TableForm(Form):
-    """The form of rows; ``include`` says what comes with each row: ``Metadata``, ``Object`` or ``None``."""
+    """The form of rows; ``include`` is the part of the object in each row: ``Metadata``, ``Object`` or ``None``."""
 
     name = 'table'
 
@@ -146,7 +146,7 @@ PLAIN = Form()
 
 
 def _type_name(kind: Kind) -> str:
-    """Return what messages call a list of these objects."""
+    """Return the name of a list of these objects in messages."""
     if kind.custom:
         return '*unstructured.UnstructuredList'
     return f'*{kind.package}.{kind.name}List'

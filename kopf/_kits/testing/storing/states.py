@@ -51,7 +51,7 @@ class StateError(Exception):
 
 
 class Row(NamedTuple):
-    """An object as it is in the file; ``body`` is its JSON without ``apiVersion`` and ``kind``."""
+    """An object in the file; ``body`` is its JSON without ``apiVersion`` and ``kind``."""
 
     group: str
     plural: str

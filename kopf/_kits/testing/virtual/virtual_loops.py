@@ -85,7 +85,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._uncollected = 0
         self._destinations: dict[Any, tuple[str, int]] = {}
         self._dead: list[object] = []  # the outputs of killed operators
-        self._frozen: dict[int, tuple[object, list[asyncio.Handle]]] = {}  # by the id of the output: what waits
+        # The waiting callbacks, by the id of the output.
+        self._frozen: dict[int, tuple[object, list[asyncio.Handle]]] = {}
         self.network = Network(self, rng)
         self.set_task_factory(self._make_task)
 

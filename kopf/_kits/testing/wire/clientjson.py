@@ -1,5 +1,5 @@
 """
-Decoding and checking of JSON as clients send it; errors have the texts of a real server.
+Decoding and checking of JSON from clients; errors have the texts of a real server.
 
 The errors of the fast parser differ from those of Go. So if it refuses a text, the text is scanned again by the rules
 of Go's scanner.

@@ -86,7 +86,7 @@ class Connection(asyncio.Protocol):
                 await self._drained
 
     def abort(self) -> None:
-        """Close the connection without sending what is still buffered."""
+        """Close the connection without sending the buffered data."""
         self._reader.stop()
         if self._transport is not None:
             self._transport.abort()
