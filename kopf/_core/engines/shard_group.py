@@ -1,11 +1,11 @@
 """
-The group of a sharded operator, as one member knows it: the Leases of all members, and the assignment.
+The group of a sharded operator from the view of one member: the Leases of all members, and the assignment.
 
-One member writes the assignment: the holder of the group's Lease. If that member has ended, any other one takes its
-place. Two of them do no harm: a record is replaced only if it is still the one that the decision was made from, and the
-decision rests on facts that never change (see `assignments`). One of these facts needs the clock: a member has expired
-when its Lease has not been renewed for the duration that it promises, measured by the own monotonic clock. As this
-process can have been suspended meanwhile, the Leases are requested once more before that is believed.
+One member writes the assignment: the holder of the group's Lease. If that member has ended, any other member takes its
+place. Two writers do no harm: a record is replaced only if it has not changed since the decision, and decisions are
+based on facts that never change (see `assignments`). One of these facts needs the clock: a member has expired when its
+Lease has not been renewed for the duration in the Lease, measured by the monotonic clock of this process. This process
+can have been suspended meanwhile, so the Leases are requested once more before a member counts as expired.
 """
 
 import asyncio
@@ -40,11 +40,12 @@ UNLIMITED = 10 * 365 * 24 * 3600
 """
 The duration in the Lease of the group (in seconds).
 
-Its holder does not renew it. So, an operator that elects its leader by a Lease of the same name must not take it over.
+The holder does not renew this Lease, so it must seem valid for long: another operator that elects its leader by a Lease
+of the same name must not take it over.
 """
 
 CONFLICT_DELAY = 0.05
-"""How long to wait before another attempt if another member has written the record (in seconds)."""
+"""The delay of the next attempt if another member has written the record (in seconds)."""
 
 RULES = (
     '- {apiGroups: ["coordination.k8s.io"], resources: ["leases"], '
@@ -60,21 +61,21 @@ class GroupStore(Protocol):
     namespace: str
 
     async def read(self) -> Mapping[str, Any] | None:
-        """Return the Lease of the group; ``None`` if there is none."""
+        """Return the Lease of the group; ``None`` if it does not exist."""
 
     async def write(self, body: Mapping[str, Any] | None, record: LeaseRecord, text: str) -> Mapping[str, Any]:
-        """Replace the Lease of the group and its annotation, if it is still in this state; ``None`` to create it."""
+        """Replace the Lease of the group and its annotation, if its body has not changed; without a body, create it."""
 
     async def list_all(self) -> Collection[Mapping[str, Any]]:
         """Return all Leases of the group."""
 
     async def delete(self, body: Mapping[str, Any]) -> None:
-        """Delete a Lease, if it is still in this state."""
+        """Delete a Lease, if its body has not changed."""
 
 
 class KnownLease:
     """
-    The Lease of one member, as it was seen last.
+    The last seen state of the Lease of one member.
 
     Args:
         name: the name of the Lease.
@@ -89,10 +90,10 @@ class KnownLease:
         self.record = LeaseRecord(None)
         """The record of the last state in which the Lease existed."""
         self.state: MemberState | None = None
-        """What the member said in that state; ``None`` if it cannot be read."""
+        """The report of the member in that state; ``None`` if it is malformed."""
         self.changed_at = self.seen_at = seen_at
         self.confirmed_at = -math.inf
-        """When the state was requested from the API for the last time, and had not changed."""
+        """The time of the last request of the API that has returned this state."""
 
     def see(self, body: Mapping[str, Any] | None, now: float) -> None:
         """Take a newer state."""
@@ -112,7 +113,7 @@ class KnownLease:
                 logger.warning("The Lease %r does not say which buckets its member holds: %s.", self.name, error)
 
     def confirm(self, asked_at: float) -> None:
-        """Called when the state was requested at this time, and is the known one."""
+        """Called when a request of this time has returned the known state."""
         self.confirmed_at = asked_at
 
     @property
@@ -121,11 +122,11 @@ class KnownLease:
         return self._was_seen and self.record.holder is None
 
     def find_expiry(self, duration: float) -> float:
-        """Return when the member expires; it promises to stop within this duration, or the one in its Lease."""
+        """Return when the member expires: after the duration in its Lease, or by default, after this duration."""
         return self.changed_at + (self.record.duration or duration)
 
     def has_ended(self, member: str, duration: float) -> bool:
-        """Check whether the member has ended for sure, and never goes on."""
+        """Check whether the member has certainly ended: it can never continue."""
         if self.is_released:
             return True
         if self.body is not None and self.state is not None and is_later(self.state.report.member, member):
@@ -133,7 +134,7 @@ class KnownLease:
         return self.confirmed_at >= self.find_expiry(duration)
 
     def is_doubtful(self, now: float, duration: float) -> bool:
-        """Check whether the member seems to have expired, but that is not confirmed yet."""
+        """Check whether the member seems to have expired, but its Lease was not requested again since then."""
         expiry = self.find_expiry(duration)
         return not self.is_released and now >= expiry > self.confirmed_at
 
@@ -146,13 +147,13 @@ def is_later(member: str, other: str) -> bool:
 
 class ShardGroup:
     """
-    The group, as one member knows it.
+    The group from the view of one member.
 
     Args:
         store: the Leases.
         settings: the times.
         division: how this member divides the objects.
-        get_report: returns what this member says of itself; ``None`` while it is no member.
+        get_report: returns the report of this member; ``None`` while the process is no member.
         changed: called when the assignment has changed.
     """
 
@@ -171,7 +172,7 @@ class ShardGroup:
         self._get_report = get_report
         self._changed = changed
         self.assignment: Assignment | None = None
-        """The newest known record; ``None`` if there is none."""
+        """The newest known record; ``None`` if no record is known."""
         self.leases: dict[str, KnownLease] = {}
         """The Leases of the members, by their names."""
         self._body: Mapping[str, Any] | None = None  # the Lease of the group
@@ -183,7 +184,7 @@ class ShardGroup:
         self._next_attempt = -math.inf
         self._failure: str | None = None
         self._listed = False  # whether the Leases could be listed at least once
-        self._told: set[str] = set()  # what was told already, and need not be told again
+        self._told: set[str] = set()  # the keys of the logged warnings, which are not logged again
         self._ended_at: dict[str, float] = {}  # when members were first known to have ended, by their Leases
         self._keeps_ended = False  # whether Leases of ended members cannot be deleted
         self._wakeup = asyncio.Event()
@@ -194,7 +195,7 @@ class ShardGroup:
         return None if self._body is None else LeaseRecord.parse(self._body.get('spec')).holder
 
     def find_unowned(self) -> int:
-        """Return how many buckets no member handles, as far as this one knows; callable from any thread."""
+        """Return the number of buckets that no member handles, as far as known; callable from any thread."""
         assignment, report, now = self.assignment, self._get_report(), read_time()
         if assignment is None:
             return self._division.buckets
@@ -207,16 +208,16 @@ class ShardGroup:
                 unowned -= len(grant.buckets)
         return unowned
 
-    # What is known.
+    # The knowledge of the group.
 
     def join(self) -> None:
-        """Called when this process has become a member: only what is read from now on counts for it."""
+        """Called when this process has become a member: it must read the Leases again before any decision."""
         self._known = False
         self.assignment = None
         self.wake()
 
     def wake(self) -> None:
-        """Called when this member has another report, or something else has changed."""
+        """Called when the report of this member has changed, or anything else that decisions depend on."""
         self._wakeup.set()
 
     def see(self, body: Mapping[str, Any], *, is_deleted: bool = False, asked_at: float | None = None) -> None:
@@ -226,7 +227,7 @@ class ShardGroup:
         Args:
             body: the state.
             is_deleted: whether the Lease is deleted.
-            asked_at: when the state was requested, by `read_time`; ``None`` if it has come by the watch.
+            asked_at: when the state was requested, by `read_time`; ``None`` if the watch has reported it.
         """
         name = body['metadata']['name']
         if name == self._store.name:
@@ -279,7 +280,8 @@ class ShardGroup:
     def _get_lease(self, name: str) -> KnownLease:
         lease = self.leases.get(name)
         if lease is None:
-            # The record names a member without a Lease: it can be working, as its Lease can have just been deleted.
+            # The record names a member without a Lease: the member can still work, as its Lease was perhaps just
+            # deleted.
             lease = self.leases[name] = KnownLease(name, read_time())
         return lease
 
@@ -303,7 +305,7 @@ class ShardGroup:
     def _find_report(self, lease: KnownLease, member: str) -> Report:
         if lease.state is not None and lease.state.report.member == member:
             return lease.state.report._replace(is_absent=lease.body is None)
-        # Nothing is known of it, but what it may hold.
+        # Nothing is known of the member except for its grants.
         grant = None if self.assignment is None else self.assignment.grants.get(member)
         division = self._division if self.assignment is None else self.assignment.division
         held = assignments.NOTHING if grant is None else grant.buckets
@@ -343,7 +345,7 @@ class ShardGroup:
         self._wakeup.clear()
 
     def _find_due(self) -> float:
-        """Return when to look at the Leases; see `read_time`."""
+        """Return the time of the next decision; see `read_time`."""
         if self._wakeup.is_set():
             return self._next_attempt
         if self._get_report() is None:
@@ -355,7 +357,7 @@ class ShardGroup:
         return max(min(times), self._next_attempt)
 
     def _find_poll(self) -> float:
-        """Return when to request the Leases. The watch brings the own renewals, too: if it is silent, it is broken."""
+        """Return when to request the Leases. The watch also reports the own renewals: if it is silent, it is broken."""
         return max(self._heard_at, self._polled_at) + self._settings.retry_period * SILENCE
 
     async def _attempt(self) -> None:
@@ -364,7 +366,7 @@ class ShardGroup:
             async with asyncio.timeout(self._settings.renew_deadline / 2):
                 await self._act(started)
         except errors.APIConflictError:
-            pass  # another member was faster: its record comes by the next request or by the watch
+            pass  # another member was faster: the next request or the watch brings its record
         except (errors.APIError, TimeoutError) as error:
             self._note_failure(error)
             self._next_attempt = started + self._settings.retry_period
@@ -432,7 +434,7 @@ class ShardGroup:
             self._see_group(body)
 
     async def _take_lead(self) -> bool:
-        """Check whether this member writes the assignment: because it holds the Lease, or because no other one does."""
+        """Check whether this member writes the assignment: if it holds the Lease, or if no other member holds it."""
         own = self._get_report()
         if own is None or self.holder in (None, own.member):
             return own is not None
@@ -445,7 +447,7 @@ class ShardGroup:
         return lease.has_ended(holder, duration)
 
     async def _outwait_stranger(self, holder: str) -> bool:
-        """Check whether a holder that is no member has not renewed the Lease of the group for its duration."""
+        """Check whether the Lease of the group has expired, while its holder is not a member."""
         self._tell(
             f'holder {holder}',
             f"The Lease {self._store} is held by {holder!r}, which is no member of this group: nothing is handled "
@@ -474,7 +476,7 @@ class ShardGroup:
             reports = self.find_reports()
         own = self._get_report()
         if self._version != version or own is None:
-            self.wake()  # there is another record by now, or this process is no member any more
+            self.wake()  # meanwhile, another record was written, or this process is no member any more
             return
         if is_over or record is None:
             following = assignments.begin(uuid.uuid4().hex[:10], self._division, reports)
@@ -553,7 +555,7 @@ class ShardGroup:
 def _is_outdated(
     body: Mapping[str, Any], known: Mapping[str, Any] | None, seen_at: float, asked_at: float | None
 ) -> bool:
-    """Check whether a state is older than the known one: watches and requests bring them in any order."""
+    """Check whether a state is older than the known one: watches and requests bring states in any order."""
     if known is None or (asked_at is not None and asked_at > seen_at):
         return False
     version = body['metadata'].get('resourceVersion')
@@ -561,7 +563,7 @@ def _is_outdated(
 
 
 def _is_same(body: Mapping[str, Any] | None, known: Mapping[str, Any] | None) -> bool:
-    """Check whether both are the same version of a Lease, or both say that there is none."""
+    """Check whether both are the same version of a Lease, or both mean that the Lease does not exist."""
     if body is None or known is None:
         return body is known
     fields = 'uid', 'resourceVersion'

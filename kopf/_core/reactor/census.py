@@ -1,8 +1,8 @@
 """
 A census: the present states of an operator's objects and watches, for metrics.
 
-The numbers are computed from the records and the watches when they are requested, so that the operator has no work with
-them. Another thread does this, so it copies each collection at once before it iterates over the copy.
+The numbers are computed from the records and the watches on request, so that they cost the operator nothing. Another
+thread computes them, so it copies each collection at once, and iterates over the copy.
 """
 
 import time
@@ -37,7 +37,7 @@ class Census:
         return counts
 
     def measure_silences(self) -> Mapping[str, float]:
-        """Return how long the watches of each resource have brought nothing (in seconds), not even bookmarks."""
+        """Return the time since the last event of the watches of each resource, bookmarks included (in seconds)."""
         silences: dict[str, float] = {}
         now = time.monotonic()
         for watch in self._orchestrator.get_watches():
@@ -50,7 +50,7 @@ class Census:
         return self._orchestrator.get_leases()
 
     def count_unowned(self) -> int | None:
-        """Return how many buckets no member holds; ``None`` without shards."""
+        """Return the number of buckets that no member holds; ``None`` without shards."""
         return self._orchestrator.coordinator.unowned
 
 

@@ -46,11 +46,11 @@ class Controls(NamedTuple):
     run_activity: Callable[[Activity], Awaitable[Mapping[HandlerId, Outcome]]]
     """Runs the handlers of an activity; returns their outcomes."""
     relist: Callable[[OwnerCheck], None]
-    """Lists all objects again, as the operator handles more of them from now on: those that the check selects."""
+    """Lists all objects again, as the operator also handles the objects that the check selects from now on."""
     surrender: Callable[[OwnerCheck, bool], Awaitable[None]]
     """
-    Ends the handling of the objects that the check selects, and with true, of the schedules, too. It returns when
-    nothing runs for them any more. The operator must not own them any more when it is called.
+    Ends the handling of the objects that the check selects, and with true, also of the schedules; returns when all
+    work for them has ended. When it is called, `Coordinator.owner_check` must already exclude these objects.
     """
 
 
@@ -59,7 +59,7 @@ class Coordinator(Protocol):
 
     @property
     def groups(self) -> Collection[str]:
-        """The API groups of the resources that it uses, to be included in the discovery."""
+        """The API groups of the resources that the coordinator uses, to be included in the discovery."""
 
     @property
     def paused(self) -> bool:
@@ -241,7 +241,7 @@ def make_coordinator(
         controls: the functions that control the work of the operator.
     """
     if settings.sharding.enabled:
-        # Imported here, as is the election below. Peers would pause each other, so members have no peering.
+        # Imported here, as is the election below. Peers would pause each other, so shards exclude a peering.
         from kopf._core.reactor.sharding_coordinator import ShardingCoordinator
 
         return ShardingCoordinator(client, settings, identity=identity, tasks=tasks, controls=controls)

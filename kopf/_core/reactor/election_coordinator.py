@@ -135,7 +135,7 @@ class ElectionCoordinator:
         candidate = self._candidate
         if self._phase is not Phase.LEADING or candidate is None or not candidate.is_overdue:
             return False
-        # Why not at once? The end of the term changes objects that the caller is using, such as the queue of workers.
+        # Why not end the term at once? That changes objects that the caller is using, such as the queue of workers.
         asyncio.get_running_loop().call_soon(candidate.reconsider)
         return True
 
@@ -163,7 +163,7 @@ class ElectionCoordinator:
         return () if watch is None else (watch,)
 
     def is_open(self, namespace: Namespace) -> bool:
-        # Why not at once? A leader would list all objects twice: as a standby, and when it begins to handle them.
+        # Why not open at once? A leader would list all objects twice: as a standby, and when it begins to handle them.
         return self._oriented
 
     def rediscover(self, resources: Collection[Resource]) -> None:

@@ -1,9 +1,9 @@
 """
 The filter of events in sharded operators: the processor of a resource gets only the objects that this member handles.
 
-All members watch all objects, as indices and relations need them. An object that the member does not handle does not
-exist for its processor. An object that the member begins to handle exists only as it comes with a list that was
-requested after that: all older states can be from before the last writes of its former member.
+All members watch all objects, as indices and relations need them. The processor of a member does not get the objects of
+other members. When the member begins to handle an object, its processor gets only states from lists that are requested
+afterwards: older states can precede the last writes of the former member.
 """
 
 import time

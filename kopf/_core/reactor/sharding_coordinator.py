@@ -1,11 +1,12 @@
 """
 Coordination by shards: all members of the operator work, each for the objects whose buckets it holds.
 
-A member holds a Lease of its own, as a leader holds that of all replicas: without it, all its work is cancelled, and it
-writes nothing any more. Which buckets it may hold is decided by the assignment of the group (see `assignments`). When a
-bucket is taken away, the member drains it: nothing more begins for its objects, what runs for them ends, and only then
-the member reports that it has released the bucket. When a member gets buckets, it lists all objects again: what it has
-seen of their objects can be older than what the former holder has written. Specified in the documentation's "Shards".
+Each member holds its own Lease, as a leader holds the Lease of all replicas: if it loses the Lease, all its work is
+cancelled, and it writes nothing any more. The assignment of the group decides which buckets the member may hold (see
+`assignments`). When a bucket is taken away, the member drains it: no more work begins for its objects, the running work
+ends, and only then the member reports that it has released the bucket. When a member gets buckets, it lists all objects
+again: the known states can be older than the last writes of the former holder. Specified in the documentation's
+"Shards".
 """
 
 import asyncio
@@ -78,7 +79,7 @@ class ShardingCoordinator(ElectionCoordinator):
             settings: the settings of the operator.
             identity: the first part of the identity of this member; by default, the name of the host or the pod.
             tasks: the group of the operator's tasks, which fails if the membership does.
-            controls: what can be done with the work of the operator.
+            controls: the functions that control the work of the operator.
         """
         check_sharding(settings)
         super().__init__(client, settings, identity=identity, tasks=tasks, controls=controls)
@@ -97,7 +98,7 @@ class ShardingCoordinator(ElectionCoordinator):
     def _make_ownership(self) -> Ownership:
         return Ownership(make_member(self._own_name, self._epoch), self._division)
 
-    # What this member may do.
+    # The permissions of this member.
 
     @property
     def leases(self) -> Mapping[str, bool]:
@@ -161,7 +162,7 @@ class ShardingCoordinator(ElectionCoordinator):
         return encode_member(self._epoch, MemberState(self._ownership.report(), self._since))
 
     def _get_report(self) -> Report | None:
-        """Return what this member says of itself; ``None`` if it does not hold its Lease."""
+        """Return the report of this member; ``None`` if it does not hold its Lease."""
         candidate = self._candidate
         is_member = self._phase is Phase.LEADING and candidate is not None and candidate.term is not None
         return self._ownership.report() if is_member and candidate is not None and not candidate.is_overdue else None
@@ -198,7 +199,7 @@ class ShardingCoordinator(ElectionCoordinator):
             self._watchdog.begin()
         if self._group is not None:
             self._group.join()
-        # Why not at once? All objects would be listed twice: now, and when the buckets are known.
+        # Why not watch at once? All objects would be listed twice: now, and when the buckets are known.
         self._patience = asyncio.get_running_loop().call_later(self._settings.sharding.retry_period, self._orient)
 
     def _orient(self) -> None:
@@ -214,7 +215,7 @@ class ShardingCoordinator(ElectionCoordinator):
         if self._patience is not None:
             self._patience.cancel()
         self._oriented = False
-        self._ownership = self._make_ownership()  # it holds nothing; the next term is that of another member
+        self._ownership = self._make_ownership()  # the next term is another member, which holds no buckets yet
         super()._lose()
 
     async def _end_work(self) -> None:
@@ -261,7 +262,7 @@ class ShardingCoordinator(ElectionCoordinator):
         return len(self._ownership.active), format_ranges(self._ownership.active)
 
     def _publish(self) -> None:
-        """Let the other members know what this one holds, and what it has seen."""
+        """Report to the other members which buckets this member holds, and which record it has seen."""
         if self._candidate is not None:
             self._candidate.hasten()
         if self._group is not None:
