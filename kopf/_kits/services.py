@@ -65,12 +65,12 @@ class WebhookService(WebhookContextManager):
         path: the path before the ids of the webhooks; by default, there is none.
         secret: the name of the Secret; by default, it is that of the Service with ``-webhook-certs``.
         extra_sans: more names and IP addresses for the certificate, besides those of the Service.
-        lifetime: how long a certificate is valid (in seconds); it is renewed when a third of that is left. The
-            authority lives four times as long, and is replaced after a half of its time.
-        overlap: how long a new authority is only announced before it is used (in seconds), so that the API learns
-            to trust it; by default, a tenth of the lifetime.
+        lifetime: the time for which a certificate is valid (in seconds); it is renewed when a third of this time is
+            left. The authority is valid four times as long, and is replaced after a half of its time.
+        overlap: the time between the announcement of a new authority and its first use (in seconds), in which the API
+            begins to trust it; by default, a tenth of the lifetime.
         check_interval: the interval between reads of the Secret (in seconds); the overlap must be longer.
-        verify_mode: whether clients must have certificates; this and the next ones are the same as in `WebhookServer`.
+        verify_mode: whether clients must have certificates; this and the next arguments are those of `WebhookServer`.
         verify_cafile: the CA bundle by which the certificates of clients are verified, as a file.
         verify_capath: the same, as a directory in the form of OpenSSL.
         verify_cadata: the same, as PEM or DER.

@@ -1,5 +1,5 @@
 """
-The argument ``children`` of handlers that are not level-triggered: it applies objects, and keeps no state of them.
+The argument ``children`` of handlers that are not level-triggered: it applies objects, and keeps no records of them.
 
 Handlers of changes are called once for a change, so each call of `apply` is one request. The children are neither
 watched, compared, nor pruned. The kinds need not be declared: discovery finds each kind once.

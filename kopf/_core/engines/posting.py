@@ -41,7 +41,7 @@ _SLOW_AFTER = 1.0
 """After this time (in seconds), a slow request, usually one with retries, does not count for the limit any more."""
 
 _POSTING_DELAY = 0.1
-"""How long a new Event waits (in seconds), so that the patch of the same handler is sent before it."""
+"""The delay of a new Event (in seconds), so that the patch of the same handler is sent before it."""
 
 _EXIT_TIMEOUT = 2.0
 """How long the exiting operator waits for the remaining Events (in seconds)."""
@@ -86,7 +86,7 @@ class Poster:
         self._settings = settings
         self._writer: events.EventWriter | None = None
         self._correlator: Correlator[K8sEvent] = Correlator()
-        # An object with Events waits for a slot (ready), or has a slot (serving), or is slow (in neither).
+        # An object with Events waits for a slot (in ready), has a slot (in serving), or posts slowly (in neither).
         self._queues: dict[tuple[object, ...], collections.deque[EventSeries[K8sEvent]]] = {}
         self._ready: collections.deque[tuple[object, ...]] = collections.deque()
         self._serving: set[tuple[object, ...]] = set()

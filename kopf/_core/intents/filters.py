@@ -284,7 +284,7 @@ def _locate(fn: Callable[..., Any], error: BaseException) -> str:
 
 
 def _hash_content(body: Body) -> int:
-    """Return a hash of the fields that users change. With the status, each of its updates would repeat the reports."""
+    """Return a hash of the fields that users change; without the status, whose updates would repeat the reports."""
     raw, meta = body._data(), body.metadata
     content = {key: value for key, value in raw.items() if key not in ('metadata', 'status')}
     # Exclude the annotations and versions: the framework's own patches change them.

@@ -10,7 +10,7 @@ its resource version. A delayed retry holds no worker: it is a timer and the rec
 import asyncio
 import time
 import weakref
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Collection, Iterator, Mapping, Set
 from typing import TYPE_CHECKING
 
 from kopf._cogs.clients.api import ApiClient
@@ -503,17 +503,20 @@ class Processor(ObjectSink):
 
     def _is_lagging(self, expected: Expectation) -> bool:
         """Check whether the stream is known to bring the expected state only later."""
-        processor: Processor = self
-        while processor._successor is not None:
-            processor = processor._successor
-        watch = None if processor._watch is None else processor._watch()
+        *_, last = self._iter_chain()
+        watch = None if last._watch is None else last._watch()
         return watch is not None and not watch.has_reached(expected.version)
 
     def _disinherit(self, record: ObjectRecord) -> None:
         """Release the record of a deleted object, also in successors that have inherited it since the deletion."""
+        for processor in self._iter_chain():
+            processor._inherited.discard(record)
+
+    def _iter_chain(self) -> Iterator['Processor']:
+        """Yield this processor, its successor, the successor of that one, and so on."""
         processor: Processor | None = self
         while processor is not None:
-            processor._inherited.discard(record)
+            yield processor
             processor = processor._successor
 
     async def save(self, record: ObjectRecord) -> None:

@@ -1,4 +1,4 @@
-"""Differences of specifications as a real server shows them to people: as diffs of Go structures, line by line."""
+"""Differences of specifications in the format of a real server's messages: as diffs of Go structures, line by line."""
 
 import json
 from collections.abc import Mapping

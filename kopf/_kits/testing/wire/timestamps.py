@@ -31,7 +31,7 @@ def age(timestamp: str) -> str:
 
 
 def duration(span: float) -> str:
-    """Return a duration (seconds) in at most two units; the longer, the coarser."""
+    """Return a duration (seconds) in at most two units; long durations in coarse units."""
     seconds = int(span)
     if seconds < 0:
         return '<invalid>' if seconds < -1 else '0s'
