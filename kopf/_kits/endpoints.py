@@ -47,13 +47,13 @@ REQUEST_TIMEOUT = 60.0
 SHUTDOWN_TIMEOUT = 5.0
 """How long to wait for pending responses when the server ends (in seconds)."""
 LINGERING_TIME = 1.0
-"""How long to read on after an early refusal of a request, so that the client gets the reason (in seconds)."""
+"""The time in which the rest of a refused request is still read, so that the client gets the reason (in seconds)."""
 HANDSHAKE_TIMEOUT = 10.0
 """How long a client may take to agree on TLS (in seconds)."""
 FAREWELL_TIMEOUT = 1.0
 """How long a client may take to end its TLS connection (in seconds)."""
 BACKLOG = 512
-"""How many connections wait to be accepted."""
+"""The maximal number of connections that wait to be accepted."""
 
 _JSON = {'Content-Type': 'application/json'}
 _TIMEOUT = re.compile(r'(\d+(?:\.\d+)?)(ms|s)')

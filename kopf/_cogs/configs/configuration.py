@@ -108,7 +108,7 @@ class PostingSettings(_Group):
     """How many events can be posted simultaneously. `None` is for no explicit limit."""
 
     idle_timeout: float = 1.0
-    """How long (in seconds) the posting for an object is kept open with nothing to post, in case there is more."""
+    """How long (in seconds) the posting for an idle object is kept open, in case that more Events follow."""
 
     reporting_component: str = 'kopf'
     """The name of the controller in the events."""
@@ -242,7 +242,7 @@ class WatchingSettings(_Group):
     """Lists of objects and streams of their changes."""
 
     server_timeout: float | None = None
-    """How long (in seconds) the server is asked to keep a stream before closing it. `None`: the server decides."""
+    """The requested duration (in seconds) of a stream, after which the server closes it. `None`: the server decides."""
 
     client_timeout: float | None = None
     """How long (in seconds) a stream may last, with connecting, before the client closes it. `None` is forever."""
@@ -286,7 +286,7 @@ class QueueingSettings(_Group):
     """How many objects can be processed simultaneously, per resource kind and namespace. `None` is for no limit."""
 
     idle_timeout: float = 5.0
-    """How long (in seconds) the processing of an object is kept open with no new changes, in case there are more."""
+    """How long (in seconds) the processing of an idle object is kept open, in case that more changes follow."""
 
     exit_timeout: float = 2.0
     """How long (in seconds) the processing of objects may take on exit before it is cancelled."""
@@ -435,7 +435,7 @@ class BackgroundSettings(_Group):
     """
 
     cancellation_polling: float = 60
-    """How often (in seconds) a daemon that does not stop is reminded of in the logs, unless set for the daemon."""
+    """The interval (in seconds) of log messages about a daemon that does not stop, unless set for the daemon."""
 
     instant_exit_timeout: float | None = None
     """

@@ -470,4 +470,4 @@ class ObjectEvent(NamedTuple):
     reason: str
     message: str
     times: int
-    """How often it has happened so far: an Event of a series is posted once, and then counted up."""
+    """The count of the event so far: an Event of a series is posted once, then only its count is increased."""

@@ -53,7 +53,7 @@ CLEANUP_BACKOFF = 1.0
 """The delay until a failed cleanup handler is called again, unless it has a ``backoff`` (in seconds)."""
 
 CLEANUP_LIMIT = 10.0
-"""How long failed cleanup handlers are called again, except for those with ``retries`` or ``timeout`` (in seconds)."""
+"""The time limit for retries of cleanup handlers that have neither ``retries`` nor ``timeout`` (in seconds)."""
 
 
 class ActivityError(ExplainedError):

@@ -22,7 +22,7 @@ REFILL_INTERVAL = 300.0
 """The time after which the token bucket gets one more token (in seconds)."""
 
 MAX_SIMILAR = 10
-"""How many Events that differ only in their messages are posted one by one, before the next ones are combined."""
+"""The number of Events with different messages, otherwise equal, that are posted before further ones are combined."""
 
 SIMILARITY_INTERVAL = 600.0
 """The pause between two similar Events after which the second one begins a new group (in seconds)."""

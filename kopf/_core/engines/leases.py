@@ -37,7 +37,7 @@ class LeaseRecord(NamedTuple):
     renewed: str | None = None
     """When the holder has renewed it, by the clock of the holder."""
     transitions: int = 0
-    """How many times the Lease has changed hands."""
+    """The number of changes of the holder."""
 
     @classmethod
     def parse(cls, spec: Any) -> 'LeaseRecord':

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 READINESS_PATH = '/readyz'
 TIMEOUT_MARGIN = 1.0
-"""How much longer the server's loop waits for the probe handlers than the operator's loop (in seconds)."""
+"""The time by which the server's loop waits longer for probe handlers than the operator's loop (in seconds)."""
 
 EXIT_TIMEOUT = 2.0
 """How long the exiting operator waits for the cancelled probe handlers (in seconds)."""

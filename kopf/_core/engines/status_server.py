@@ -164,7 +164,7 @@ class StatusServer:
                 raise StatusServerError(
                     error.errno,
                     f"The server of {self._purpose} cannot listen at {self._host or '*'}:{self.port}: "
-                    f"{error.strerror}. Choose what is free on this machine for its endpoint.",
+                    f"{error.strerror}. Choose another address or port for its endpoint.",
                 ) from None
             self._listening.set_result(runner.addresses[0][1])
             await closing.wait()

@@ -162,7 +162,7 @@ class Unanimity:
 
     @property
     def owner_check(self) -> OwnerCheck | None:
-        # At most one of them has such a check: shards exclude the other ways.
+        # At most one coordinator has such a check: shards exclude the other ways.
         return next((check for each in self._coordinators if (check := each.owner_check) is not None), None)
 
     @property
@@ -201,7 +201,8 @@ class Unanimity:
             each.end()
 
     async def leave(self) -> None:
-        # They leave one after another: the next leader must join the peerings after this one has left them.
+        # The coordinators leave one after another: the next leader must join the peerings only after this operator has
+        # left them.
         errors: list[Exception] = []
         for each in self._coordinators:
             try:

@@ -2,8 +2,8 @@
 Distinction of new states of an object from stale ones, which are older than the operator's last patch.
 
 Stale states must not be handled as if they were new. A watch stream lags behind: after a patch, it brings older states,
-then the echo of the patch, then newer states. Numeric resource versions are compared. Other versions can only be equal
-to that of the echo or not: an event before the echo is held back until the echo comes, or until
+then the echo of the patch, then newer states. Numeric resource versions show the order of states. Other versions only
+show which event is the echo: an event before the echo is held back until the echo comes, or until
 ``settings.persistence.consistency_timeout`` is over. After that, the event counts as new. Specified in the
 documentation's "Consistency".
 

@@ -31,7 +31,7 @@ LAG_LIMIT = 0.3
 """How long a request waits for the event loop of the operator (in seconds); then, the loop is reported as blocked."""
 
 MAX_STACKS = 50
-"""How many running handlers are described in live updates, with their stacks: the longest ones."""
+"""The number of running handlers in live updates, with their stacks: the handlers that have run longest."""
 
 
 class OperatorInspection:

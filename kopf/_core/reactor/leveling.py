@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LIST_PATIENCE = 30.0
-"""How long a list may bring no objects before handlers are run without it (in seconds)."""
+"""The time limit for a list that brings no objects; after it, handlers are run without the list (in seconds)."""
 
 RELEASE_DELAY = 2.0
 """

@@ -32,7 +32,7 @@ from kopf._core.intents.storage_errors import StorageError
 from kopf._core.reactor.object_records import ObjectRecord, is_deleted, make_logger
 
 RECOVERY_PAUSE = 1.0
-"""How long after a failure no change of the object starts another attempt (in seconds)."""
+"""The time after a failure in which changes of the object start no other attempt (in seconds)."""
 
 _MAX_QUOTE = 180
 """The maximum length of the quoted message of the API (in characters), so that the explanation fits into one line."""

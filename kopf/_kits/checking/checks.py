@@ -25,10 +25,10 @@ from kopf._kits.checking.schema_edits import revert
 from kopf._kits.testing.virtual.virtual_loops import NO_SOCKETS
 
 COURSE_TIMEOUT = 30.0
-"""How long one course may take (in seconds of real time)."""
+"""The time limit of one course (in seconds of real time)."""
 
 IDLE = 130.0
-"""By how much each undisturbed course idles longer than the previous one (in seconds)."""
+"""The additional idle time of each undisturbed course, compared with the previous one (in seconds)."""
 
 REFERENCES = 3
 """The number of undisturbed courses that are compared to find the fields that differ without any disturbance."""
@@ -43,8 +43,8 @@ MAX_FINDINGS = 10
 """The maximal number of findings that are made smaller, and reported."""
 
 
-OUT_OF_REACH = "Their points were not reached, or the objects did not exist then."
-"""Why the disturbances of some plans did not happen."""
+OUT_OF_REACH = "The course ended before the disturbance, or the disturbed object did not exist."
+"""The reason why the disturbances of some plans did not happen."""
 
 SIMULATE = " For a check, simulate that service by a module beside the operator, and observe it by --observe."
 

@@ -1,8 +1,8 @@
 """
 The permissions that an operator needs for its handlers: `list_rules`.
 
-Handlers name resources in many ways, but roles need API groups and plural names. The command has no cluster to ask. So
-it looks them up among the built-in resources of Kubernetes, the declared kinds, and the given CRDs.
+Handlers name resources in many ways, but roles need API groups and plural names. The command works without a cluster,
+so it finds these names in the built-in resources of Kubernetes, the declared kinds, and the given CRDs.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping

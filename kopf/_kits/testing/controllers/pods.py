@@ -22,7 +22,7 @@ EXIT_CODE = f'{PREFIX}exit-code'
 STARTS_AFTER_DEFAULT = 0.1
 RUNS_FOR_DEFAULT = 1.0
 BACKOFF = 1.0
-"""How long restarted containers run at least (seconds), so that they do not restart a thousand times a second."""
+"""The least running time of restarted containers (seconds), so that they do not restart a thousand times a second."""
 NODE, HOST = 'sandbox', '127.0.0.1'
 ENDED = ('Succeeded', 'Failed')
 

@@ -23,11 +23,11 @@ from kopf._kits.testing.wire import statuses
 
 BOOKMARK_INTERVAL = 60.0
 LAST_BOOKMARK = 1.0
-"""How long before the end of a watch the last bookmark is sent (seconds)."""
-LONGEST = 1800.0
-"""How long a watch lasts if the client does not say so: between once and twice as long (seconds)."""
+"""The time between the last bookmark of a watch and its end (seconds)."""
+DURATION = 1800.0
+"""The least duration of a watch without a requested timeout (seconds); the greatest one is twice as long."""
 CONVERSION_RETRY = 1.0
-"""How often a failed conversion of objects is repeated (seconds)."""
+"""The delay between attempts of a failed conversion of objects (seconds)."""
 
 Event = tuple[str, Record, Change | None]
 """The type of the event, the object, and the change if it is sent unmodified."""
@@ -56,7 +56,7 @@ class Watch:
         """Yield the lines of the stream, several at once if they are ready; an empty piece after each wake-up."""
         loop = asyncio.get_running_loop()
         table = self._kind.store
-        end = loop.time() + (self._options.timeout or LONGEST * (1 + random.random()))
+        end = loop.time() + (self._options.timeout or DURATION * (1 + random.random()))
         bookmark = self._next_bookmark(end)
         try:
             if self._options.initial_events and self._since > self._storage.version:
@@ -138,7 +138,7 @@ class Watch:
             if change.type == 'DELETED':
                 if before:
                     yield change.type, record, change
-            # For this watch, an object that leaves the selection is deleted, in its last selected version.
+            # An object that leaves the selection is reported as deleted, in its last selected version.
             elif before and not after and change.previous is not None:
                 yield 'DELETED', _renumbered(change.previous, record.version), None
             elif after and not before:

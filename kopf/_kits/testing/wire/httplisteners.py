@@ -12,11 +12,11 @@ from kopf._kits.testing.wire.httpconnections import Connection
 from kopf._kits.testing.wire.httpexchanges import Service
 
 BACKLOG = 512
-"""How many connections wait to be accepted."""
+"""The maximal number of connections that wait to be accepted."""
 HANDSHAKE_TIMEOUT = 10.0
 """How long a client may take for the TLS handshake (seconds)."""
 FAREWELL_TIMEOUT = 1.0
-"""How long to wait for the TLS shutdown of clients, and for cancelled handlers to end (seconds)."""
+"""The time limit for the TLS shutdown of clients, and for the end of cancelled handlers (seconds)."""
 
 
 class Listener:
