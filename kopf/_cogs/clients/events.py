@@ -74,7 +74,7 @@ class EventWriter:
         namespace = _find_namespace(ref)
         body: dict[str, Any] = {
             'metadata': {'namespace': namespace, 'generateName': posting.event_name_prefix},
-            # This is the value of upstream: the format of Events is fixed, because other programs read them.
+            # The same value as in upstream kopf: other programs read Events, so their format must not change.
             'action': 'Action?',
             'type': type,
             'reason': reason,

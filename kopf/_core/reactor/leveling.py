@@ -80,7 +80,7 @@ class LevelProcessor(Processor):
         self._leveler = Leveler(self, self._decider, levels)
         self._operator = context.settings.applying.operator
         if not self._observing and not self._managing:
-            self._step_meter = None  # steps only plan runs: the runs are the measured reconciliations
+            self._step_meter = None  # the runs of handlers are measured instead of the steps, which only plan them
         self._ending: dict[ObjectRecord, RawBody] = {}
         """The objects that are being deleted, and wait for the deletion of their remote children."""
         self._release_delays: dict[ObjectRecord, float] = {}
@@ -177,7 +177,7 @@ class LevelProcessor(Processor):
 
     def disowned(self, records: Collection[ObjectRecord]) -> None:
         for record in records:
-            self._leveler.forget(record)  # once more: the last step has passed its state on
+            self._leveler.forget(record)  # again: after the first call, the last step has stored a state in the leveler
         super().disowned(records)
 
     def retire(self, successor: ObjectSink, records: Collection[ObjectRecord]) -> None:
@@ -323,7 +323,7 @@ class LevelProcessor(Processor):
                 result = await self._applier.apply_of_level(record, run.raw, patch, known, run.logger)
             if result.body is not None:
                 is_ours = self._leveler.receive_response(run, result.body, patch)
-                # The states from before the patch have triggered the next run: this run has not seen them.
+                # If another run is due, the state also has changes by other clients, which this run has not seen.
                 if is_ours and not run.plan.reasons:
                     for each in edits:
                         each.follow(run.plan.level.packed.copy())
@@ -450,8 +450,8 @@ class RelationSink(ObjectSink):
             self._timer = asyncio.get_running_loop().call_later(LIST_PATIENCE, self._lose_patience)
             return
         logger.warning(
-            "%s do not wait for the list of %s any more, as it has brought nothing for %g seconds. They can miss what "
-            "they depend on until then, and are run again when it comes.",
+            "%s do not wait for the list of %s any more, as it has brought nothing for %g seconds. They can miss "
+            "objects of this kind until the list comes; then they are run again.",
             ', '.join(str(controller.handler) for controller, _ in self._dependents),
             self._table.resource,
             LIST_PATIENCE,
@@ -528,7 +528,7 @@ class RelationSink(ObjectSink):
         self._sink.resumed(watch)
 
     def relisting(self, watch: ResourceWatch, taken: Callable[[ObjectRecord], bool]) -> None:
-        # What the former operator of the objects has applied for them must be known before their handlers run.
+        # The children that the former operator has applied must be known before handlers run for their owners.
         self.expect()
         self._sink.relisting(watch, taken)
 

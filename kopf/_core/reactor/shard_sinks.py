@@ -32,11 +32,11 @@ class ShardSink(ObjectSink):
         self._owns = owns
         self._stale: set[ObjectRecord] = set()
         """The objects that this member handles, but whose known states can be older than the last writes for them."""
-        self._listed_at = 0.0  # when the list of their new states was requested, or later
+        self._listed_at = 0.0  # stale objects need a list that is requested after this time
 
     def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
         if not self._owns(record):
-            record.mark_initial()  # for the time when it is handled here
+            record.mark_initial()  # for its first event after this member begins to handle it
             return
         if self._stale and record in self._stale:
             if listed_since is None or listed_since < self._listed_at:

@@ -38,7 +38,7 @@ def write_kustomization(folder: pathlib.Path, objects: Collection[Mapping[str, A
 
 def write_chart(folder: pathlib.Path, objects: Collection[Mapping[str, Any]], *, name: str, image: str) -> None:
     """
-    Write a chart for Helm: the CRDs unchanged, the other objects as templates of the values that clusters configure.
+    Write a chart for Helm: the CRDs unchanged, the other objects as templates with values for the cluster.
 
     Raises:
         ExplainedError: if the folder cannot be written.
