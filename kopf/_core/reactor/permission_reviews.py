@@ -18,6 +18,7 @@ from kopf._cogs.clients import errors
 from kopf._cogs.clients.api import ApiClient, unfenced_var
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.helpers.explanations import ExplainedError
+from kopf._cogs.structs.credentials import LoginError
 from kopf._cogs.structs.references import Namespace, Resource, Selector
 from kopf._core.intents.registries import OperatorRegistry
 from kopf._core.intents.role_rules import VERBS, Rule, list_general_rules, list_handler_rules, merge_rules
@@ -193,10 +194,15 @@ class PermissionReviews:
             known = self.texts
             try:
                 await self._review()
-            except errors.APIError as error:
+            except LoginError:
+                raise
+            except (
+                Exception
+            ) as error:  # Why any error? The reviews only give hints, so none of them may end the operator.
                 # Once, until it works again.
                 level = logging.DEBUG if self._failed else logging.WARNING
-                logger.log(level, "The permissions of the operator cannot be reviewed; trying again: %s", error)
+                reason = str(error) if isinstance(error, errors.APIError) else repr(error)
+                logger.log(level, "The permissions of the operator cannot be reviewed; trying again: %s", reason)
                 self._failed = True
                 continue
             self._failed = False

@@ -10,6 +10,7 @@ from operatorworld import in_virtual_time, new_world
 
 import kopf
 from kopf._core.intents.role_rules import Rule
+from kopf._core.reactor import permission_reviews
 from kopf._core.reactor.permission_reviews import PermissionsError, Question, explain_missing, list_questions
 
 ACCOUNT = 'system:serviceaccount:default:robot'
@@ -253,6 +254,23 @@ def test_failed_reviews_are_told_once_and_tried_again(guarded):
 
     run(world=guarded)
     assert sum("cannot be reviewed; trying again" in text for text in guarded.log.texts) == 1
+
+
+def test_malformed_reviews_do_not_end_the_operator(guarded, monkeypatch):
+    @in_virtual_time
+    async def run(world):
+        declare(world)
+        await grant(world, [*RULES, NAMESPACES])
+        async with world.operator(clusterwide=True):
+            await world.until_logged("cannot be reviewed; trying again: AttributeError('no rule')")
+            await world.create()
+            await world.until_called('fn', name=None)
+
+    async def fail(*_):
+        raise AttributeError('no rule')
+
+    monkeypatch.setattr(permission_reviews.PermissionReviews, '_find_missing', fail)
+    run(world=guarded)
 
 
 def test_required_permissions_that_cannot_be_reviewed_end_the_operator(guarded):
