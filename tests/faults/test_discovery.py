@@ -85,6 +85,21 @@ async def test_a_failing_discovery_is_repeated(world):
     assert world.sandbox.faults.pending() == []
 
 
+async def test_an_unexpected_failure_of_the_discovery_does_not_end_the_operator(world, monkeypatch):
+    world.declare(kopf.on.event, 'thing', resource='things')
+
+    async def fail(*_):
+        monkeypatch.undo()
+        raise KeyError('kind')
+
+    async with world.operator():
+        monkeypatch.setattr(orchestration, 'discover', fail)
+        await world.aio.create(define('things'))
+        await create(world, 'things')
+        await world.until_called('thing', 1, 'obj')
+    assert "The resources could not be discovered; trying again." in world.log.texts
+
+
 # The start, with nothing known yet.
 
 

@@ -19,8 +19,9 @@ from kopf._cogs.clients import errors
 from kopf._cogs.clients.api import ApiClient
 from kopf._cogs.clients.discovery import discover, explaining_discovery_errors
 from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.structs.bodies import RawBody
-from kopf._cogs.structs.credentials import Vault
+from kopf._cogs.structs.credentials import LoginError, Vault
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.references import (
     CRDS,
@@ -412,6 +413,10 @@ class Orchestrator:
                     delays = None
             except errors.APIError as error:
                 logger.warning("The resources could not be discovered; trying again: %s", error)
+            except (LoginError, ExplainedError):  # mistakes that only users can correct
+                raise
+            except Exception:  # e.g. a response that no API server should send; what is known is served further on
+                logger.exception("The resources could not be discovered; trying again.")
 
     def note_definition(self) -> None:
         """Called when a CRD has changed, or when handlers are declared."""
