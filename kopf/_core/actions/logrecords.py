@@ -4,7 +4,7 @@ Fast creation of log records: most attributes of a record depend only on the lin
 `logging` computes the names of the file, the module, the process, etc. for each record, which takes longer than all the
 rest of a log line. Here, it computes them for the first record of each line of code; the next records begin as copies
 of the first one. They have the same attributes as all records. If the user's code has replaced the factory of records,
-that factory makes all records.
+that factory makes all records. `AddingFactory` only adds attributes, so it does not end the fast way.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import CodeType
 from typing import Any
 
@@ -25,6 +25,36 @@ _templates: dict[tuple[str, int, _Place], dict[str, Any]] = {}
 
 if hasattr(os, 'register_at_fork'):
     os.register_at_fork(after_in_child=_templates.clear)
+
+
+class AddingFactory:
+    """
+    A factory of records that adds attributes to the records of the former factory.
+
+    Args:
+        find: returns the attributes to add to a record that is made now; ``None`` or nothing if there are none.
+    """
+
+    def __init__(self, find: Callable[[], Mapping[str, object] | None]) -> None:
+        self.find = find
+        self._former = logging.getLogRecordFactory()
+        self.is_fast = self._former is logging.LogRecord
+        """Whether nothing else makes the records."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
+        """Return a record with the attributes."""
+        record = self._former(*args, **kwargs)
+        record.__dict__.update(self.find() or {})
+        return record
+
+    def install(self) -> None:
+        """Make all records by this factory from now on."""
+        logging.setLogRecordFactory(self)
+
+    def uninstall(self) -> None:
+        """Make the records by the former factory, unless another one has been set since."""
+        if logging.getLogRecordFactory() is self:
+            logging.setLogRecordFactory(self._former)
 
 
 def make_record(
@@ -47,9 +77,11 @@ def make_record(
         extra: additional attributes; their names must differ from those of the usual attributes of records.
     """
     code, line = place
+    factory = logging.getLogRecordFactory()
+    adding = factory if isinstance(factory, AddingFactory) and factory.is_fast else None
     # If users have configured the records in any way, let `logging` itself make them.
     if (
-        logging.getLogRecordFactory() is not logging.LogRecord
+        (factory is not logging.LogRecord and adding is None)
         or type(logger) is not logging.Logger
         or not (logging.logThreads and logging.logProcesses and logging.logMultiprocessing)
     ):
@@ -74,6 +106,8 @@ def make_record(
     attrs['threadName'] = threading.current_thread().name
     if 'taskName' in attrs:
         attrs['taskName'] = _get_task_name()
+    if adding is not None and (added := adding.find()):
+        attrs.update(added)
     return record
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kopf._cogs.aiokits.thread_pools import DaemonicThreadPool
+from kopf._core.actions.logrecords import AddingFactory
 from kopf._core.engines.tracing import Tracing, TracingError
 
 logger = logging.getLogger(__name__)
@@ -111,20 +112,12 @@ def _make_exporter() -> Any:
 @contextlib.contextmanager
 def logging_ids(tracing: Tracing) -> Iterator[None]:
     """Add the ids of the current trace and span to log records, as ``trace_id`` and ``span_id``, while entered."""
-    former = logging.getLogRecordFactory()
-
-    def make_record(*args: Any, **kwargs: Any) -> logging.LogRecord:
-        record = former(*args, **kwargs)
-        if (ids := tracing.find_ids()) is not None:
-            record.trace_id, record.span_id = ids
-        return record
-
-    logging.setLogRecordFactory(make_record)
+    factory = AddingFactory(tracing.find_ids)
+    factory.install()
     try:
         yield
     finally:
-        if logging.getLogRecordFactory() is make_record:
-            logging.setLogRecordFactory(former)
+        factory.uninstall()
 
 
 async def flush(provider: Any, exporter: TellingExporter | None) -> None:

@@ -11,6 +11,7 @@ not traced, as they belong to no object. Specified in the documentation's "Trace
 
 import logging
 import time
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from kopf._cogs.helpers.explanations import ExplainedError
@@ -58,6 +59,8 @@ class Tracing(Instrument):
         self._steps: dict[ObjectStep, int] = {}
         """When the steps have begun (in nanoseconds since the epoch)."""
         self._open: dict[Span, _Open] = {}
+        self._last_ids: tuple[Any, Mapping[str, str]] = (None, {})
+        """The span that the last line of the log belongs to, and its ids."""
 
     # Steps.
 
@@ -163,7 +166,9 @@ class Tracing(Instrument):
         if parent is None:
             return
         if not parent.is_recording():
-            self._inject(request, parent)
+            # Why not by `_inject`? Most traces are not sampled, and the propagators cost more than all else of them.
+            if (text := _format_traceparent(parent)) is not None:
+                request.headers[TRACEPARENT] = text
             return
         span = self._tracer.start_span(
             f'{request.method} {request.route}',
@@ -185,7 +190,10 @@ class Tracing(Instrument):
 
     def _find_parent_of_request(self, request: ApiRequest) -> Any:
         """Return the innermost span around the request, e.g. one of the user's code; ``None`` without any."""
-        parent, current = self._find_parent(request), self._trace.get_current_span()
+        parent = self._find_parent(request)
+        if parent is not None and not parent.is_recording():
+            return parent  # no span in a trace that is not sampled is of interest
+        current = self._trace.get_current_span()
         if parent is None:
             return current if current.is_recording() else None
         # A handler of another object can have started this worker, so the current span can be of that handler.
@@ -224,8 +232,8 @@ class Tracing(Instrument):
         self._stored_format.inject(carrier, self._trace.set_span_in_context(span, self._context.Context()))
         return carrier.get(TRACEPARENT)
 
-    def find_ids(self) -> tuple[str, str] | None:
-        """Return the ids of the current trace and span for log lines; ``None`` if there is no span."""
+    def find_ids(self) -> Mapping[str, str] | None:
+        """Return the attributes of log lines: the ids of the current trace and span; ``None`` if there is no span."""
         found = self._trace.get_current_span().get_span_context()
         if not found.is_valid:
             activity = get_current_activity()
@@ -234,7 +242,17 @@ class Tracing(Instrument):
             if activity is None:
                 return None
             found = self._open[activity].span.get_span_context()
-        return f'{found.trace_id:032x}', f'{found.span_id:016x}'
+        known, ids = self._last_ids
+        if known is not found:  # most lines come right after another one of the same handler
+            ids = {'trace_id': f'{found.trace_id:032x}', 'span_id': f'{found.span_id:016x}'}
+            self._last_ids = found, ids  # one assignment, as threads of handlers write log lines, too
+        return ids
+
+
+def _format_traceparent(span: Any) -> str | None:
+    """Return the header for a span that is not sampled, in the format of the W3C; ``None`` without a trace."""
+    context = span.get_span_context()
+    return f'00-{context.trace_id:032x}-{context.span_id:016x}-00' if context.is_valid else None
 
 
 def _set_outcome(span: Any, outcome: str | None, delay: float | None) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kopf._core.actions import logrecords
-from kopf._core.actions.logrecords import make_record
+from kopf._core.actions.logrecords import AddingFactory, make_record
 
 LOGGER = logging.getLogger('kopf.objects')
 TIMES = {'created', 'msecs', 'relativeCreated'}
@@ -131,3 +131,53 @@ def test_the_number_of_cached_places_is_limited(monkeypatch):
     for line in range(10):
         make_record(LOGGER, logging.INFO, (test_the_number_of_cached_places_is_limited.__code__, line), "", (), {})
         assert len(logrecords._templates) <= 3
+
+
+@pytest.fixture
+def install():
+    installed = []
+
+    def install(find):
+        factory = AddingFactory(find)
+        factory.install()
+        installed.append(factory)
+        return factory
+
+    yield install
+    for factory in reversed(installed):
+        factory.uninstall()
+    assert logging.getLogRecordFactory() is logging.LogRecord
+
+
+@pytest.mark.parametrize('added', [{'trace_id': 'abc'}, {}, None])
+def test_attributes_can_be_added_without_ending_the_fast_way(install, monkeypatch, added):
+    install(lambda: added)
+    ours, genuine = make_both()
+    assert get_attrs(ours) == get_attrs(genuine) and getattr(ours, 'trace_id', None) == (added or {}).get('trace_id')
+    monkeypatch.setattr(logging.Logger, 'makeRecord', None)
+    frame = sys._getframe(0)
+    assert make_record(LOGGER, logging.INFO, (frame.f_code, frame.f_lineno), "hello", (), {}).msg == "hello"
+
+
+def test_attributes_are_added_to_the_records_of_the_users_factory(install, monkeypatch):
+    class OwnRecord(logging.LogRecord):
+        pass
+
+    logging.setLogRecordFactory(OwnRecord)
+    try:
+        factory = install(lambda: {'trace_id': 'abc'})
+        ours, _ = make_both()
+        assert type(ours) is OwnRecord and ours.trace_id == 'abc'
+        factory.uninstall()
+        assert logging.getLogRecordFactory() is OwnRecord
+    finally:
+        logging.setLogRecordFactory(logging.LogRecord)
+
+
+def test_a_factory_that_was_replaced_is_left_alone(install):
+    factory = install(lambda: None)
+    other = install(lambda: None)
+    factory.uninstall()
+    assert logging.getLogRecordFactory() is other
+    other.uninstall()
+    factory.uninstall()
