@@ -22,12 +22,13 @@ from kopf._cogs.structs.diffs import EMPTY, Diff, reduce
 from kopf._cogs.structs.instruments import ObjectKey
 from kopf._cogs.structs.patches import Patch
 from kopf._cogs.structs.references import Resource
-from kopf._core.actions.execution import Logger, utcnow
+from kopf._core.actions.execution import Logger, PermanentError, utcnow
 
 if TYPE_CHECKING:
     from kopf._cogs.structs.conditions import Conditions
     from kopf._core.actions.execution import Handler
     from kopf._core.actions.handler_states import HandlerState
+    from kopf._core.intents.declared_kinds import Kind
     from kopf._core.intents.handlers import ResourceHandler
 
 Getters = Mapping[str, Callable[[Any], Any]]
@@ -223,9 +224,9 @@ class ActivityCause(Cause):
 
 
 TYPED_GETTERS: Mapping[str, Callable[[Any, Any], Any]] = {
-    'obj': lambda cause, handler: handler.model.load(cause.body, stored=cause.IS_STORED),
-    'spec': lambda cause, handler: handler.model.load_part(cause.body, 'spec', stored=cause.IS_STORED),
-    'status': lambda cause, handler: handler.model.load_part(cause.body, 'status', stored=cause.IS_STORED),
+    'obj': lambda cause, handler: cause.load(handler.model),
+    'spec': lambda cause, handler: handler.model.pick(cause.load(handler.model), 'spec'),
+    'status': lambda cause, handler: handler.model.pick(cause.load(handler.model), 'status'),
 }
 """The getters of the arguments that handlers get as objects of a class, if their resource is named by the class."""
 
@@ -263,6 +264,10 @@ class ResourceCause(Cause):
         """The key of the object, for instruments."""
         meta = self.body.metadata
         return ObjectKey(self.resource, meta.get('namespace'), meta.get('name'), meta.get('uid'))
+
+    def load(self, model: 'Kind') -> Any:
+        """Return the object as an instance of the class; raise `InvalidObjectError` if it does not conform to it."""
+        return model.load(self.body, stored=self.IS_STORED)
 
     def base_kwargs(self) -> dict[str, Any]:
         """Return the arguments that are the same for all handlers, as a new dict; they are collected once."""
@@ -465,6 +470,7 @@ class WebhookCause(ResourceCause):
     old: Body | None = None
     new: Body | None = None
     diff: Diff | None = None
+    _loaded: dict['Kind', Any] = dataclasses.field(default_factory=dict, init=False)
 
     IS_STORED = False  # a changed object has the resource version of the stored one until it is stored itself
     ARGUMENTS = {
@@ -482,6 +488,18 @@ class WebhookCause(ResourceCause):
         'name': 'object_name',
         'namespace': 'object_namespace',
     }
+
+    def load(self, model: 'Kind') -> Any:
+        # All handlers of a review get the same object. It is in no cache, as it has no version of its own yet.
+        if model not in self._loaded:
+            try:
+                self._loaded[model] = ResourceCause.load(self, model)
+            except PermanentError as error:
+                self._loaded[model] = error
+        loaded = self._loaded[model]
+        if isinstance(loaded, PermanentError):
+            raise type(loaded)(*loaded.args)  # a new error each time, as tracebacks refer to frames
+        return loaded
 
     @property
     def object_name(self) -> str | None:

@@ -102,19 +102,9 @@ class Kind:
                 self._cache.popitem(last=False)
         return obj
 
-    def load_part(self, body: Mapping[str, Any], name: str, *, stored: bool = True) -> Any:
-        """
-        Return the spec or the status of the object in the type of the class; ``None`` if it is absent.
-
-        Args:
-            body: the object.
-            name: the name of the attribute.
-            stored: the same as in `load`.
-
-        Raises:
-            InvalidObjectError: if the object does not conform to the class.
-        """
-        obj = self.load(body, stored=stored)
+    @staticmethod
+    def pick(obj: Any, name: str) -> Any:
+        """Return the spec or the status of an object of the class, in the type of the class; ``None`` if absent."""
         return obj.get(name) if isinstance(obj, Mapping) else getattr(obj, name, None)
 
     def check_beside(self, other: 'Kind') -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import copy
+import dataclasses
 import json
 import threading
 from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ from kopf._cogs.structs.reviews import time_limit_var
 from kopf._core.engines.admission import AdmissionReviewer
 from kopf._core.engines.responders import ReviewError
 from kopf._core.intents.contexts import OperatorContext
+from kopf._core.intents.declared_kinds import Kind
 
 RESOURCE = Resource('kopf.dev', 'v1', 'kopfexamples', kind='KopfExample', namespaced=True)
 PODS = Resource('', 'v1', 'pods', kind='Pod', namespaced=True)
@@ -767,3 +769,61 @@ async def test_patches_of_validating_handlers_are_reported_once(
         await ask(make_review(), webhook=webhook)
     assert caplog.text.count("has changed its patch, which has no effect") == 1
     assert "Webhook 'fn2' has changed its patch" in caplog.text
+
+
+@dataclasses.dataclass
+class CountedSpec:
+    replicas: int = 1
+
+    def __post_init__(self) -> None:
+        made.append(self.replicas)
+
+
+@dataclasses.dataclass
+class Counted:
+    spec: CountedSpec
+
+
+made: list[int] = []
+
+
+@pytest.mark.parametrize('metadata', [{'name': 'name1'}, {'name': 'name1', 'uid': 'u', 'resourceVersion': '1'}])
+async def test_an_object_is_validated_once_a_review(
+    registry: kopf.OperatorRegistry, ask: Ask, metadata: dict[str, str]
+) -> None:
+    kopf.kind('kopf.dev/v1', 'KopfExample', registry=registry)(Counted)
+    got: list[Any] = []
+
+    @kopf.on.validate(Counted, registry=registry)
+    def first(spec: CountedSpec, obj: Counted, **_: Any) -> None:
+        got.extend([obj, spec is obj.spec])
+
+    @kopf.on.validate(Counted, registry=registry)
+    def second(obj: Counted, status: Any, **_: Any) -> None:
+        got.append(obj)
+
+    for replicas in (3, 4):  # the same version, as of an object that is not stored yet
+        made.clear()
+        got.clear()
+        answer = await ask(make_review(object=make_object(metadata=metadata, spec={'replicas': replicas})))
+        assert answer['allowed'] and made == [replicas]
+        assert got[0].spec.replicas == replicas and got[1] and got[2] is got[0]
+
+
+async def test_an_object_that_does_not_conform_is_validated_once_and_refused(
+    registry: kopf.OperatorRegistry, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kopf.kind('kopf.dev/v1', 'KopfExample', registry=registry)(Counted)
+    loads: list[Any] = []
+    load = Kind.load
+
+    def count(self: Kind, body: Mapping[str, Any], **options: Any) -> Any:
+        loads.append(body)
+        return load(self, body, **options)
+
+    monkeypatch.setattr(Kind, 'load', count)
+    for name in ('first', 'second'):
+        kopf.on.validate(Counted, id=name, registry=registry)(lambda spec, **_: None)
+    answer = await ask(make_review(object=make_object(spec={'replicas': 'many'})))
+    assert not answer['allowed'] and len(loads) == 1
+    assert 'does not conform to the class Counted: spec.replicas' in answer['status']['message']

@@ -144,7 +144,7 @@ def test_the_same_version_of_an_object_is_validated_only_once(registry):
 def test_an_object_that_is_not_stored_yet_is_not_mistaken_for_the_stored_one(registry):
     kind = get_kind(declare(registry))
     first = kind.load(make_body(spec={'replicas': 3}))
-    assert kind.load_part(make_body(spec={'replicas': 4}), 'spec', stored=False).replicas == 4
+    assert kind.load(make_body(spec={'replicas': 4}), stored=False).spec.replicas == 4
     assert kind.load(make_body(spec={'replicas': 3})) is first
 
 
