@@ -322,22 +322,52 @@ def _load_alone(paths: tuple[str, ...], modules: tuple[str, ...]) -> registries.
     return registries.get_default_registry()
 
 
-def _run_reloading(
+def _run_children(
     paths: tuple[str, ...],
     modules: tuple[str, ...],
-    **options: Any,
+    options: 'operators.OperatorOptions',
+    *,
+    processes: int,
+    **sandbox: Any,
 ) -> None:
-    """Run the operator in another process again and again; the sandbox, if there is one, in this process."""
-    from kopf._kits import reloading
+    """Run the operator in one process again and again, or in several; the sandbox, if there is one, in this process."""
+    from kopf._kits.child_operators import Parent
 
-    # Use the original arguments: the process of the operator must get the same ones.
-    arguments = reloading.strip_arguments(sys.argv[1:])
-    with _launched(**options) as launched:
-        reloading.run_reloading(
-            [*arguments, *(['--apply-crds'] if launched is not None else [])],
-            reloading.find_roots(paths, modules),
-            started=(lambda: None) if launched is None else launched.load_patiently,
-        )
+    # Use the original arguments: the processes of the operator must get the same ones.
+    arguments = sys.argv[1:]
+    with _launched(**sandbox) as launched:
+        parent, load = Parent(launched is not None), (lambda: None) if launched is None else launched.load_patiently
+        if processes == 1:
+            from kopf._kits import reloading
+
+            reloading.run_reloading(arguments, reloading.find_roots(paths, modules), parent, started=load)
+            return
+        from kopf._kits import supervising
+
+        threading.Thread(target=load, daemon=True).start()
+        endpoints = {'liveness': options['liveness_endpoint'], 'metrics': options['metrics_endpoint']}
+        raise SystemExit(supervising.supervise(supervising.Group(arguments, processes, parent), **endpoints))
+
+
+def _follow_parent(controls: CLIControls, options: 'operators.OperatorOptions') -> bool | None:
+    """
+    Do what the parent says if this is a child process of ``kopf run``.
+
+    Return ``None`` if it is none, else whether the parent runs a sandbox.
+    """
+    if 'KOPF_PARENT' not in os.environ:  # checked here so that other operators do not import the module
+        return None
+    from kopf._kits.child_operators import Parent, make_sandbox_vault
+
+    if (parent := Parent.take()) is None:
+        return None
+    if parent.sandboxed:
+        controls.vault = make_sandbox_vault()
+    if (place := parent.place) is not None:
+        options['liveness_endpoint'] = place.make_local_url(options['liveness_endpoint'])
+        options['metrics_endpoint'] = place.make_local_url(options['metrics_endpoint'])
+        controls.ready_flag = place.join()
+    return parent.sandboxed
 
 
 def _report_idle_handlers(registry: registries.OperatorRegistry, sources: list[str], *, sandbox: bool) -> None:
@@ -436,6 +466,13 @@ def _load(
     type=click.Choice(['auto']),
     help="Let several members work: they share the objects by Leases, each handles its part.",
 )
+@option(
+    '--processes',
+    type=click.IntRange(1),
+    default=1,
+    metavar='NUMBER',
+    help="Run so many processes, to use more than one core; they share the objects by --shards.",
+)
 @modules_option()
 @option(
     '--sandbox',
@@ -462,6 +499,7 @@ def run(
     dev: bool,
     sandbox: bool,
     reload: bool,
+    processes: int,
     apply_crds: bool,
     crds: tuple[str, ...],
     loads: tuple[str, ...],
@@ -488,8 +526,15 @@ def run(
     _check_scope(tuple(map(str, options['namespaces'])), clusterwide=options['clusterwide'])
     if not sandbox and (crds or loads or pods):
         raise click.UsageError("--crd, --load and --pods are for --sandbox only: nothing is done to a real cluster.")
-    if reload:
-        _run_reloading(paths, modules, sandbox=sandbox, crds=crds, loads=loads, pods=pods)
+    sandboxed = _follow_parent(controls, options)
+    if sandboxed is None and (reload or processes > 1):
+        if reload and processes > 1:
+            raise click.UsageError("Either --reload or --processes can be used, not both.")
+        if processes > 1 and options.get('shards') is None:
+            raise click.UsageError(
+                "--processes is for operators with --shards: each process serves some of the objects."
+            )
+        _run_children(paths, modules, options, processes=processes, sandbox=sandbox, crds=crds, loads=loads, pods=pods)
         return
     # Why not at the top? ``kopf --help`` and wrong options must not wait for the import.
     from kopf._core.reactor import running
@@ -502,11 +547,11 @@ def run(
     registry = registries.get_default_registry() if controls.registry is None else controls.registry
     # Set it before the files are loaded: their decorators use the default registry.
     registries.set_default_registry(registry)
-    with _launched(sandbox=sandbox, crds=crds, loads=loads, pods=pods) as launched:
+    with _launched(sandbox=sandbox and sandboxed is None, crds=crds, loads=loads, pods=pods) as launched:
         loaders.preload(paths=paths, modules=modules)
         _report_idle_handlers(registry, [*paths, *modules], sandbox=sandbox)
         options.update(_get_options(controls, registry))
-        if registry.kinds and (apply_crds or launched is not None):
+        if registry.kinds and (apply_crds or sandbox):
             _apply_crds(registry, launched)
         if launched is not None:
             options['settings'], options['ready_flag'] = _load(launched, controls, registry)

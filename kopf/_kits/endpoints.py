@@ -24,7 +24,7 @@ from aiohttp import StreamReader, web
 from kopf._cogs.clients.api import encode
 from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.structs import reviews
-from kopf._cogs.structs.reviews import WebhookFn, time_limit_var
+from kopf._cogs.structs.reviews import WebhookFn, shared_port_var, time_limit_var
 from kopf._core.engines.conversion_reviews import ENDPOINT
 from kopf._core.engines.responders import ReviewError
 
@@ -420,6 +420,8 @@ def _open_socket(family: int, address: tuple[object, ...]) -> socket.socket:
     try:
         # Otherwise, a restarted operator could not listen while connections of the former one are in TIME_WAIT.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared_port_var.get():  # the kernel distributes the connections to the processes
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
             # "::" includes IPv4; other hosts have a socket for each protocol.
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(address[0] != '::'))

@@ -20,6 +20,7 @@ from types import FrameType
 import click
 
 from kopf._cogs.helpers.runfiles import ADDRESS_VARIABLE, make_address
+from kopf._kits.child_operators import Parent
 
 POLLING = 0.2
 """The interval of checks of the files (in seconds)."""
@@ -27,25 +28,9 @@ POLLING = 0.2
 PATIENCE = 10.0
 """How long an operator may take to end before it is killed (in seconds)."""
 
-_SWITCHES = ('--reload', '--sandbox', '--pods')
-_VALUED = ('--crd', '--load')
 _IGNORED = ('__pycache__', '.venv', 'venv', 'node_modules', '.git')
 
 Versions = Mapping[pathlib.Path, tuple[int, int]]
-
-
-def strip_arguments(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments for the process of the operator: without those that are for this process."""
-    kept: list[str] = []
-    skipping = False
-    for argument in arguments:
-        if skipping:
-            skipping = False
-        elif argument in _VALUED:
-            skipping = True
-        elif argument not in _SWITCHES and not argument.startswith(tuple(f'{name}=' for name in _VALUED)):
-            kept.append(argument)
-    return kept
 
 
 def find_roots(paths: Iterable[str], modules: Iterable[str]) -> list[pathlib.Path]:
@@ -74,20 +59,23 @@ def read_versions(roots: Iterable[pathlib.Path]) -> Versions:
     return found
 
 
-def run_reloading(arguments: Sequence[str], roots: Sequence[pathlib.Path], *, started: Callable[[], None]) -> None:
+def run_reloading(
+    arguments: Sequence[str], roots: Sequence[pathlib.Path], parent: Parent, *, started: Callable[[], None]
+) -> None:
     """
     Run the operator, and start it again when files change, until SIGINT or SIGTERM.
 
     Args:
         arguments: the arguments of ``kopf``, beginning with the command.
         roots: the folders whose files are watched.
+        parent: what the process of the operator is told.
         started: called in another thread when the operator is started for the first time.
 
     Raises:
         SystemExit: when it is stopped by a signal.
     """
     command = [sys.executable, '-m', 'kopf', *arguments]
-    environment = {**os.environ, ADDRESS_VARIABLE: make_address()}
+    environment = {**parent.make_environment(), ADDRESS_VARIABLE: make_address()}
     threading.Thread(target=started, daemon=True).start()
     versions = read_versions(roots)
     with _ending_on_signals():

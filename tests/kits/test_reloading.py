@@ -1,6 +1,7 @@
 """``kopf run --reload``: the operator is started again when its files change, and the sandbox stays."""
 
 import importlib
+import os
 import re
 import signal
 import subprocess
@@ -10,7 +11,7 @@ import time
 
 import pytest
 
-from kopf._kits.reloading import find_roots, read_versions, strip_arguments
+from kopf._kits.reloading import find_roots, read_versions
 
 APP = """
 import dataclasses, kopf
@@ -30,18 +31,6 @@ def seen(spec, logger, **_):
     logger.info(f"WORD {spec.text}")
 """
 NOTE = "{apiVersion: example.com/v1, kind: Note, metadata: {name: a, namespace: default}, spec: {text: hello}}"
-
-
-@pytest.mark.parametrize(
-    'given, kept',
-    [
-        (['run', '--reload', 'app.py'], ['run', 'app.py']),
-        (['run', '--sandbox', '--pods', '-n', 'a', '--reload', 'app.py'], ['run', '-n', 'a', 'app.py']),
-        (['run', '--crd', 'a.yaml', '--load=b.yaml', '--load', 'c.yaml', 'app.py'], ['run', 'app.py']),
-    ],
-)
-def test_the_operator_gets_the_arguments_that_are_not_for_the_sandbox(given, kept):
-    assert strip_arguments(given) == kept
 
 
 def test_the_folders_of_files_and_modules_are_watched(tmp_path, monkeypatch):
@@ -94,3 +83,24 @@ def test_a_changed_operator_is_started_again_and_the_objects_stay(tmp_path):
         assert process.wait(30) == 0
     links = re.findall(r'The inspector is at (\S+)', ''.join(output.lines))
     assert len(links) == 3 and len(set(links)) == 1  # so that an open page goes on with the next process
+
+
+@pytest.mark.timeout(120)
+def test_the_login_handlers_are_not_called_with_a_sandbox_as_they_could_lead_to_a_cluster(tmp_path):
+    app, note = tmp_path / 'app.py', tmp_path / 'note.yaml'
+    login = "@kopf.on.login()\ndef login(**_):\n    return kopf.ConnectionInfo(server='http://elsewhere.invalid')\n"
+    app.write_text(APP.replace('WORD', 'seen') + login)
+    note.write_text(NOTE)
+    # By the environment: the process of the operator inherits it, and must not start yet another process.
+    environment = {**os.environ, 'KOPF_RUN_RELOAD': '1', 'KOPF_RUN_SANDBOX': '1', 'KOPF_RUN_LOAD': str(note)}
+    command = [sys.executable, '-u', '-m', 'kopf', 'run', app]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    ) as process:
+        try:
+            output = Output(process)
+            output.wait_for('seen hello')
+        finally:
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    assert not any('elsewhere' in line for line in output.lines)

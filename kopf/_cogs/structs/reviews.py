@@ -203,3 +203,6 @@ The time (in seconds) for which the API waits for the response to the current re
 
 Webhook servers set it if they know it. The default is slightly less than the longest time that the API permits.
 """
+
+shared_port_var: ContextVar[bool] = ContextVar('shared_port_var', default=False)
+"""Whether several processes of the operator listen at the same port for reviews: see ``--processes``."""

@@ -14,7 +14,7 @@ import threading
 import urllib.parse
 from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeGuard
 
 from kopf._cogs.helpers.explanations import ExplainedError
 
@@ -38,11 +38,21 @@ class EndpointError(ValueError):
     """Raised when the URL of an endpoint is invalid."""
 
 
+LOCAL_SCHEME = 'http+unix'
+"""The scheme of URLs of Unix sockets: ``http+unix://%2Frun%2Foperator.sock/healthz``."""
+
+
+def is_socket_path(host: str | None) -> TypeGuard[str]:
+    """Check whether the host is the path of a Unix socket, which has no port."""
+    return host is not None and host.startswith('/')
+
+
 @dataclasses.dataclass(frozen=True)
 class Endpoint:
     """The address to listen at, on all interfaces if there is no host; and the path."""
 
     host: str | None
+    """The host, or the absolute path of a Unix socket."""
     port: int
     path: str
 
@@ -64,6 +74,8 @@ class Endpoint:
             port = parts.port
         except ValueError as error:
             raise EndpointError(f"Wrong port in the {purpose} endpoint {url!r}: {error}") from error
+        if parts.scheme == LOCAL_SCHEME and parts.netloc.upper().startswith('%2F'):
+            return cls(urllib.parse.unquote(parts.netloc), 0, parts.path or '/')
         if parts.scheme != 'http' or not parts.netloc:
             raise EndpointError(f"The {purpose} endpoint must be like {example}, not {url!r}.")
         return cls(parts.hostname or None, 80 if port is None else port, parts.path or '/')
@@ -79,7 +91,7 @@ class StatusServer:
     One server at one address; an async context manager.
 
     Args:
-        host: the host to listen at; ``None`` for all interfaces.
+        host: the host to listen at; ``None`` for all interfaces; the absolute path of a Unix socket.
         port: the port to listen at; 0 for any free port.
         routes: the responses by their paths.
         purpose: the purpose of the server, for messages: ``the probes``.
@@ -154,21 +166,31 @@ class StatusServer:
         app = web.Application()
         for path, respond in self._routes.items():
             app.router.add_get(path, respond)
-        log = access_logger if self._logs else None
+        # A supervisor logs the requests that it forwards to Unix sockets.
+        log = access_logger if self._logs and not is_socket_path(self._host) else None
         runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=1.0, access_log=log)
         await runner.setup()
         try:
             try:
-                await web.TCPSite(runner, self._host, self.port).start()
+                await self._make_site(runner).start()
             except OSError as error:
                 raise StatusServerError(
                     error.errno,
                     f"The server of {self._purpose} cannot listen at {self._host or '*'}:{self.port}: "
                     f"{error.strerror}. Choose another address or port for its endpoint.",
                 ) from None
-            self._listening.set_result(runner.addresses[0][1])
+            # Unix sockets have no port: their address is their path.
+            address = runner.addresses[0]
+            self._listening.set_result(0 if isinstance(address, str) else address[1])
             await closing.wait()
             if self._ending is not None:
                 await self._ending()
         finally:
             await runner.cleanup()
+
+    def _make_site(self, runner: 'web.AppRunner') -> 'web.BaseSite':
+        from aiohttp import web
+
+        if is_socket_path(self._host):
+            return web.UnixSite(runner, self._host)
+        return web.TCPSite(runner, self._host, self.port)

@@ -11,7 +11,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from kopf._cogs.aiokits.loop_monitors import LoopMonitor
-from kopf._core.engines.status_server import Endpoint, Respond, StatusServer, StatusServerError
+from kopf._core.engines.status_server import Endpoint, Respond, StatusServer, StatusServerError, is_socket_path
 from kopf._core.intents.causes import Activity
 from kopf._core.intents.contexts import OperatorContext
 from kopf._core.reactor.orchestration import Orchestrator
@@ -78,7 +78,7 @@ class _Plan:
             purpose = ' and of '.join(purposes)
             server = StatusServer(endpoint.host, endpoint.port, routes, purpose=purpose)
             await stack.enter_async_context(server)
-            if not endpoint.port:
+            if not endpoint.port and not is_socket_path(endpoint.host):
                 logger.info("The server of %s listens at port %d.", purpose, server.port)
 
 

@@ -1,0 +1,111 @@
+"""
+Operators in child processes of ``kopf run``: what the parent tells them, and what they tell the parent.
+
+The child has the same arguments and the same environment as its parent, for ``--reload`` and ``--processes``. So the
+parent passes by one more variable that it already does what these options say. A supervisor also passes one end of a
+socket pair: the child writes a byte when it is ready to work, and stops when the stream ends, as the supervisor has
+died then, even by SIGKILL.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import socket
+import threading
+import urllib.parse
+from collections.abc import Mapping
+
+from kopf._cogs.aiokits.flags import Flag, ServingFlag
+from kopf._cogs.clients import logins
+from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._cogs.structs.credentials import KubeContext, Vault
+from kopf._cogs.structs.ids import HandlerId
+from kopf._cogs.structs.reviews import shared_port_var
+from kopf._core.engines.status_server import LOCAL_SCHEME
+
+VARIABLE = 'KOPF_PARENT'
+"""The environment variable of the child processes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """The place of a process among those of a supervisor."""
+
+    number: int
+    """The number of the process, from 1."""
+    descriptor: int
+    """The file descriptor of the socket to the supervisor."""
+    address: str
+    """The path of the Unix socket on which the process serves its probes and metrics."""
+
+    def make_local_url(self, url: str | None) -> str | None:
+        """Return the URL on the Unix socket instead of the one that the supervisor serves; ``None`` for none."""
+        if url is None:
+            return None
+        netloc = urllib.parse.quote(self.address, safe='')
+        return urllib.parse.urlsplit(url)._replace(scheme=LOCAL_SCHEME, netloc=netloc).geturl()
+
+    def join(self) -> Flag:
+        """
+        Join the others: tell the supervisor when this process is ready; stop this process when the supervisor is gone.
+
+        Returns:
+            The flag for the operator to raise when it is ready.
+        """
+        shared_port_var.set(True)
+        ready, connection = _ReadyFlag(), socket.socket(fileno=self.descriptor)
+
+        def write() -> None:
+            ready.wait()
+            with contextlib.suppress(OSError):
+                connection.sendall(b'.')
+
+        def watch() -> None:
+            with contextlib.suppress(OSError):
+                while connection.recv(1):
+                    pass
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        for target in (write, watch):
+            threading.Thread(target=target, name=f'kopf-supervised-{target.__name__}', daemon=True).start()
+        return ready
+
+
+class _ReadyFlag(ServingFlag, threading.Event):
+    pass
+
+
+@dataclasses.dataclass(frozen=True)
+class Parent:
+    """What a child process is told by its parent."""
+
+    sandboxed: bool
+    """Whether the parent runs a sandbox, to which ``$KUBECONFIG`` leads."""
+    place: Place | None = None
+    """The place of the child, if the parent is a supervisor."""
+
+    def make_environment(self) -> dict[str, str]:
+        """Return the environment for the child process."""
+        return {**os.environ, VARIABLE: json.dumps(dataclasses.asdict(self))}
+
+    @classmethod
+    def take(cls) -> 'Parent | None':
+        """Return the parent if this is a child process; what this process starts by itself is none."""
+        if (text := os.environ.pop(VARIABLE, None)) is None:
+            return None
+        content = json.loads(text)
+        return cls(content['sandboxed'], content['place'] and Place(**content['place']))
+
+
+def make_sandbox_vault() -> Vault:
+    """Return the credentials of the parent's sandbox, without login handlers: these could lead to a cluster."""
+
+    async def authenticate() -> Mapping[HandlerId, KubeContext]:
+        info = logins.login_with_kubeconfig(settings=OperatorSettings())
+        return {} if info is None else {HandlerId('sandbox'): info}
+
+    vault = Vault()
+    vault.authenticate = authenticate
+    return vault
