@@ -15,7 +15,11 @@ FOLDER = pathlib.Path(__file__).parent / "operators"
 EXAMPLES = ROOT / "examples"
 
 LOADS = {
+    "by_prefix": "prefixes.yaml",
+    "joined": "joined.yaml",
     "order_dependence": "defaults.yaml",
+    "same_port": "webapps.yaml",
+    "shared_map": "hosts.yaml",
     "waiting": "defaults.yaml",
     "wrong_owner": "webapps.yaml",
 }

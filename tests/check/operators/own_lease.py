@@ -60,9 +60,11 @@ async def serve(name, namespace, spec, body, memo, **_):
         return
     child = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"image": spec["image"]}}
     kopf.adopt(child, owner=body)
+    path = CONFIGMAPS.format(namespace)
     try:
-        await memo.kube.create(CONFIGMAPS.format(namespace), child)
-    except Conflict:
-        path = f"{CONFIGMAPS.format(namespace)}/{name}"
-        if (await memo.kube.get(path))["data"] != child["data"]:
-            await memo.kube.patch(path, {"data": child["data"]})
+        found = await memo.kube.get(f"{path}/{name}")
+    except NotFound:
+        await memo.kube.create(path, child)
+    else:
+        if found["data"] != child["data"]:
+            await memo.kube.patch(f"{path}/{name}", {"data": child["data"]})
