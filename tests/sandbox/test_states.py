@@ -216,4 +216,4 @@ def test_the_command_keeps_its_state_in_a_file(path, tmp_path):
         finally:
             process.terminate()
             _, error = process.communicate()
-    assert f"All that is in it is kept in {path}." in error
+    assert f"All objects are kept in {path}." in error

@@ -388,7 +388,7 @@ def exception(
     """
     Post an Event of the type ``Error`` with the text of an exception after the message.
 
-    By default, it is the exception that is being handled at the moment, if there is any; and the reason is its class.
+    By default, the exception is the one that is being handled at the moment, if any, and the reason is its class.
     See `event` for the other arguments.
     """
     exc = exc if exc is not None else sys.exc_info()[1]

@@ -302,7 +302,7 @@ def _check_lists(**options: Iterable[Any]) -> None:
 
 def _check_name(option: str, name: Any, pattern: re.Pattern[str], example: str) -> str:
     if not isinstance(name, str) or not pattern.fullmatch(name) or len(name) > 63:
-        raise ValueError(f"@kopf.kind: {option}={name!r} is no such name as the API accepts, for example {example!r}.")
+        raise ValueError(f"@kopf.kind: {option}={name!r} is not a name that the API accepts, such as {example!r}.")
     return name
 
 

@@ -1,8 +1,8 @@
 """
 Checks whether the schemas of custom resources have the fields that handlers name.
 
-It gets the CRDs from the watch that notices new resources, so it needs no further requests. Kinds that are declared as
-classes are not checked here: `field_checks` compares them with their classes.
+The CRDs come from the watch that notices new resources, so the checks need no further requests. Kinds that are declared
+as classes are not checked here: `field_checks` compares them with their classes.
 """
 
 import logging

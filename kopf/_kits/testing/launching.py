@@ -1,8 +1,8 @@
 """
 The sandbox as a command: ``kopf sandbox``, and around the operator of ``kopf run --sandbox``.
 
-It runs in a thread of the same process. So neither outlives the other, and an operator that blocks its event loop does
-not block the API. Messages go to the standard error, except for the one line that a shell can evaluate.
+The sandbox runs in a thread of the command's process. So both end together, and an operator that blocks its event loop
+does not block the API. Messages go to the standard error, except for the one line that a shell can evaluate.
 """
 
 import contextlib
@@ -163,7 +163,7 @@ def _started(sandbox: Sandbox, state: str | None = None) -> Iterator[Sandbox]:
         except (CertificatesUnavailable, ManifestError, OSError, StateError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else error
             raise click.ClickException(f'The sandbox does not start: {_add_hint(str(reason))}') from error
-        kept = f'All that is in it is kept in {state}.' if state else 'All that is in it is lost when it ends.'
+        kept = f'All objects are kept in {state}.' if state else 'All objects are lost when it ends.'
         click.echo(
             f'The sandbox is at {sandbox.url}: an emulated Kubernetes API in memory, for development and tests '
             f'only, reachable from this machine only.\n{kept} '

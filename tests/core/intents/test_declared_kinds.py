@@ -79,7 +79,7 @@ def test_an_api_version_without_a_group_or_a_version_is_refused(registry, versio
 @pytest.mark.parametrize(
     'options, message',
     [
-        ({'plural': 'WebApps'}, "plural='WebApps' is no such name"),
+        ({'plural': 'WebApps'}, "plural='WebApps' is not a name"),
         ({'scope': 'Global'}, "scope= must be 'Namespaced' or 'Cluster', not 'Global'"),
         ({'columns': {'Size': 'spec.size'}}, "must be a path that begins with a dot"),
         ({'rules': 'self.x'}, r"rules= must be a list, even if there is only one: \['self.x'\]"),

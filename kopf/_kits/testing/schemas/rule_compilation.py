@@ -26,7 +26,7 @@ REASONS = ('FieldValueDuplicate', 'FieldValueForbidden', 'FieldValueInvalid', 'F
 @dataclasses.dataclass(frozen=True)
 class Place:
     """
-    The place of a schema in a CRD: its path, and whether it is that of whole objects.
+    The place of a schema in a CRD: its path, and whether it is the schema of whole objects.
 
     ``lost`` is the path of an enclosing list whose items cannot be matched with their old values, if there is one.
     """
