@@ -1,8 +1,8 @@
 """
-The command that shows the shards of operators: which member holds which buckets, and since when.
+The command that shows the shards of operators: the members, their buckets, and the times.
 
-It reads the Leases as the members have written them. Their times are those of the clocks of the members. They are
-shown, and only the silence of a member is judged by them, so that can be wrong by as much as the clocks differ.
+The command reads the Leases that the members have written. The times in the Leases are from the clocks of the members.
+So if the clocks differ, the command can report a member as silent too early or too late.
 """
 
 import datetime
@@ -74,7 +74,7 @@ class ShardsCommand:
     def __init__(self, name: str | None) -> None:
         self._name = name
         self.groups: list[GroupFacts] = []
-        """What was found."""
+        """The found groups."""
 
     async def __call__(
         self,
@@ -125,7 +125,7 @@ def find_groups(bodies: Collection[Mapping[str, Any]]) -> Iterator[GroupFacts]:
                     state = decode_member(body['metadata']['name'], get_annotation(body, MEMBER_ANNOTATION))
                     members.append(MemberFacts(body['metadata']['name'], record, state))
             except ValueError:
-                continue  # the members say in their logs what is wrong with it
+                continue  # the members log why they cannot use this Lease
         yield GroupFacts(name, namespace, holder, assignment, members)
 
 

@@ -1,8 +1,8 @@
 """
-Calls of what stands for the world outside of the cluster, such as a module with a fake cloud.
+Calls of the modules that simulate systems outside of the cluster, such as a fake cloud.
 
-They are recorded, and an operator can be killed when a call has returned: between two effects, in the middle of a
-handler. For that, the functions of the module, and the methods of its classes, are wrapped for one course.
+The calls are recorded, and an operator can be killed when a call has returned: between two effects, in the middle of a
+handler. For this, the functions of the module, and the methods of its classes, are wrapped for one course.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from typing import Any
 
 
 class Killed(BaseException):
-    """Raised in a killed operator instead of the return from a call: nothing of it goes on."""
+    """Raised in a killed operator instead of the return from a call, so that the caller does not continue."""
 
 
 class OutsideCalls:
