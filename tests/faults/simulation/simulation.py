@@ -279,6 +279,7 @@ class Simulation:
         if len(self.processes) != 1 or self._started != 1 + len(self._stopped_at):
             return
         await asyncio.sleep(max(0.0, max(self._stopped_at, default=0) + LONGEST_TIMER - self.clock.now))
+        await asyncio.sleep(self.options.consistency_timeout)  # the timers of the last deletions
         asyncio.get_running_loop().forget_cancelled()  # such as time-outs of requests, in contexts of handlers
         gc.collect()
         live = {body['metadata']['uid'] for body in await self.cluster.list()}
