@@ -160,6 +160,7 @@ def members(world):
     members = Members(world)
     yield members
     members.check()
+    assert not [text for text in world.log.texts if 'Exception in callback' in text or 'unexpectedly' in text]
 
 
 @pytest.fixture
@@ -312,13 +313,12 @@ def declare_kinds(registry, settings, note):
     async def resume(name, **_):
         note('resume', name)
 
-    @kopf.daemon('kopfexamples', registry=registry, cancellation_timeout=1)
+    @kopf.daemon('kopfexamples', registry=registry, cancellation_backoff=2, cancellation_timeout=1)
     async def daemon(name, stopped, **_):
         note('begin', f'daemon {name}')
-        try:
-            await stopped.wait()
-        finally:
-            note('end', f'daemon {name}')
+        await stopped.wait()
+        await asyncio.sleep(0.5)  # the next member waits for that
+        note('end', f'daemon {name}')
 
     @kopf.timer('kopfexamples', interval=5, registry=registry)
     async def timer(name, index, **_):
@@ -377,6 +377,108 @@ async def test_each_kind_of_work_changes_hands(world, members):
             for name in NAMES:
                 assert members.find('begin', name=f'daemon {name}', member='a') == ['a']
     assert len(members.find('delete')) == 12
+
+
+@in_virtual_time
+async def test_objects_are_resumed_by_each_next_member(world, members):
+    async with members.run('a', declare_kinds):
+        await members.create()
+        await members.handled('1')
+        async with members.run('b', declare_kinds):
+            await members.balanced('a', 'b')
+            theirs = await members.find_names('b')
+            for name in theirs:
+                await members.until_done('resume', name=name, member='b')
+        for name in theirs:
+            await members.until_done('resume', name=name, member='a')
+            await members.until_done('begin', name=f'daemon {name}', times=3)
+        mine = [name for name in NAMES if name not in theirs]
+        assert not [name for name in mine if members.find('resume', name=name)]  # they were created under it
+
+
+@in_virtual_time
+async def test_no_further_handler_begins_for_an_object_that_is_to_change_hands(world, members):
+    ending = asyncio.Event()
+
+    def declare(registry, settings, note):
+        @kopf.on.create('kopfexamples', registry=registry)
+        async def slow(name, patch, **_):
+            note('slow', name)
+            await ending.wait()
+            patch.status['slow'] = name
+
+        @kopf.on.create('kopfexamples', registry=registry)
+        async def following(name, **_):
+            note('following', name)
+
+    async with members.run('a', declare):
+        await members.create()
+        await members.until_done('slow', times=12)
+        async with members.run('b', declare):
+            while not (await members.reports())['a'].draining:
+                await asyncio.sleep(0.1)
+            report = (await members.reports())['a']
+            bodies = await world.aio.list('kopfexamples')
+            uids = {body['metadata']['name']: body['metadata']['uid'] for body in bodies}
+            theirs = {name for name in NAMES if find_bucket(uids[name], 16) in report.draining}
+            assert theirs
+            ending.set()
+            await members.handled('1')
+            assert members.find('slow') == ['a'] * 12
+            assert {name for name in NAMES if members.find('following', name=name) == ['b']} == theirs
+
+
+@in_virtual_time
+async def test_daemons_that_the_last_step_starts_are_stopped(world, members):
+    going_on = asyncio.Event()
+
+    def declare(registry, settings, note):
+        @kopf.on.event('kopfexamples', labels={'on': 'yes'}, registry=registry)
+        async def slow(name, **_):
+            note('event', name)
+            await going_on.wait()
+
+        @kopf.on.delete('kopfexamples', registry=registry)  # so the finalizer is there before the daemon
+        async def delete(**_):
+            pass
+
+        @kopf.daemon('kopfexamples', labels={'on': 'yes'}, registry=registry)
+        async def daemon(name, stopped, **_):
+            note('begin', f'daemon {name}')
+            await stopped.wait()
+            note('end', f'daemon {name}')
+
+    async with members.run('a', declare):
+        await members.create()
+        await members.handled('1')
+        for name in NAMES:
+            await world.edit(name, metadata={'labels': {'on': 'yes'}}, field='2')
+        await members.until_done('event', times=12)
+        async with members.run('b', declare):
+            while not (await members.reports())['a'].draining:
+                await asyncio.sleep(0.1)
+            going_on.set()
+            await members.balanced('a', 'b')
+            for name in await members.find_names('b'):
+                await members.until_done('begin', member='b', name=f'daemon {name}')
+                assert members.find('begin', member='a', name=f'daemon {name}')  # or the test tests nothing
+
+
+@in_virtual_time
+async def test_progress_that_is_only_in_memory_is_stored_before_a_hand_over(world, members):
+    def declare(registry, settings, note):
+        settings.queueing.error_delays = [10_000]
+
+    async with members.run('a', declare):
+        world.sandbox.faults.error(500, times=12, method='PATCH', resource='kopfexamples')
+        await members.create()
+        await members.until_done('end', times=12)
+        await asyncio.sleep(1)
+        async with members.run('b', declare):
+            await members.balanced('a', 'b')
+            theirs = await members.find_names('b')
+            await members.handled('1', theirs)
+            assert not members.find('begin', member='b') and theirs
 
 
 @in_virtual_time
@@ -459,6 +561,30 @@ async def test_reconciling_starts_in_the_next_member_with_fresh_children(world, 
             assert running.setdefault(name, member) == member
         elif what == 'level end':
             del running[name]
+
+
+@in_virtual_time
+async def test_reconciling_in_the_next_member_waits_for_its_new_list_of_children(world, members):
+    async with members.run('a', declare_level), members.run('b', declare_level):
+        await members.balanced('a', 'b')
+        await members.create()
+        await members.handled('1')
+        for name in NAMES:
+            await members.until_done('level end', name=name)
+        world.sandbox.faults.delay(5, times=None, method='GET', resource='configmaps')
+        theirs = await members.find_names('a')
+        name = (await members.leases())['a']['metadata']['name']
+        world.sandbox.faults.error(500, times=None, method='PUT', resource='leases', name=name)
+        began = now()
+        while len((await members.reports())['b'].held) < 16:
+            await asyncio.sleep(0.1)
+        taken = now()
+        for name in theirs:
+            await members.until_done('level begin', member='b', name=name)
+        times = [call[-1] for call in members.calls if call[:2] == ('b', 'level begin') and call[-1] > began]
+        assert min(times) - taken >= 4.5
+        world.sandbox.faults.clear()
+        await members.balanced('a', 'b')
 
 
 # Requests.
