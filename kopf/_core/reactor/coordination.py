@@ -82,6 +82,10 @@ class Coordinator(Protocol):
         """The function that checks whether this operator handles an object; ``None`` if it handles all of them."""
 
     @property
+    def foreign_line_check(self) -> Callable[[bytes], bool] | None:
+        """The function that checks whether a line of a stream is surely of an object that other operators handle."""
+
+    @property
     def runs_schedules(self) -> bool:
         """Return whether this operator runs the schedules; asked again after each reported change."""
 
@@ -164,6 +168,10 @@ class Unanimity:
     def owner_check(self) -> OwnerCheck | None:
         # At most one coordinator has such a check: shards exclude the other ways.
         return next((check for each in self._coordinators if (check := each.owner_check) is not None), None)
+
+    @property
+    def foreign_line_check(self) -> Callable[[bytes], bool] | None:
+        return next((check for each in self._coordinators if (check := each.foreign_line_check) is not None), None)
 
     @property
     def runs_schedules(self) -> bool:

@@ -150,6 +150,10 @@ class ElectionCoordinator:
         return None
 
     @property
+    def foreign_line_check(self) -> Callable[[bytes], bool] | None:
+        return None
+
+    @property
     def runs_schedules(self) -> bool:
         return True
 

@@ -759,6 +759,8 @@ class Orchestrator:
             sink,
             label_selector=table.label_selector,
             instruments=tools.context.instruments,
+            # Indices and relations need all objects.
+            is_foreign=None if table.indexing or table.dependents else self.coordinator.foreign_line_check,
         )
         sink.processor.attach_watch(watch)
         # This comes before the watch runs: the gate must expect the list before the list can be complete.

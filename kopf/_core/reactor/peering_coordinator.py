@@ -147,6 +147,10 @@ class PeeringCoordinator:
         return None
 
     @property
+    def foreign_line_check(self) -> None:
+        return None
+
+    @property
     def runs_schedules(self) -> bool:
         return True
 

@@ -12,6 +12,7 @@ again: the known states can be older than the last writes of the former holder. 
 import asyncio
 import functools
 import logging
+import re
 import uuid
 from collections.abc import Callable, Collection, Mapping
 
@@ -21,7 +22,7 @@ from kopf._cogs.helpers.clocks import read_wall_clock
 from kopf._cogs.structs.bodies import RawEvent
 from kopf._cogs.structs.labelselectors import LabelSelector
 from kopf._core.engines.assignments import Division, Ownership, Report
-from kopf._core.engines.buckets import MAX_BUCKETS, find_bucket, format_ranges
+from kopf._core.engines.buckets import MAX_BUCKETS, find_bucket, find_bucket_of_bytes, format_ranges
 from kopf._core.engines.lease_candidate import LeadershipError, LeaseCandidate, check_settings
 from kopf._core.engines.leases import LEASES, find_namespace, format_time
 from kopf._core.engines.shard_group import RULES, ShardGroup
@@ -43,6 +44,9 @@ logger = logging.getLogger(__name__)
 
 NAME_LIMIT = 52
 """The maximal length of the name of a group: it is the value of a label, and the names of the members add to it."""
+
+UID = re.compile(rb'"uid": ?"([^"]*)"')
+"""The uids in a line of a stream: that of the object, and those of its owners and of whatever it refers to."""
 
 SCHEDULES_BUCKET = 0
 """The bucket whose holder runs the schedules."""
@@ -116,6 +120,17 @@ class ShardingCoordinator(ElectionCoordinator):
     @property
     def owner_check(self) -> Callable[[ObjectRecord], bool]:
         return self.owns
+
+    @property
+    def foreign_line_check(self) -> Callable[[bytes], bool] | None:
+        # Why not by namespace? An object without a namespace can mention the namespaces of others.
+        return self._is_foreign_line if self._division.key == 'uid' else None
+
+    def _is_foreign_line(self, line: bytes) -> bool:
+        """Check whether the line mentions uids, that of its object among them, but none of the own buckets."""
+        uids = UID.findall(line)
+        active, buckets = self._ownership.active, self._division.buckets
+        return bool(uids) and not any(find_bucket_of_bytes(uid, buckets) in active for uid in uids)
 
     @property
     def runs_schedules(self) -> bool:

@@ -20,7 +20,7 @@ import logging
 import random
 import time
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from kopf._cogs.aiokits.inactivity_timeouts import InactivityTimeout
@@ -131,6 +131,8 @@ class ResourceWatch:
         instruments: the instruments that are notified of changes of the watch.
         refusal_delays: the delays (in seconds) of the next requests while the first list is refused. The sink is
             asked only when all of these were refused, too.
+        is_foreign: checks whether a line of the stream is of an object that other operators handle, so that the line is
+            not even decoded. When this operator is to handle more objects, it must call `relist` or `restart`.
     """
 
     def __init__(
@@ -146,6 +148,7 @@ class ResourceWatch:
         label_selector: LabelSelector | None = None,
         instruments: Instruments = NO_INSTRUMENTS,
         refusal_delays: Sequence[float] = (),
+        is_foreign: Callable[[bytes], bool] | None = None,
     ) -> None:
         self.resource = resource
         self.namespace = namespace
@@ -170,6 +173,7 @@ class ResourceWatch:
         self._name = name  # the name of the only object to watch, if there is only one
         self._label_selectors = [] if label_selector is None else [str(label_selector)]  # the selectors of the handlers
         self._refusal_delays = iter(refusal_delays)
+        self._is_foreign = is_foreign
         self._path = resource.get_url(namespace=namespace)
         self._since: str | None = None
         # The position in the stream; without it, all objects are listed. An empty one is valid: see `_list`.
@@ -495,6 +499,10 @@ class ResourceWatch:
 
     def _take_line(self, line: bytes) -> bool:
         """Process a line of the stream; return whether it is an event of an object."""
+        # Why not also with states from responses to writes? The stream must bring each of them: see `_take_bookmark`.
+        if self._is_foreign is not None and self._seen is None and self._is_foreign(line):
+            self._listed += self._since is None
+            return True
         try:
             event = decode(line)
             type_, raw = event['type'], event['object']

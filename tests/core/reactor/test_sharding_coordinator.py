@@ -9,12 +9,13 @@ import pytest
 from operatorworld import ReadyFlag, in_virtual_time
 
 import kopf
+from kopf._cogs.clients.api import decode
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._core.engines.buckets import find_bucket
 from kopf._core.engines.lease_candidate import LeadershipError
 from kopf._core.engines.shard_command import ShardsCommand, ShardsError, dump, render
 from kopf._core.engines.shard_leases import decode_assignment, decode_member
-from kopf._core.reactor import election_coordinator
+from kopf._core.reactor import election_coordinator, watches
 from kopf._core.reactor.sharding_coordinator import check_sharding
 
 GROUP = 'kopf-operator-shards'
@@ -599,6 +600,37 @@ async def test_members_at_rest_make_one_request_a_renewal(world, members):
         await asyncio.sleep(60)
         requests = [request for request in world.sandbox.requests[before:] if request.resource == 'leases']
         assert 85 <= len(requests) <= 95, collections.Counter(request.method for request in requests)
+
+
+@in_virtual_time
+async def test_lines_of_foreign_objects_are_not_decoded(world, members, monkeypatch):
+    decoded = []
+    monkeypatch.setattr(watches, 'decode', lambda line: decoded.append(line) or decode(line))
+    async with members.run('a'), members.run('b'):
+        await members.balanced('a', 'b')
+        await members.create()
+        await members.handled('1')
+        decoded.clear()
+        await members.edit('2')
+        await members.handled('2')
+        uids = [body['metadata']['uid'] for body in await world.aio.list('kopfexamples')]
+        lines = {uid: [line for line in decoded if uid.encode() in line] for uid in uids}
+        # Each line is decoded by the one that handles the object, and not by the other one.
+        assert all(len(lines[uid]) == len(set(lines[uid])) >= 1 for uid in uids)
+
+
+@in_virtual_time
+@pytest.mark.parametrize('key', ['uid', 'namespace'])
+async def test_objects_that_mention_foreign_ones_are_handled(world, members, key):
+    sharding = {'key': key}
+    async with members.run('a', sharding=sharding), members.run('b', sharding=sharding):
+        await members.balanced('a', 'b')
+        await members.create()
+        await members.handled('1')
+        uids = [body['metadata']['uid'] for body in await world.aio.list('kopfexamples')]
+        for name in NAMES:
+            await world.edit(name, field='2', references=[{'uid': uid, 'namespace': 'other'} for uid in uids])
+        await members.handled('2')
 
 
 # Trouble.
