@@ -303,3 +303,26 @@ async def test_the_link_has_only_random_tokens(world, window, caplog, token, ask
     assert (f"The inspector is at {file.url}/ and asks for the token." in caplog.text) is asks
     assert (f"The inspector is at {file.url}/#token={file.token}" in caplog.text) is not asks
     assert 'chosen' not in caplog.text
+
+
+async def test_values_of_secrets_are_shown_nowhere(world, window):
+    done = asyncio.Event()
+
+    @kopf.on.update('secrets', registry=world.registry)
+    async def update(patch, name, **_):
+        if name == 'guarded':
+            patch.setdefault('data', {})['other'] = 'aHVzaDI='
+            done.set()
+
+    secret = {'apiVersion': 'v1', 'kind': 'Secret', 'metadata': {'name': 'guarded', 'namespace': 'default'}}
+    async with world.operator(inspect=True):
+        await world.aio.create(secret | {'data': {'password': 'aHVzaA=='}})
+        await window.until(lambda facts: facts['total'], '/v1/objects?name=guarded&state=resting')
+        await world.aio.patch('secrets', 'guarded', {'data': {'password': 'aHVzaDM='}})
+        await done.wait()
+        uid = get_uid(await window.until(lambda facts: facts['total'], '/v1/objects?name=guarded&state=resting'))
+        story = await window.ask(f'/v1/timeline?uid={uid}')
+        others = [await window.ask(path) for path in ('/v1/now', '/v1/objects')]
+    assert {each['new'] for each in story['diff']['fields']} == {'(hidden)'}
+    assert any('data.other' in each['fields'] for each in story['entries'] if each['type'] == 'patch')
+    assert 'aHVzaD' not in json.dumps([story, others])
