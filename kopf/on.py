@@ -313,7 +313,7 @@ def reconcile(
     The function makes the actual state match the desired one. It is also run when the operator starts, and never twice
     at the same time for one object. A run sees all changes made before it; changes made during a run cause one more.
     Nothing is stored on the object. The function can return `kopf.Again` to be run once more after some time. See
-    "Level-triggered handlers" in the documentation.
+    "Reconcile objects" in the documentation.
 
     Args:
         owns: the resources whose objects have owner references to objects of the handler.
@@ -326,7 +326,7 @@ def reconcile(
         backoff: the first delay after an error, and the longest one (in seconds); each is twice the previous one.
         retries: how many attempts there are until the next change; by default, there is no limit.
         conditions: whether to keep the conditions ``Ready``, ``Reconciling`` and ``Stalled`` of the objects.
-        prune: whether the children are deleted that a successful run has not applied; see "Children".
+        prune: whether the children are deleted that a successful run has not applied; see "React to child objects".
     """
     owns, watches = options.pop('owns', ()), options.pop('watches', None)
     backoff, timeout = options.pop('backoff', (1, 600)), options.pop('timeout', None)

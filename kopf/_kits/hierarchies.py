@@ -4,7 +4,7 @@ Hierarchies of objects: handlers link the created children to the handled object
 All functions change the given objects in place, before they are sent to the API; they send nothing themselves. They
 take one object or any iterable of objects, also nested: dicts and other mutable mappings, objects of pykube-ng and of
 kr8s, models of kubernetes, kubernetes_asyncio, and lightkube. Existing values are not changed unless ``forced``.
-Specified in the documentation's "Hierarchies".
+Specified in the documentation's "Create objects that belong to others".
 """
 
 import enum

@@ -53,7 +53,7 @@ class ErrorsMode(enum.Enum):
     """
     The meaning of arbitrary exceptions of a handler: those that are neither `TemporaryError` nor `PermanentError`.
 
-    Specified in the documentation's "Errors".
+    Specified in the documentation's "Retry after errors".
     """
 
     IGNORED = enum.auto()

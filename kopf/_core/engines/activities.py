@@ -2,8 +2,8 @@
 Activities: groups of handlers that belong to no object, such as startup, login, and cleanup handlers.
 
 The handlers of an activity are run in rounds until each has succeeded or failed permanently. Their progress is kept
-only in memory: a restarted operator runs all of them again. Specified in the documentation's "Startup", "Shutdown",
-"Probes", "Authentication".
+only in memory: a restarted operator runs all of them again. Specified in the documentation's "Do something at startup",
+"Do something at shutdown", "Answer liveness probes", "Log in to the cluster".
 """
 
 import asyncio

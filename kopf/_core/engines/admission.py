@@ -4,7 +4,7 @@ Admission reviews: choose the handlers for a request of the API server, run them
 A malformed request raises `ReviewError` before any handler is run. For a well-formed one, the response is always a
 well-formed review, whatever the handlers do: for any other response, the API server would apply the ``failurePolicy``,
 and its users would see no reason. Handlers are not retried, as the API server waits for seconds at most. Specified in
-the documentation's "Admission control".
+the documentation's "Check and change requests by webhooks".
 """
 
 import asyncio

@@ -5,7 +5,7 @@ There can be tens of thousands of them. So a running daemon is one task, without
 Between the runs of a timer, and before a retry of a daemon, there is no task, only an entry in the coalesced timers.
 The stages of stopping are timers of the loop. There is no polling: a daemon that ends requeues its object.
 
-Specified in the documentation's "Daemons" and "Timers".
+Specified in the documentation's "Run something for each object" and "Run something at intervals".
 """
 
 import asyncio

@@ -6,7 +6,7 @@ the status server, so that a stuck operator has metrics, too. Metrics that also 
 same names and labels, so that existing dashboards and alerts work. No label contains the name of an object, as each
 value of a label would be a series that Prometheus keeps for weeks.
 
-Specified in the documentation's "Metrics".
+Specified in the documentation's "Expose metrics".
 """
 
 import asyncio

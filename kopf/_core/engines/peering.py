@@ -5,7 +5,7 @@ Each operator keeps its record in the status of a shared object of the kind ``Ko
 is another one with a higher priority. A record is alive until its lifetime has passed since its last observed change.
 The observer measures this by its own clock, as clocks of other machines can be wrong. The timestamp in the record is
 used only when the operator sees the record for the first time, as it has not observed the last change. Specified in
-the documentation's "Peering".
+the documentation's "Let operators pause each other".
 """
 
 import dataclasses

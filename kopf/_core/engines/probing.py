@@ -4,7 +4,7 @@ The responses to the liveness and readiness probes of Kubernetes.
 The thread of the status server makes them, so that a stuck operator also responds: with a failure. The liveness
 endpoint runs the probe handlers and returns their results. It fails if a handler fails, or if the operator has not
 worked for long. The readiness endpoint succeeds when the operator has begun to work. Specified in the documentation's
-"Probes".
+"Answer liveness probes".
 """
 
 import asyncio

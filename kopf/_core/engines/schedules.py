@@ -3,7 +3,7 @@ Schedules: handlers of the operator itself that are run at intervals (``@kopf.on
 
 Each handler has one task while the operator works, so its runs never overlap. While the operator is paused because of
 its peers, no run begins. Handlers can be declared at any time, in any thread. Specified in the documentation's
-"Timers".
+"Run something at intervals".
 """
 
 import asyncio

@@ -2,7 +2,7 @@
 Flags for running functions: ``stopped`` for daemons, and ``deleting`` for handlers whose object is being deleted.
 
 A daemon can check its flag and wait for it, sync or async. There is one flag for all reasons, since a daemon must stop
-whatever the reason is. Specified in the documentation's "Daemons".
+whatever the reason is. Specified in the documentation's "Run something for each object".
 """
 
 import enum

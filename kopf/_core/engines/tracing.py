@@ -6,7 +6,7 @@ of the handler. The ``traceparent`` of the first step is stored with the progres
 steps join its trace, also in another process. Each request sends its ``traceparent`` to the API server.
 
 Steps without handlers and without requests are not traced, as most of them have nothing to do. Lists and watches are
-not traced, as they belong to no object. Specified in the documentation's "Traces".
+not traced, as they belong to no object. Specified in the documentation's "Trace handlers and requests".
 """
 
 import logging

@@ -1,7 +1,8 @@
 """
 Kinds of custom resources as classes: `kind` declares them, and their handlers get objects of these classes.
 
-The classes are of several libraries: see `model_adapters`. Specified in the documentation's "Models".
+The classes are of several libraries: see `model_adapters`. Specified in the documentation's "Declare a kind by a
+class".
 """
 
 import collections
@@ -171,7 +172,7 @@ def kind(
 
     The class is a pydantic model, a dataclass, a TypedDict, or a Struct of msgspec, with the fields of the objects:
     ``spec``, ``status``, and others. Handlers of the class get ``spec``, ``status`` and ``obj`` as its objects. The
-    command ``kopf crd`` makes the CRD. See "Models" in the documentation.
+    command ``kopf crd`` makes the CRD. See "Declare a kind by a class" in the documentation.
 
     Args:
         api_version: the group and the version: ``'example.com/v1'``.

@@ -95,7 +95,7 @@ class OperatorRegistry:
     All handlers of an operator. Each kind has its attribute: the ``slot`` of its class.
 
     The decorators fill the default registry, unless another one is given by ``registry=``. Several operators in one
-    process need separate registries: see the documentation's "Embedding".
+    process need separate registries: see the documentation's "Run an operator from Python".
     """
 
     activities: ActivitiesRegistry

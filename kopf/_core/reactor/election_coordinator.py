@@ -5,7 +5,7 @@ A replica that is not elected is paused: it watches, indexes, serves webhooks an
 leader works from its election until it releases the Lease at its end, or until it could not renew the Lease in time.
 Then its work is cancelled, and it writes nothing any more; it is a standby again when all work has ended. If some work
 cannot be stopped in time, such as a thread, the process exits, because another replica begins to work. Specified in
-the documentation's "Replicas".
+the documentation's "Run several replicas".
 """
 
 import asyncio

@@ -4,7 +4,7 @@ The entry points: running operators from the command line, in threads, and in ex
 `run` blocks a whole process or thread, `operator` runs in an existing event loop, `spawn_tasks` and `run_tasks` are for
 applications that manage tasks themselves. An operator cancels only the tasks that it or its handlers have created, as
 other parts of the application can share the loop. But `run_tasks` cancels all tasks that are younger than the operator.
-Specified in the documentation's "Embedding".
+Specified in the documentation's "Run an operator from Python".
 """
 
 import asyncio

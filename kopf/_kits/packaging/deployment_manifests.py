@@ -2,7 +2,7 @@
 The manifests of an operator, made from its handlers: all objects that a cluster needs to run it.
 
 The result is equal for equal handlers and options, so that it can be committed and compared. Specified in the
-documentation's "Projects and manifests".
+documentation's "Create a project and its manifests".
 """
 
 from collections.abc import Collection, Mapping, Sequence
