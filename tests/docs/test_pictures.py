@@ -24,6 +24,26 @@ def test_drawings_are_current(name):
     assert (PICTURES / name).read_text() == drawings.DRAWINGS[name](), "Run: python scripts/drawings.py"
 
 
+@pytest.mark.parametrize("source", sorted(PICTURES.glob("*.txt")), ids=lambda path: path.name)
+def test_diagrams_are_current(source):
+    assert source.with_suffix(".svg").read_text() == load("diagrams").draw(source), "Run: python scripts/diagrams.py"
+
+
+def test_diagrams_are_within_their_pages():
+    diagrams = load("diagrams")
+    for source in PICTURES.glob("*.txt"):
+        boxes = re.findall(r'<rect class="box[^"]*" x="([\d.-]+)" y="[\d.]+" width="([\d.]+)"', diagrams.draw(source))
+        assert len(boxes) > 4
+        assert all(0 < float(x) and float(x) + float(breadth) < diagrams.WIDTH for x, breadth in boxes)
+
+
+def test_pictures_have_texts_for_those_who_cannot_see_them():
+    for page in PAGES:
+        text = page.read_text()
+        assert text.count(".. image:: ") == len(re.findall(r"\.\. image:: \S+\n +:alt: \S+ .{15}", text)), page
+        assert all(len(words) > 30 for words in re.findall(r"!\[([^\]]*)\]", text))
+
+
 def test_the_drawing_has_all_packages():
     text = (PICTURES / "architecture.svg").read_text()
     packages = [path.parent for path in (ROOT / "kopf").glob("_*/*/__init__.py")]
