@@ -53,7 +53,7 @@ bench: $(STAMP)  ## compare CPU and memory with upstream kopf, and the ratios wi
 
 docs: $(STAMP)  ## render docs/ into docs/_build; fails if a link leads nowhere
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
-	$(VENV)/bin/python -m sphinx -W --keep-going -q docs docs/_build
+	$(VENV)/bin/python -m sphinx -E -W --keep-going -q docs docs/_build  # -E: else, its index forgets the unchanged pages
 
 # An interrupted attempt leaves a .venv without pip behind, which is then completed.
 $(DEMO): pyproject.toml

@@ -37,7 +37,7 @@ def test_diagrams_are_within_their_pages():
         assert all(0 < float(x) and float(x) + float(breadth) < diagrams.WIDTH for x, breadth in boxes)
 
 
-def test_pictures_have_texts_for_those_who_cannot_see_them():
+def test_pictures_have_texts_for_screen_readers():
     for page in PAGES:
         text = page.read_text()
         assert text.count(".. image:: ") == len(re.findall(r"\.\. image:: \S+\n +:alt: \S+ .{15}", text)), page

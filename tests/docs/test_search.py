@@ -1,0 +1,59 @@
+"""The search of the site finds the right page by the words that people search for, after `make docs`."""
+
+import json
+import shutil
+import subprocess
+
+import pytest
+from snippets import ROOT
+
+SITE = ROOT / "docs" / "_build"
+QUESTIONS = {
+    "helm": "howto/manifests",
+    "pydantic": "howto/models",
+    "prometheus": "howto/metrics",
+    "leader election": "howto/election",
+    "finalizer": "reference/handlers",
+    "stuck in terminating": "howto/troubleshooting",
+    "requeue": "howto/errors",
+    "resync": "howto/levels",
+    "informer": "howto/indexing",
+    "RBAC": "explanation/security",
+    "owner references": "howto/hierarchies",
+    "server-side apply": "howto/children",
+    "webhook": "howto/admission",
+    "dockerfile": "howto/deployment",
+    "pytest": "howto/testing",
+    "chaos": "howto/checking",
+    "kubebuilder": "howto/controller-runtime",
+    "label selector": "reference/filters",
+    "cron": "howto/timers",
+    "opentelemetry": "howto/traces",
+    "high availability": "howto/election",
+    "ready condition": "howto/conditions",
+    "backoff": "howto/errors",
+    "CRD": "howto/models",
+    "rate limit": "howto/configuration",
+    "debug": "howto/inspection",
+}
+
+
+@pytest.fixture(scope="module")
+def answers():
+    """Return the first three pages that the search of the site shows for each question."""
+    if shutil.which("node") is None or not (SITE / "searchindex.js").exists():
+        pytest.skip("it needs node, and the site: make docs")
+    process = subprocess.run(
+        ["node", ROOT / "tests" / "docs" / "search.js", SITE],
+        input="\n".join(QUESTIONS),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return {question: pages[:3] for question, pages in map(json.loads, process.stdout.splitlines())}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_the_answer_is_among_the_first_three_pages(answers, question):
+    assert QUESTIONS[question] in answers[question]
