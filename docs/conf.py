@@ -1,5 +1,6 @@
 """Sphinx: `make docs` renders these pages into docs/_build."""
 
+import os
 import pathlib
 import sys
 
@@ -7,10 +8,20 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent / "_ext"))
 
 project = "kopf"
 copyright = "The kopf authors"
-extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "settings_tables", "decorator_tables", "redirects"]
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "decorator_tables",
+    "message_tables",
+    "redirects",
+    "settings_tables",
+]
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = "kopf"
+# Where the site is published, readers can edit each page: the address of the repository is that of the publisher.
+if repository := os.environ.get("DOCS_REPOSITORY"):
+    html_theme_options = {"source_repository": repository, "source_branch": "main", "source_directory": "docs/"}
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 

@@ -35,6 +35,10 @@ QUESTIONS = {
     "CRD": "howto/models",
     "rate limit": "howto/configuration",
     "debug": "howto/inspection",
+    "upgrade": "howto/production",
+    "webhook blocks requests": "howto/disasters",
+    "glossary": "reference/glossary",
+    "log messages": "reference/messages",
 }
 
 

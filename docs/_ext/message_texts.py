@@ -1,0 +1,61 @@
+"""Find the warnings and errors that the package logs, in its code: the page of messages has all of them."""
+
+import ast
+import pathlib
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+LEVELS = ("warning", "error", "critical")
+PLACEHOLDER = re.compile(r"%[-+ #0]*[\d.]*[a-z]")
+
+
+class Message(NamedTuple):
+    """A message in the log."""
+
+    text: str
+    level: str
+
+    @property
+    def anchor(self) -> str:
+        """The anchor of the message on its page: its first words."""
+        words = re.findall(r"[a-z0-9]+", self.text.lower())
+        return "message-" + "-".join(words[:8])
+
+
+def find_messages(package: pathlib.Path) -> list[Message]:
+    """Return all messages of the package, in the order of their texts; "…" stands for what varies.
+
+    A message that is logged at several levels is returned once, with the highest one.
+    """
+    found: dict[str, Message] = {}
+    for path in sorted(package.rglob("*.py")):
+        for message in _iter_messages(ast.parse(path.read_text())):
+            known = found.setdefault(message.anchor, message)
+            found[message.anchor] = max(message, known, key=lambda each: LEVELS.index(each.level))
+    return sorted(found.values(), key=lambda message: message.text.lstrip("… '").lower())
+
+
+def _iter_messages(tree: ast.Module) -> Iterator[Message]:
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in (*LEVELS, "exception")
+            and node.args
+        ):
+            text = re.sub(r"(\{…\}|…)+", "…", PLACEHOLDER.sub("…", _read_text(node.args[0]) or "").replace("%%", "%"))
+            if len(re.findall(r"[A-Za-z]{2,}", text)) > 2:  # others are made of placeholders only
+                yield Message(text, "error" if node.func.attr == "exception" else node.func.attr)
+
+
+def _read_text(node: ast.expr) -> str | None:
+    """Return the text of a literal, of a literal with values in it, or of a sum of these."""
+    match node:
+        case ast.Constant(value=str(value)):
+            return value
+        case ast.JoinedStr(values=values):
+            return "".join(str(value.value) if isinstance(value, ast.Constant) else "…" for value in values)
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return (_read_text(left) or "…") + (_read_text(right) or "…")
+    return None
