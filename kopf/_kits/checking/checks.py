@@ -46,6 +46,9 @@ MAX_FINDINGS = 10
 OUT_OF_REACH = "The course ended before the disturbance, or the disturbed object did not exist."
 """The reason why the disturbances of some plans did not happen."""
 
+NEEDING_PODS = frozenset({'daemonsets', 'deployments', 'jobs', 'pods', 'replicasets', 'statefulsets'})
+"""The resources whose status is a matter of controllers."""
+
 SIMULATE = " For a check, simulate that service by a module beside the operator, and observe it by --observe."
 
 
@@ -290,6 +293,13 @@ class Check:
                 self._report.untried.append(
                     f'No handler handles updates of {resource}: the edited objects were not compared with new ones.'
                 )
+        waiting = sorted({child.resource for child in facts.children} & NEEDING_PODS)
+        if waiting and not self._subject.options.get('pods'):
+            self._report.untried.append(
+                f'No controllers run the pods of {", ".join(waiting)}, so these are never ready: what the operator does '
+                'then was not tried. Let the sandbox emulate the controllers (--pods), or set their status in the '
+                'scenario.'
+            )
         children = sorted({child.resource for child in facts.children} - set(facts.watched))
         if children:
             self._report.untried.append(

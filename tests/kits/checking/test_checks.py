@@ -191,6 +191,24 @@ def test_what_cannot_be_checked_is_explained(check, text, scenario, reason):
         check(text, scenario)
 
 
+DEPLOYING = """
+    @kopf.on.create('webs')
+    async def serve(name, body, **_):
+        pod = {'metadata': {'labels': {'app': name}}, 'spec': {'containers': [{'name': 'web', 'image': 'web'}]}}
+        spec = {'selector': {'matchLabels': {'app': name}}, 'template': pod}
+        child = {'apiVersion': 'apps/v1', 'kind': 'Deployment', 'metadata': {'name': name}, 'spec': spec}
+        kopf.adopt(child, owner=body)
+        await kopf.apply(child)
+"""
+
+
+@pytest.mark.parametrize("pods", [False, True])
+def test_children_that_need_controllers_are_named(check, kopf_chaos, pods):
+    kopf_chaos._options["pods"] = pods
+    report = check(DEPLOYING, budget=6)
+    assert any("No controllers run the pods of deployments" in text for text in report.untried) is not pods
+
+
 def test_modules_with_handlers_are_imported_by_each_operator_anew(check, tmp_path, write):
     write(RANDOM_NAMES, "handlers.py")
     report = find(check, "import handlers")
