@@ -296,9 +296,9 @@ class Check:
         waiting = sorted({child.resource for child in facts.children} & NEEDING_PODS)
         if waiting and not self._subject.options.get('pods'):
             self._report.untried.append(
-                f'No controllers run the pods of {", ".join(waiting)}, so these are never ready: what the operator does '
-                'then was not tried. Let the sandbox emulate the controllers (--pods), or set their status in the '
-                'scenario.'
+                f'No controllers run the pods of {", ".join(waiting)}, so these are never ready: what the operator '
+                'does then was not tried. Let the sandbox emulate the controllers (--pods), or set their status in '
+                'the scenario.'
             )
         children = sorted({child.resource for child in facts.children} - set(facts.watched))
         if children:
