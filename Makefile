@@ -3,13 +3,12 @@
 VENV   := .venv
 STAMP  := $(VENV)/.installed
 DEMO   := $(VENV)/.runnable
-WARM   := $(VENV)/.collected
 EXTRAS := test
 
-# Most tests wait for servers and clocks, so there may be more of them at once than there are cores. More than these would
-# spend more time on loading all tests than they save. What fails while the machine is busy is tried again; the summary
-# tells of it.
-PARALLEL := -n 8 --dist loadfile --no-loadscope-reorder --reruns 2 -r R
+# Most tests wait for servers and clocks, so there may be more of them at once than there are cores. They run in forks of the
+# process that has collected them (tests/cluster/forkedworkers.py), not in new interpreters as those of pytest-xdist. What
+# fails while the machine is busy is tried again; the summary tells of it.
+PARALLEL := --forks 6 -p no:xdist --reruns 2 -r R
 
 # The unit tests: of each module of the package, and so of all that can depend on the version of Python. The others run whole
 # operators, mostly as processes.
@@ -27,12 +26,13 @@ help:  ## show this list
 
 venv: $(STAMP)  ## make .venv with everything for development
 
+# Pytest keeps what it has made of the assertions, when the tests are loaded first.
 test unit: export PYTHONDONTWRITEBYTECODE :=
-test: $(WARM)  ## run all tests, on the sandbox where they need a cluster
+test: $(STAMP)  ## run all tests, on the sandbox where they need a cluster
 	@$(VENV)/bin/python -m compileall -q kopf
 	$(VENV)/bin/python -m pytest $(PARALLEL)
 
-unit: $(WARM)  ## run the unit tests alone; on another version of Python with VENV=.venv-3.13 PYTHON=python3.13
+unit: $(STAMP)  ## run the unit tests alone; on another version of Python with VENV=.venv-3.13 PYTHON=python3.13
 	@$(VENV)/bin/python -m compileall -q kopf
 	$(VENV)/bin/python -m pytest $(PARALLEL) $(UNIT)
 
@@ -75,11 +75,4 @@ $(STAMP): pyproject.toml | $(DEMO)
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]' || { \
 		echo 'make: pip has failed, see above; it needs a package index that it can reach' >&2; exit 1; }
 	@$(VENV)/bin/python -m compileall -q kopf  # also where PYTHONDONTWRITEBYTECODE is set: it halves the time to start
-	@touch $@
-
-# Pytest rewrites the assertions of all tests when they are loaded first, and keeps the result. One process does it here:
-# otherwise, each of those that run the tests would, at the same time, for six seconds.
-$(WARM): | $(STAMP)
-	@echo 'Compiling the tests'
-	@env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/python -m pytest --collect-only --quiet -p no:xdist >/dev/null
 	@touch $@

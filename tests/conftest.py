@@ -12,6 +12,7 @@ import secrets
 import sys
 from collections.abc import Callable, Iterator
 
+import forkedworkers
 import hypothesis
 import pytest
 import pytest_rerunfailures
@@ -45,10 +46,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.failures_db = pytest_rerunfailures.StatusDB()
     # Otherwise, looptime asks for a loop in tests that have none; it would be made, and never closed.
     asyncio.set_event_loop(None)
+    forkedworkers.pytest_configure(config)
     config.addinivalue_line("markers", "thorough: takes long, and is run only with --thorough")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    forkedworkers.pytest_addoption(parser)
     parser.addoption(
         "--cluster",
         choices=["sandbox", "real", "both"],

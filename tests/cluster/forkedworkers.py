@@ -1,0 +1,259 @@
+"""
+Workers that run the tests at the same time: forks of the process that has collected them.
+
+The workers of pytest-xdist are new interpreters, each of which imports and collects all tests: that takes longer than
+to run most of them. A fork has all of it, and shares the memory. The tests of a file run in one worker, one after
+another, so that fixtures of modules are set up once; fixtures of the session are set up by each worker that needs them.
+
+The process that has collected the tests runs none of them: it hands out files, and reports what the workers send.
+"""
+
+import atexit
+import collections
+import contextlib
+import itertools
+import os
+import pickle
+import signal
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection, Pipe, wait
+from types import SimpleNamespace
+from typing import Any, TypeAlias
+
+import pytest
+
+Files: TypeAlias = collections.deque[collections.deque[int]]
+"""The tests of each file: their indexes in the list of all tests."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--forks", type=int, metavar="N", help="run the tests in N processes, each file in one of them")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--forks"):
+        config.pluginmanager.register(ForkedWorkers(config.getoption("--forks")))
+
+
+class Worker:
+    """
+    A process with tests, as the one that hands out the tests sees it.
+
+    Args:
+        number: which of the workers it is, from 0.
+        pid: its process.
+        connection: for the messages of both.
+    """
+
+    def __init__(self, number: int, pid: int, connection: Connection) -> None:
+        self.number = number
+        self.pid = pid
+        self.connection = connection
+        # Reports of pytest-xdist have something like this, and pytest prints it.
+        name = f"fork {number}"
+        self.node = SimpleNamespace(gateway=SimpleNamespace(id=name), _workerinfocache=f"[{name}]")
+        self.pending: collections.deque[int] = collections.deque()
+        self.location: tuple[str, Any] | None = None
+
+    def kill(self) -> None:
+        """Kill the process, if it runs, and wait for its end."""
+        self.connection.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+
+
+class ForkedWorkers:
+    """
+    The plugin of the process that has collected the tests.
+
+    Args:
+        number: how many workers there are at the same time.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._workers: list[Worker] = []
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
+        """Run all tests in workers; leave errors of the collection, and listings, to pytest."""
+        if session.testsfailed or session.config.option.collectonly:
+            return None
+        files: dict[str, collections.deque[int]] = {}
+        for index, item in enumerate(session.items):
+            files.setdefault(item.nodeid.partition("::")[0], collections.deque()).append(index)
+        queue = collections.deque(files.values())
+        if reporter := session.config.pluginmanager.getplugin("terminalreporter"):
+            reporter.showfspath = False  # the results of several files come at the same time
+        try:
+            for number in range(min(self._number, len(queue))):
+                self._workers.append(self._fork(session, number))
+            while self._workers:
+                ready = wait([worker.connection for worker in self._workers])
+                for worker in [worker for worker in self._workers if worker.connection in ready]:
+                    self._receive(session, worker, queue)
+        finally:
+            for worker in self._workers:
+                worker.kill()
+        return True
+
+    def _fork(self, session: pytest.Session, number: int) -> Worker:
+        ours, theirs = Pipe()
+        with warnings.catch_warnings():
+            # Python warns of threads, which a fork has not. Those of plugins wait for connections, and hold no locks.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if not pid:
+            for connection in (ours, *(worker.connection for worker in self._workers)):
+                connection.close()
+            _serve(session, theirs, number)
+        theirs.close()
+        return Worker(number, pid, ours)
+
+    def _receive(self, session: pytest.Session, worker: Worker, queue: Files) -> None:
+        """Act on one message of a worker, or on its end."""
+        hook = session.config.hook
+        try:
+            kind, data = worker.connection.recv()
+        except (EOFError, ConnectionError):
+            self._replace(session, worker, queue)
+            return
+        if kind == "next":
+            worker.pending = queue.popleft() if queue else collections.deque()
+            worker.connection.send(list(worker.pending))
+        elif kind == "take":
+            worker.pending.popleft()
+        elif kind == "start":
+            worker.location = data
+            hook.pytest_runtest_logstart(nodeid=data[0], location=data[1])
+        elif kind == "finish":
+            worker.location = None
+            hook.pytest_runtest_logfinish(nodeid=data[0], location=data[1])
+        elif kind == "report":
+            report = hook.pytest_report_from_serializable(config=session.config, data=data)
+            report.node = worker.node
+            hook.pytest_runtest_logreport(report=report)
+        elif kind == "warning":
+            hook.pytest_warning_recorded.call_historic(kwargs=data)
+        elif kind == "exit":
+            session.shouldstop = data
+        elif kind == "error":
+            raise RuntimeError(f"A worker has failed:\n{data}")
+        elif kind == "end":
+            worker.kill()
+            self._workers.remove(worker)
+        if session.shouldfail:
+            raise session.Failed(session.shouldfail)
+        if session.shouldstop:
+            raise session.Interrupted(session.shouldstop)
+
+    def _replace(self, session: pytest.Session, worker: Worker, queue: Files) -> None:
+        """Report the test that has ended its process, and let another worker run the rest of the file."""
+        self._workers.remove(worker)
+        worker.kill()
+        if worker.location is not None:
+            nodeid, location = worker.location
+            text = "The process of the test has ended unexpectedly."
+            report = pytest.TestReport(nodeid, location, {}, "failed", text, "call")
+            session.config.hook.pytest_runtest_logreport(report=report)
+        if worker.pending:
+            queue.appendleft(worker.pending)
+        if queue:
+            self._workers.append(self._fork(session, worker.number))
+
+
+# The workers.
+
+
+class Sender:
+    """
+    The plugin of a worker, which sends everything that is to be reported.
+
+    Args:
+        config: the configuration of the run.
+        connection: to the process that reports it.
+    """
+
+    def __init__(self, config: pytest.Config, connection: Connection) -> None:
+        self._config = config
+        self._connection = connection
+        self.is_serving = False
+        """Whether tests are run. Before, pytest repeats the warnings of the collection, which are known."""
+
+    def send(self, kind: str, data: Any = None) -> None:
+        """Send a message; end the process if the other one is gone."""
+        try:
+            self._connection.send((kind, data))
+        except ConnectionError:
+            os._exit(1)
+
+    def pytest_runtest_logstart(self, nodeid: str, location: Any) -> None:
+        self.send("start", (nodeid, location))
+
+    def pytest_runtest_logfinish(self, nodeid: str, location: Any) -> None:
+        self.send("finish", (nodeid, location))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.send("report", self._config.hook.pytest_report_to_serializable(config=self._config, report=report))
+
+    def pytest_warning_recorded(self, warning_message: Any, when: str, nodeid: str, location: Any) -> None:
+        if not self.is_serving:
+            return
+        try:
+            pickle.dumps(warning_message)
+        except Exception:
+            warning_message.message = UserWarning(str(warning_message.message))
+            warning_message.category, warning_message.source = UserWarning, None
+        data = {"warning_message": warning_message, "when": when, "nodeid": nodeid, "location": location}
+        self.send("warning", data)
+
+
+def _serve(session: pytest.Session, connection: Connection, number: int) -> None:
+    """Run tests as long as there are some, in the worker, and end it."""
+    sender = Sender(session.config, connection)
+    try:
+        _detach(session.config, number)
+        session.config.pluginmanager.register(sender)
+        sender.is_serving = True
+        for item, nextitem in _iter_items(session, sender, connection):
+            sender.send("take")
+            session.config.hook.pytest_runtest_protocol(item=item, nextitem=nextitem)
+        session._setupstate.teardown_exact(None)  # the fixtures of the session
+        atexit._run_exitfuncs()
+        sender.send("end")
+    except pytest.exit.Exception as error:
+        sender.send("exit", str(error))
+    except (KeyboardInterrupt, EOFError):
+        pass  # the other process has got the signal, too, or is gone
+    except BaseException:
+        sender.send("error", traceback.format_exc())
+    finally:
+        os._exit(0)
+
+
+def _detach(config: pytest.Config, number: int) -> None:
+    """Let nothing be shared with other workers: the terminal, the files with the captured output, temporary folders."""
+    plugins = config.pluginmanager
+    plugins.unregister(name="terminalreporter")
+    capture: Any = plugins.getplugin("capturemanager")
+    capture.stop_global_capturing()
+    capture.start_global_capturing()
+    capture.suspend_global_capture()
+    factory = config._tmp_path_factory  # type: ignore[attr-defined]
+    factory._basetemp = factory.getbasetemp() / f"worker{number}"
+    factory._basetemp.mkdir(exist_ok=True)
+
+
+def _iter_items(session: pytest.Session, sender: Sender, connection: Connection) -> Iterator[tuple[Any, Any]]:
+    """Ask for files; yield their tests, each with the one after it. After the last of a file, it is the session."""
+    while True:
+        sender.send("next")
+        indexes: Sequence[int] = connection.recv()
+        if not indexes:
+            return
+        items = [session.items[index] for index in indexes]
+        yield from itertools.zip_longest(items, items[1:], fillvalue=session)
