@@ -150,6 +150,13 @@ FEATURES = {
         DONE,
         dict.fromkeys((2, 3), "so it cannot be elected"),
     ),
+    "shards": (
+        ELECTION.replace("leadership", "sharding"),
+        ["-n", "NS", "--shards=auto"],
+        [HANDLED, STATUS, *read_rules("sharding")],
+        DONE,
+        {2: "so it cannot share the objects"},
+    ),
     "webhooks": (
         WEBHOOK,
         ["-n", "NS", "--standalone"],

@@ -694,6 +694,24 @@ async def test_a_lease_of_another_program_is_waited_for_and_told_of(world, membe
 
 
 @in_virtual_time
+async def test_a_namespace_that_is_deleted_with_its_leases_stops_all_members(world, members, ends):
+    ops = {'apiVersion': 'v1', 'kind': 'Namespace', 'metadata': {'name': 'ops'}}
+    await world.aio.create(ops)
+    async with members.run('a', sharding={'namespace': 'ops'}), members.run('b', sharding={'namespace': 'ops'}):
+        await members.create()
+        await members.handled('1')
+        await world.aio.delete('namespaces', 'ops')
+        await asyncio.sleep(11)
+        assert len([text for text in world.log.texts if 'All work of this replica has ended' in text]) == 2
+        await members.edit('2')
+        await asyncio.sleep(60)
+        assert not members.find('begin', value='2')
+        assert len([text for text in world.log.texts if 'cannot be accessed; trying again' in text]) <= 6
+        await world.aio.create(ops)
+        await members.handled('2')
+
+
+@in_virtual_time
 async def test_members_with_other_buckets_work_only_after_the_others(world, members):
     async with members.run('a'):
         await members.create()

@@ -167,6 +167,13 @@ async def test_the_leader_of_replicas_is_shown(world, port):
         await read_until(port, lambda values: values['leader_election_master_status', 'name=kopf-operator'] == 1)
 
 
+async def test_the_buckets_without_a_member_are_shown(world, port):
+    world.settings.sharding.namespace = 'default'
+    world.declare(kopf.on.create, 'create')
+    async with world.operator(shards='auto', metrics_endpoint=f'http://127.0.0.1:{port}'):
+        await read_until(port, lambda values: values['kopf_unowned_buckets', ''] == 0)
+
+
 async def test_there_is_no_leader_without_an_election(world, port):
     async with world.operator(metrics_endpoint=f'http://127.0.0.1:{port}'):
         values = await read(port)
