@@ -503,12 +503,7 @@ class PeeringMember:
         lifetime = self._settings.peering.lifetime
         # The lifetime is counted from before the request. So it ends earlier here than for any other operator.
         started = read_time()
-        own = Peer(
-            self._identity,
-            priority=self._settings.peering.priority,
-            lifetime=lifetime,
-            lastseen=read_wall_clock().isoformat(timespec='microseconds'),
-        )
+        own = self._make_peer(lifetime)
         flags, asked_at = self._get_flags(), time.monotonic()
         record = {**own.as_record(), **dict.fromkeys(self._written_flags - flags), **dict.fromkeys(flags, True)}
         self._unsure = True
@@ -540,6 +535,14 @@ class PeeringMember:
                 self.known = False  # other operators could have taken over meanwhile, or could not see our record yet
         self.see(body, asked_at=asked_at)
 
+    def _make_peer(self, lifetime: int) -> Peer:
+        return Peer(
+            self._identity,
+            priority=self._settings.peering.priority,
+            lifetime=lifetime,
+            lastseen=read_wall_clock().isoformat(timespec='microseconds'),
+        )
+
     async def _remove(self, identities: list[str]) -> None:
         """Remove dead records, unless the object changes meanwhile."""
         started, asked_at = read_time(), time.monotonic()
@@ -560,12 +563,17 @@ class PeeringMember:
             self._confirmed_at = started
         self.see(body, asked_at=asked_at)
 
-    async def leave(self) -> None:
-        """Remove our own record, so that peers need not wait until its lifetime ends."""
+    async def leave(self, respite: int = 0) -> None:
+        """
+        Remove our own record, so that peers need not wait until its lifetime ends.
+
+        Args:
+            respite: how long peers must still wait, because handlers are running (in seconds).
+        """
         if not self._present or (self._expiry is None and not self._unsure):
             return
         try:
-            body = await self._touch({self._identity: None})
+            body = await self._touch({self._identity: self._make_peer(respite).as_record() if respite else None})
         except (errors.APIError, LoginError, TimeoutError) as error:
             logger.warning(
                 "The operator's record could not be removed from the peering %s; other operators wait until its "
@@ -574,7 +582,7 @@ class PeeringMember:
                 str(error) or repr(error),
             )
         else:
-            self._log_keepalive('not found' if body is None else 'removed')
+            self._log_keepalive('not found' if body is None else 'shortened' if respite else 'removed')
 
     async def _touch(
         self,

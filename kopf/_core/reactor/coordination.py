@@ -266,6 +266,7 @@ def make_coordinator(
                 identity=find_lease_name(settings) if elected else identity,
                 tasks=tasks,
                 changed=controls.changed,
+                find_running=controls.find_running,
             )
         )
     coordinators += peerings

@@ -31,6 +31,8 @@ MIN_LIFETIME = 1.0
 ENDING_DELAY = 0.5
 """The time after which an ending operator begins to renew its records (in seconds); most have ended by then."""
 
+RESPITE = 5
+"""How long peers wait for an operator that has left while threads of its handlers were running (in seconds)."""
 
 REFUSAL_DELAYS = (0.5, 1.0, 2.0)
 """
@@ -63,6 +65,7 @@ class PeeringCoordinator:
         identity: str | None,
         tasks: asyncio.TaskGroup,
         changed: Callable[[Collection[Namespace] | None], None],
+        find_running: Callable[[], Collection[str]],
     ) -> None:
         """
         Create the coordinator. It joins peerings later, in `adjust`.
@@ -73,12 +76,14 @@ class PeeringCoordinator:
             identity: the identity of the operator among its peers; if absent, it is detected when needed.
             tasks: the group for the tasks of the members.
             changed: the function to call when the decision has changed, for these namespaces or for all of them.
+            find_running: returns the names of all running work, including threads.
         """
         self._client = client
         self._settings = settings
         self._identity = identity
         self._tasks = tasks
         self._changed = changed
+        self._find_running = find_running
         self._resource: Resource | None = None
         self._joined: dict[Namespace, JoinedPeering] = {}
         self._complained = False
@@ -306,11 +311,17 @@ class PeeringCoordinator:
         await asyncio.gather(*coros, return_exceptions=True)
 
     async def leave(self) -> None:
-        """Remove the records of this operator, so that its peers take over at once."""
+        """
+        Remove the records of this operator, so that its peers take over at once.
+
+        If threads of handlers are still running, the records expire soon instead: normally, the process ends before.
+        """
         if self._staying is not None:
             self._staying.cancel()
             await asyncio.wait({self._staying})
-        await asyncio.gather(*(joined.member.leave() for joined in self._joined.values()))
+        # Why not wait for the threads? They can run for minutes, and the time-outs of the exit limit how long it takes.
+        respite = min(RESPITE, self._settings.peering.lifetime) if self._joined and self._find_running() else 0
+        await asyncio.gather(*(joined.member.leave(respite) for joined in self._joined.values()))
 
 
 class PeeringSink(EventSink):

@@ -8,6 +8,7 @@ import pathlib
 import random
 import signal
 import sys
+import threading
 import time
 
 import pytest
@@ -74,6 +75,7 @@ class World:
         self.lingering = asyncio.Event()
         self.gate = asyncio.Event()
         self.gate.set()
+        self.unblocked = threading.Event()
         self.changed = asyncio.Event()
 
     def get_index(self, identity):
@@ -109,6 +111,7 @@ class World:
         following=False,
         lifetime=60,
         progress_storage=None,
+        exit_timeout=None,
         **options,
     ):
         registry, settings = kopf.OperatorRegistry(), kopf.OperatorSettings()
@@ -186,6 +189,14 @@ class World:
                 self.note(identity, 'tick')
 
         flag, stop = ReadyFlag(), asyncio.Event()
+        if exit_timeout is not None:
+            settings.queueing.exit_timeout = exit_timeout
+
+            @kopf.on.create('kopfexamples', registry=registry)
+            def block(name, **_):
+                self.note(identity, 'block', name)
+                self.unblocked.wait(60)
+
         task = asyncio.create_task(
             kopf.operator(
                 registry=registry,
@@ -986,6 +997,24 @@ async def test_schedules_wait_while_the_operator_is_paused(world):
 
 
 @in_virtual_time
+@pytest.mark.parametrize('is_blocked', [True, False])
+async def test_peers_wait_if_threads_of_handlers_outlive_the_operator(world, is_blocked):
+    await world.join()
+    if not is_blocked:
+        world.unblocked.set()
+    async with world.operator('own', exit_timeout=0.1):
+        await world.create('a', field='1')
+        await world.until(lambda: ('own', 'block', 'a') in world.calls)
+        if not is_blocked:
+            await world.handled('a')
+    try:
+        peering = await world.aio.get('kopfpeerings', 'default')
+        lifetimes = {identity: record['lifetime'] for identity, record in (peering.get('status') or {}).items()}
+        assert lifetimes == ({'own': 5} if is_blocked else {})  # the next operator begins when it has expired
+    finally:
+        world.unblocked.set()
+
+
 async def test_schedules_do_not_begin_in_a_paused_operator(world):
     await world.join()
     await world.put('boss')
