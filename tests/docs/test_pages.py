@@ -71,7 +71,7 @@ def test_the_figures_of_the_first_page_are_those_that_were_measured():
         ("reliability", "23,145"),
         ("sandbox", "7,257"),
         ("sandbox", "99.5 %"),
-        ("checking", "22 of 24"),
+        ("checking", "eleven of twelve"),
     ]:
         assert figure in " ".join(page.split())
         assert figure in words[name]
