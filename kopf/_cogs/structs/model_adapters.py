@@ -125,6 +125,7 @@ def is_model(value: object) -> bool:
     return isinstance(value, type) and (
         dataclasses.is_dataclass(value)
         or typing.is_typeddict(value)
+        or hasattr(value, '__required_keys__')  # the TypedDict of typing_extensions
         or hasattr(value, '__pydantic_validator__')
         or hasattr(value, '__struct_fields__')
     )

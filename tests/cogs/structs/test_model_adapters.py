@@ -11,6 +11,7 @@ from typing import Any, TypedDict
 import msgspec
 import pydantic
 import pytest
+import typing_extensions
 
 from kopf._cogs.structs.model_adapters import ModelError, drop_nulls, dump_model, get_adapter, is_model, list_fields
 
@@ -45,7 +46,13 @@ class TypedDictModel(TypedDict, total=False):
     colour: Colour
 
 
-CLASSES = [PydanticModel, DataclassModel, StructModel, TypedDictModel]
+class ExtendedDictModel(typing_extensions.TypedDict, total=False):
+    size: int
+    since: datetime.date | None
+    colour: Colour
+
+
+CLASSES = [PydanticModel, DataclassModel, StructModel, TypedDictModel, ExtendedDictModel]
 
 
 @pytest.mark.parametrize('cls', CLASSES)

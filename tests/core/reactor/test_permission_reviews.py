@@ -2,11 +2,14 @@
 
 import asyncio
 import dataclasses
+import json
 import re
+import urllib.request
 
 import pytest
 import yaml
 from operatorworld import in_virtual_time, new_world
+from ports import free_port
 
 import kopf
 from kopf._core.intents.role_rules import Rule
@@ -334,3 +337,25 @@ def test_handlers_of_all_resources_are_not_reviewed(guarded):
 
     run(world=guarded)
     assert all('"events"' in text or '"customresourcedefinitions"' in text for text in list_warnings(guarded))
+
+
+async def test_readiness_names_what_is_missing_and_succeeds(monkeypatch):
+    def ask(port):
+        try:
+            with urllib.request.urlopen(f'http://127.0.0.1:{port}/readyz', timeout=60) as response:
+                return response.status, json.loads(response.read())
+        except OSError:  # it is not ready yet, or does not listen yet
+            return None, {}
+
+    with new_world(rbac=True) as world:
+        monkeypatch.setenv('KUBECONFIG', str(world.sandbox.kubeconfig_for(ACCOUNT)))
+        world.settings.posting.enabled = True
+        declare(world)
+        await grant(world, RULES[1:])
+        port = free_port()
+        async with world.operator(clusterwide=True, liveness_endpoint=f'http://127.0.0.1:{port}/healthz'):
+            await world.until_logged("A permission of the operator is missing")
+            async with asyncio.timeout(60):
+                while (answer := await asyncio.to_thread(ask, port))[0] is None:
+                    await asyncio.sleep(0.02)
+        assert answer == (200, {'warnings': list_warnings(world)})
