@@ -16,6 +16,7 @@ import urllib.error
 import urllib.request
 
 import pytest
+from kubeapi import KubeApi
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -148,7 +149,7 @@ def disk(**_):
     assert "no disk" in text and "fine" in text
 
 
-def test_each_object_is_handled_by_one_of_the_processes(run, url, tmp_path):
+def test_each_object_is_handled_by_one_of_the_processes(run, url, monkeypatch):
     code = (
         APP
         + """
@@ -158,10 +159,13 @@ def create(name, **_):
 """
     )
     names = [f'example-{number}' for number in range(40)]
-    objects = [{'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'metadata': {'name': name}} for name in names]
-    (tmp_path / 'objects.yaml').write_text('\n---\n'.join(map(json.dumps, objects)))
-    group = run(code, '--crd', CRD, '--load', tmp_path / 'objects.yaml', '--liveness', f'{url}/healthz')
+    group = run(code, '--crd', CRD, '--liveness', f'{url}/healthz')
     pids = get_pids(url)
+    wait_for(lambda: group.output.count('This member handles 128 buckets') == 2)
+    monkeypatch.setenv('KUBECONFIG', re.search(r'export KUBECONFIG=(\S+)', group.output)[1])
+    api = KubeApi()
+    for name in names:
+        api.apply({'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'metadata': {'name': name}}, 'default')
     wait_for(lambda: group.output.count('created ') >= len(names))
     group.process.terminate()
     assert group.wait() == 0
