@@ -11,6 +11,7 @@ copyright = "The kopf authors"
 extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
+    "changelog",
     "decorator_tables",
     "message_tables",
     "redirects",

@@ -36,7 +36,23 @@ class MessageTables(SphinxDirective):
         return section
 
 
+def add_anchors(app: Sphinx, doctree: nodes.document) -> None:
+    """Called for each page that was read. Give each message in the tables of troubleshooting an anchor and a link."""
+    if app.env.docname != "howto/troubleshooting":
+        return
+    anchors: set[str] = set()
+    for row in doctree.findall(nodes.row):
+        for literal in list(row.children[-1].findall(nodes.literal))[:1]:
+            anchor = Message(literal.astext(), "error").anchor
+            if anchor not in anchors and isinstance(literal.parent, nodes.paragraph):
+                anchors.add(anchor)
+                row["ids"].append(anchor)
+                literal.parent += nodes.Text(" ")
+                literal.parent += nodes.reference("", "¶", refid=anchor, internal=True, classes=["headerlink", "shown"])
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the directive."""
     app.add_directive("message-tables", MessageTables)
+    app.connect("doctree-read", add_anchors)
     return {"parallel_read_safe": True}
