@@ -29,8 +29,8 @@ WAITING = ("tests/docs/", "tests/e2e/", "tests/faults/", "tests/public/", "tests
 # While thousands of tests are collected, hardly anything becomes garbage; to look for it takes a sixth of that time.
 gc.disable()
 
-# The same examples in every run, however slow the machine: a few by default, more with HYPOTHESIS_PROFILE=broad, as in
-# .ci/run. HYPOTHESIS_PROFILE=search looks for new ones. Tests that need more than others set a multiple of the number.
+# The same examples in every run, however slow the machine: a few by default, more with HYPOTHESIS_PROFILE=broad.
+# HYPOTHESIS_PROFILE=search looks for new ones. Tests that need more than others set a multiple of the number.
 for profile, number in {"steady": 20, "broad": 50}.items():
     hypothesis.settings.register_profile(profile, max_examples=number, derandomize=True, deadline=None, database=None)
 hypothesis.settings.register_profile("search", max_examples=5000, deadline=None)

@@ -49,10 +49,11 @@ CLIENTS = {
                 session.post(url, json={'metadata': {'name': 'child'}}, headers=connection.as_http_headers())
     """,
     "kubernetes": """
+        import os
         import kubernetes
 
         def create(memo):
-            kubernetes.config.load_kube_config()
+            kubernetes.config.load_kube_config(os.environ['KUBECONFIG'])  # the default is that of the first import
             api = kubernetes.client.CoreV1Api()
             api.create_namespaced_config_map('default', {'metadata': {'name': 'child'}})
             watch = kubernetes.watch.Watch().stream(api.list_namespaced_config_map, 'default', timeout_seconds=600)
