@@ -134,6 +134,8 @@ class Check:
         self._found: dict[tuple[str, ...], Finding] = {}
         self._outcomes: dict[str, Outcome] = {}
         """The undisturbed courses, by their plans."""
+        self._refused: set[str] = set()
+        """The edits that handlers cannot apply: they fail even if the objects are created with these values."""
         self._edited: list[Edit] = []
 
     def run(self) -> Report:
@@ -200,6 +202,7 @@ class Check:
         groups = [[outcome.end for outcome in outcomes], [outcome.final for outcome in outcomes]]
         self._normalizer = Normalizer(groups, frozenset(first.facts.results))
         self._base = first
+        self._planner = Planner(self._seed, first.facts)
         for resource in sorted(self._normalizer.unstable):
             self._report.untried.append(
                 f'The {resource} were not compared: there are different numbers of them without any disturbance.'
@@ -271,8 +274,7 @@ class Check:
 
     def _prepare(self) -> None:
         """Make the plans for the undisturbed course."""
-        self._planner = planner = Planner(self._seed, self._base.facts)
-        facts = self._base.facts
+        planner, facts = self._planner, self._base.facts
         self._outcomes[repr(())] = self._base
         edits = planner.list_edits(self._base)
         agenda = self._agenda
@@ -347,7 +349,9 @@ class Check:
     def _judge(self, plan: Plan, outcome: Outcome) -> Sequence[Violation]:
         expected = self._expect(plan)
         if expected is None:
-            return judge_undisturbed(outcome, self._normalizer) if not outcome.problem and not plan.fresh else []
+            if outcome.problem or plan.fresh:
+                return []
+            return judge_undisturbed(outcome, self._normalizer, is_refused=repr(plan.edits) in self._refused)
         found = judge(outcome, expected)
         if plan.do == 'annotate':
             found += judge_annotation(outcome, plan.edits[0].target)
@@ -392,15 +396,22 @@ class Check:
         if outcome.failure or outcome.scenario_error:
             return
         [edit] = plan.edits
+        self._keep_fresh(plan, outcome)
         if self._planner.is_handled(edit):
-            if not outcome.failed and not outcome.retried:  # otherwise, the operator does not accept the edit
-                self._outcomes[f'fresh {plan.edits!r}'] = outcome
             ends = {(item.resource, item.namespace, item.name): item.body for item in self._base.end.objects}
             body = ends[edit.target.resource, edit.target.namespace, edit.target.name]
             back = Plan(seed=self._seed, edits=(edit, revert(edit, body)))
             self._agenda.add('edits', [Plan(seed=self._seed, edits=plan.edits), back])
         else:
             self._agenda.add('edits', [Plan(seed=self._seed, edits=plan.edits)])
+
+    def _keep_fresh(self, plan: Plan, outcome: Outcome) -> None:
+        """Keep the course of objects that are created with an edit: edited objects must come to the same end state."""
+        if outcome.failed or outcome.retried:
+            # No end state is right for values that cannot be applied. What is edited back must recover, though.
+            self._refused.add(repr(plan.edits))
+        elif self._planner.is_handled(plan.edits[0]):
+            self._outcomes[f'fresh {plan.edits!r}'] = outcome
 
     def _follow_edit(self, plan: Plan, outcome: Outcome) -> None:
         """Add the plans that disturb this edit, if the operator has reacted to it with writes."""
@@ -440,7 +451,7 @@ class Check:
         needed = plan.edits[:1] if plan.do not in ('tamper', 'annotate') else ()
         if needed:
             fresh = Plan(seed=plan.seed, edits=needed, fresh=True, without=plan.without)
-            self._outcomes[f'fresh {needed!r}'] = self._run_alone(fresh)
+            self._keep_fresh(fresh, self._run_alone(fresh))
             if plan.do:
                 edited = Plan(seed=plan.seed, edits=needed, without=plan.without)
                 self._outcomes[repr(needed)] = self._run_alone(edited)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from kopf._kits.checking.courses import Outcome
+from kopf._kits.checking.courses import MAX_WRITES, Outcome
 from kopf._kits.checking.end_states import ANNOTATION, Normalizer, find_differences
 from kopf._kits.checking.plans import Target
 
@@ -66,8 +66,16 @@ def judge_annotation(outcome: Outcome, target: Target) -> list[Violation]:
     return [Violation('annotation', text, (f'- {target} metadata.annotations',))] if lost and outcome.has_begun else []
 
 
-def judge_undisturbed(outcome: Outcome, normalizer: Normalizer) -> list[Violation]:
-    """Return the violations of an undisturbed course, which is not compared with another one."""
+def judge_undisturbed(outcome: Outcome, normalizer: Normalizer, *, is_refused: bool = False) -> list[Violation]:
+    """
+    Return the violations in a course without disturbances, which is not compared with another one.
+
+    Args:
+        outcome: the outcome of the course.
+        normalizer: the differences between equal courses.
+        is_refused: whether handlers cannot apply the values of an edit. They may be retried for ever then, and store
+            their progress, as long as there are delays between the attempts.
+    """
     found = []
     if outcome.overlaps:
         found.append(_overlap(outcome))
@@ -77,6 +85,8 @@ def judge_undisturbed(outcome: Outcome, normalizer: Normalizer) -> list[Violatio
     if left := normalizer.normalize(outcome.final).keys() - _outside(outcome):
         text = 'Objects are left after the deletion of all user objects.'
         found.append(Violation('leftovers', text, _add(sorted(left))))
+    if is_refused:
+        return [*found, _unrest(outcome)] if len(outcome.quiet_writes) > MAX_WRITES else found
     limit = 2 if outcome.facts.is_periodic else 0.1
     if len(outcome.quiet_writes) > limit * 300:
         found.append(_unrest(outcome))

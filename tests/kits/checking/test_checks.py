@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from kopf._kits.checking.checks import Check
+from kopf._kits.checking.plans import Edit, Plan, Target
 from kopf.testing import CannotCheck, ChecksFailed
 
 RIGHT = """
@@ -207,6 +208,22 @@ def test_children_that_need_controllers_are_named(check, kopf_chaos, pods):
     kopf_chaos._options["pods"] = pods
     report = check(DEPLOYING, budget=6)
     assert any("No controllers run the pods of deployments" in text for text in report.untried) is not pods
+
+
+REFUSING = """
+    @kopf.on.create('webs')
+    @kopf.on.update('webs')
+    def serve(spec, patch, **_):
+        if not spec['size']:
+            raise kopf.TemporaryError('Some servers are needed.', delay=10)
+        patch.status['size'] = spec['size']
+"""
+
+
+def test_retries_of_values_that_no_handler_can_apply_are_no_alarm(check, tmp_path):
+    edit = Edit(Target(resource="webs", namespace="default", name="w1"), {"spec": {"size": 0}})
+    Plan(edits=(edit,)).write(tmp_path / "plan.yaml")
+    check(REFUSING, plan=tmp_path / "plan.yaml")
 
 
 def test_modules_with_handlers_are_imported_by_each_operator_anew(check, tmp_path, write):

@@ -83,6 +83,21 @@ def test_undisturbed_courses_are_judged_by_themselves(changes, oracles):
     assert list_oracles(judge_undisturbed(dataclasses.replace(REFERENCE, **changes), LIKENESS)) == oracles
 
 
+@pytest.mark.parametrize(
+    "changes, oracles",
+    [
+        ({"quiet_writes": ["PATCH /x: 422"] * 120}, []),
+        ({"quiet_writes": ["PATCH /x: 422"] * 60, "needless_writes": ["PATCH /x"]}, []),
+        ({"quiet_writes": ["PATCH /x: 422"] * 601}, ["unrest"]),
+        ({"final": make_state(x=1)}, ["leftovers"]),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_applied_may_be_tried_again_but_not_in_a_loop(changes, oracles):
+    outcome = dataclasses.replace(REFERENCE, **changes)
+    assert list_oracles(judge_undisturbed(outcome, LIKENESS, is_refused=True)) == oracles
+
+
 def test_details_are_limited_and_counted():
     outcome = dataclasses.replace(REFERENCE, quiet_writes=["PATCH /x: 200"] * 3 + [f"PUT /{n}: 200" for n in range(20)])
     [violation] = judge(outcome, Expectation(REFERENCE, LIKENESS))
