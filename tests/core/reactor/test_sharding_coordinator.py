@@ -514,6 +514,47 @@ async def test_objects_of_a_namespace_stay_together_by_key(world, members):
     assert len(set(members.find('begin'))) == 1
 
 
+@in_virtual_time
+async def test_webhooks_are_served_by_every_member_and_memos_are_not_handed_over(world, members):
+    class Server:
+        async def __call__(self, fn):
+            self.fn = fn
+            yield {'url': 'https://host/path'}
+            await asyncio.Event().wait()
+
+    servers = []
+
+    def declare(registry, settings, note):
+        servers.append(Server())
+        settings.admission.server = servers[-1]
+        settings.admission.managed = 'test.kopf.dev'
+
+        @kopf.on.validate('kopfexamples', id='check', registry=registry)
+        async def check(name, **_):
+            note('checked', name)
+
+        @kopf.on.resume('kopfexamples', registry=registry)
+        @kopf.on.create('kopfexamples', registry=registry)
+        async def remember(name, memo, **_):
+            note('memo', name, dict(memo))
+            memo['known'] = True
+
+    async with members.run('a', declare):
+        await world.aio.wait_for('validatingwebhookconfigurations', 'test.kopf.dev', lambda body: body.get('webhooks'))
+        await world.aio.delete('validatingwebhookconfigurations', 'test.kopf.dev')  # its URL cannot be called
+        await members.create()
+        await members.handled('1')
+        async with members.run('b', declare):
+            await members.balanced('a', 'b')
+            await world.aio.wait_for(
+                'validatingwebhookconfigurations', 'test.kopf.dev', lambda body: body.get('webhooks')
+            )
+            for name in await members.find_names('b'):
+                await members.until_done('memo', member='b', name=name)
+    assert all(call[3] == {} for call in members.calls if call[1] == 'memo')
+    assert len(servers) == 2 and all(server.fn for server in servers)
+
+
 # Levels: owned kinds are dispatched by their owner.
 
 
