@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection
 import results as reporting
 from clusters import HERE, Cluster
 from operators_under_test import Runner
-from plans import SCALES, SLOW, plan
+from plans import OURS, SCALES, SLOW, plan
 
 
 def build_anchor() -> str:
@@ -66,6 +66,9 @@ def measure(
                     and case not in only
                     or runner.kind != "kopf"
                     and anchors not in (True, runner.kind)
+                    or runner.kind == "kopf"
+                    and case in OURS
+                    and not runner.is_ours
                 ):
                     continue
                 if label in SLOW and runner is runners[0] and not slow:

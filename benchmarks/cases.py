@@ -139,7 +139,7 @@ def case_namespaces(cluster: Cluster, runner: Runner, scale: dict[str, Any], tot
     """One object in each of many namespaces that are served by a pattern; then, events of the namespaces."""
     plural = cluster.ensure_spread(total)
     prefix = f"spread-{total}"
-    with Operator(cluster, runner, "event", plural, total, scope=f"--namespace={prefix}-*") as operator:
+    with Operator(cluster, runner, "event", plural, total, arguments=[f"--namespace={prefix}-*"]) as operator:
         begin = time.time_ns()
         seen = operator.wait("seen", timeout=600)["time"]
         cpu = operator.cpu() - operator.base_cpu

@@ -5,14 +5,17 @@ The processes of the operators under test: started, watched, stopped.
 import collections
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import pathlib
 import queue
 import re
+import signal
 import subprocess
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from clusters import HERE, Cluster
@@ -31,9 +34,15 @@ class Runner:
         program, _, options = program.partition("+")
         return cls(name, kind, program, options)
 
-    def command(self, operator: str, scope: str = '--all-namespaces') -> list[str]:
+    @functools.cached_property
+    def is_ours(self) -> bool:
+        """Check whether it has what this package adds to the API of upstream."""
+        probe = "import sys, kopf; sys.exit(not hasattr(kopf.on, 'reconcile'))"
+        return self.kind == "kopf" and not subprocess.run([self.program, "-c", probe], check=False, cwd=HERE).returncode
+
+    def command(self, operator: str, arguments: Sequence[str]) -> list[str]:
         return {
-            "kopf": [self.program, "-m", "kopf", "run", scope, f"{HERE}/operators/{operator}.py"],
+            "kopf": [self.program, "-m", "kopf", "run", *arguments, f"{HERE}/operators/{operator}.py"],
             "go": [self.program, operator],
             "limit": [self.program, f"{HERE}/operators/limit.py", operator],
         }[self.kind]
@@ -51,7 +60,7 @@ class Operator:
         total: int,
         options: str = '',
         *,
-        scope: str = '--all-namespaces',
+        arguments: Sequence[str] = ("--all-namespaces",),
         **env: str,
     ) -> None:
         self.cluster, self.offset = cluster, cluster.audit_size()
@@ -71,7 +80,7 @@ class Operator:
         self.began = time.time_ns()
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                runner.command(operator, scope),
+                runner.command(operator, arguments),
                 pass_fds=[write],
                 env=env,
                 stdin=subprocess.DEVNULL,
@@ -111,13 +120,39 @@ class Operator:
         self.stop()
         raise RuntimeError(f"no report {event!r} from the operator; its log ends with:\n{tail}")
 
-    def cpu(self) -> float:
-        """CPU seconds of the process, all threads, user and system."""
-        return time.clock_gettime(~self.process.pid << 3 | 2)
+    def drain(self, quiet: float) -> list[Any]:
+        """Return all reports until there is none for so many seconds."""
+        reports: list[Any] = []
+        with contextlib.suppress(queue.Empty):
+            while (report := self.reports.get(timeout=quiet)) is not None:
+                reports.append(report)
+            raise RuntimeError(f"the operator has ended; its log is {self.log}")
+        return reports
 
-    def memory(self) -> dict[str, float]:
-        """Megabytes."""
-        proc = f"/proc/{self.process.pid}/"
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Stop all its processes, as a machine does that has no time for them, and let them go on in the end."""
+        processes = [self.process.pid, *self.children()]
+        try:
+            for pid in processes:
+                os.kill(pid, signal.SIGSTOP)
+            yield
+        finally:
+            for pid in processes:
+                os.kill(pid, signal.SIGCONT)
+
+    def cpu(self) -> float:
+        """CPU seconds of the process and of its children, all threads, user and system."""
+        return sum(time.clock_gettime(~pid << 3 | 2) for pid in [self.process.pid, *self.children()])
+
+    def children(self) -> list[int]:
+        """The processes that it has started, and that still run."""
+        pid = self.process.pid
+        return [int(child) for child in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    def memory(self, pid: int | None = None) -> dict[str, float]:
+        """Megabytes of the process, or of one of its children."""
+        proc = f"/proc/{pid or self.process.pid}/"
         text = pathlib.Path(proc, "status").read_text() + pathlib.Path(proc, "smaps_rollup").read_text()
         return {
             name: int(re.findall(rf"^{key}:\s+(\d+)", text, re.M)[0]) / 1024

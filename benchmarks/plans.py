@@ -20,9 +20,14 @@ from cases import (
     case_reconcile,
     case_webhook,
 )
+from member_cases import case_members
 from results import Metrics
 
 SLOW = ["index:N=10000", "index:N=30000"]  # quadratic in kopf 1.45: minutes, and half an hour
+
+
+OURS = ("reconcile", "children", "members")
+"""What upstream cannot do: these cases are measured in environments with this package, and beside the anchors."""
 
 
 SCALES: dict[str, dict[str, Any]] = {
@@ -38,6 +43,7 @@ SCALES: dict[str, dict[str, Any]] = {
         churn=5,
         daemons=500,
         levels=[300],
+        members=dict(total=300, works=[300_000], processes=[1, 2], rest=4),
         window=6,
         sync=100,
         webhook=4,
@@ -55,6 +61,7 @@ SCALES: dict[str, dict[str, Any]] = {
         churn=15,
         daemons=2000,
         levels=[1000],
+        members=dict(total=1000, works=[0, 300_000], processes=[1, 2, 4], rest=20),
         window=20,
         sync=200,
         webhook=10,
@@ -93,6 +100,11 @@ def plan(scale: dict[str, Any]) -> Iterator[tuple[str, str, Callable[..., Metric
     for total in scale["levels"]:
         yield "reconcile", f"N={total}", case_reconcile, dict(total=total), "go"
         yield "children", f"N={total}", case_children, dict(total=total), "go"
+    for work in scale["members"]["works"]:
+        for operator in ("on.update", "reconcile"):
+            for processes in scale["members"]["processes"]:
+                variant = f"{operator}{' computing' if work else ''} P={processes}"
+                yield "members", variant, case_members, dict(operator=operator, work=work, processes=processes), False
     yield "sync", f"N={scale['sync']}", case_create, dict(total=scale["sync"], options="sync"), False
     yield "webhook", "", case_webhook, {}, False
     yield "idle", "", case_idle, {}, True

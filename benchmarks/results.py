@@ -68,7 +68,7 @@ def load(files: Iterable[str]) -> tuple[list[Result], list[str]]:
 def collect(results: list[Result]) -> Rows:
     """All values by measurement (its case and variant), metric, and environment."""
     rows: Rows = collections.defaultdict(lambda: collections.defaultdict(list))
-    for result in [*results, *growth(results)]:
+    for result in [*results, *growth(results), *speedups(results)]:
         for metric, value in result["metrics"].items():
             rows[f"{result['case']}:{result['variant']}", metric][result["runner"]].append(value)
     return rows
@@ -100,6 +100,28 @@ def growth(results: list[Result]) -> Iterator[Result]:
                 "repeat": 0,
                 "metrics": metrics,
             }
+
+
+def speedups(results: list[Result]) -> Iterator[Result]:
+    """Derive how much more several processes do in a second than one."""
+    rates: dict[tuple[str, str], dict[int, list[float]]] = collections.defaultdict(
+        lambda: collections.defaultdict(list)
+    )
+    for result in results:
+        if result["case"] == "members":
+            what, _, processes = result["variant"].rpartition(" P=")
+            rates[what, result["runner"]][int(processes)].append(result["metrics"]["changes/s ↑"])
+    for (what, runner), values in rates.items():
+        for processes in sorted(values):
+            if processes > 1 and 1 in values:
+                ratio = statistics.median(values[processes]) / statistics.median(values[1])
+                yield {
+                    "case": "members",
+                    "variant": f"{what} P={processes}",
+                    "runner": runner,
+                    "repeat": 0,
+                    "metrics": {"times one process ↑": ratio},
+                }
 
 
 def ratios(results: list[Result], base: str, other: str) -> dict[tuple[str, str], float]:

@@ -1,0 +1,149 @@
+"""
+The case of an operator in several processes, which share the objects: ``kopf run --shards auto --processes N``.
+"""
+
+import collections
+import contextlib
+import json
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from cases import landed
+from clusters import Cluster
+from operators_under_test import Operator, Runner
+from results import Metrics
+from writers import finish_objects
+
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
+LABEL = "kopf.dev/shards"
+ANNOTATION = "kopf.dev/shard"
+
+BUCKETS = 256
+RENEWAL = 2
+"""A member makes at most one request for its Lease in so many seconds, besides hand-overs."""
+
+LONGEST_FREEZE = 5
+"""After more seconds, members could lose their Leases: then the case does not measure what it should."""
+
+
+def case_members(
+    cluster: Cluster, runner: Runner, scale: dict[str, Any], operator: str, work: int, processes: int
+) -> Metrics:
+    """
+    One change of each object, handled by one or more processes.
+
+    The processes are frozen while the changes are written, so that the writers do not share the processor with them.
+    One process is a plain operator, without shards.
+    """
+    total, rest = scale["members"]["total"], scale["members"]["rest"]
+    plural, total, version = cluster.reset(f"work{total}")
+    options = f"work={work}{',reconcile' if operator == 'reconcile' else ''}"
+    shared = ["--shards", "auto", "--processes", str(processes)] if processes > 1 else []
+    arguments = ["--all-namespaces", *shared]
+    with lease_group(cluster) as group:
+        env = {"BENCH_SHARDS": group, "BENCH_PROCESSES": str(processes)}
+        with Operator(cluster, runner, "members", plural, total, options, arguments=arguments, **env) as process:
+            if processes > 1:
+                await_balance(cluster, group, processes)
+            if operator == "on.update":
+                landed(cluster, plural, version, total)
+            time.sleep(1)  # for what a new holder of buckets has to list and to look at
+            begin = time.time_ns()
+            time.sleep(rest if processes > 1 else 0)
+            end = time.time_ns()
+            memory = measure_memory(process)
+            changes = handle_changes(cluster, process, plural, total)
+    if operator == "on.update" and changes["calls/change"] > 1:
+        raise RuntimeError(f"some changes were handled twice: {changes['calls/change']} calls a change")
+    return changes | memory | (count_leases(process, begin, end, processes) if processes > 1 else {})
+
+
+def measure_memory(process: Operator) -> Metrics:
+    """Measure the memory of all processes, and of one member: the supervisor is none."""
+    supervisor, members = process.memory()["pss"], [process.memory(pid)["pss"] for pid in process.children()]
+    return {
+        "pss MB": sum([supervisor, *members]),
+        "pss MB/member": statistics.mean(members or [supervisor]),
+    }
+
+
+def handle_changes(cluster: Cluster, process: Operator, plural: str, total: int) -> Metrics:
+    """Change each object once while the processes are frozen, and measure how they handle these changes."""
+    cpu, written = process.cpu(), time.monotonic()
+    with process.frozen():
+        cluster.spread(finish_objects, plural, range(total))
+        if time.monotonic() - written > LONGEST_FREEZE:
+            raise RuntimeError(f"{total} changes were not written in {LONGEST_FREEZE} s: the machine is too busy")
+    begin = time.time_ns()
+    calls = await_calls(process, total)
+    cpu = process.cpu() - cpu
+    members = len(process.children()) or 1
+    return {
+        "changes/s ↑": total / (find_end(calls) - begin) * 1e9,
+        "cpu ms/change": cpu / total * 1e3,
+        "calls/change": len(calls) / total,
+        "least share of a member %": min(count_shares(calls, members)) / len(calls) * 100,
+    }
+
+
+def count_leases(process: Operator, since: int, until: int, processes: int) -> Metrics:
+    """Count the requests for Leases at rest; fail if there are too many, but for one that is at the edge."""
+    seconds = (until - since) / 1e9
+    counts = process.requests(since, until)
+    requests = sum(count for key, count in counts.items() if key.endswith(" leases"))
+    if requests > processes * (seconds / RENEWAL + 1):
+        raise RuntimeError(f"{processes} members at rest made {requests} requests for Leases in {seconds:.1f} s")
+    return {"lease requests/s/member": requests / seconds / processes}
+
+
+def await_calls(process: Operator, total: int) -> list[Any]:
+    """Wait until the changes of all objects were handled, and for what is handled twice; return the calls."""
+    calls: list[Any] = []
+    while len({call["name"] for call in calls}) < total:
+        calls.append(process.wait("handled", timeout=60))
+    return [*calls, *(report for report in process.drain(1) if report["event"] == "handled")]
+
+
+def find_end(calls: Sequence[Any]) -> int:
+    """Return when the last object was handled for the first time."""
+    firsts: dict[str, int] = {}
+    for call in calls:
+        firsts[call["name"]] = min(call["time"], firsts.get(call["name"], call["time"]))
+    return max(firsts.values())
+
+
+def count_shares(calls: Sequence[Any], processes: int) -> list[int]:
+    """Return how many calls each of the members has made."""
+    counts = collections.Counter(call["member"] for call in calls)
+    return [*counts.values(), *[0] * (processes - len(counts))]
+
+
+@contextlib.contextmanager
+def lease_group(cluster: Cluster) -> Iterator[str]:
+    """A name for the members' group that no earlier one has; its Leases are deleted in the end."""
+    name = f"bench-{time.time_ns():x}"
+    try:
+        yield name
+    finally:
+        cluster.admin.request("DELETE", f"{LEASES}?labelSelector={LABEL}%3D{name}")
+
+
+def await_balance(cluster: Cluster, group: str, processes: int, timeout: float = 60) -> None:
+    """Wait until each member holds its part of the buckets, and none of them is handed over."""
+    end, shares = time.monotonic() + timeout, list[int]()
+    while time.monotonic() < end:
+        leases = cluster.admin.get(f"{LEASES}?labelSelector={LABEL}%3D{group}")["items"]
+        members = [json.loads(note) for lease in leases if (note := lease["metadata"]["annotations"].get(ANNOTATION))]
+        shares = [count_buckets(member["holds"]) for member in members]
+        if len(shares) == processes and sum(shares) == BUCKETS and min(shares) >= BUCKETS // processes:
+            return
+        time.sleep(0.2)
+    raise RuntimeError(f"{processes} members hold {shares} buckets after {timeout} s")
+
+
+def count_buckets(ranges: str) -> int:
+    """Return how many buckets there are in ranges such as ``0-63,70``."""
+    pairs = (part.partition("-") for part in ranges.split(",") if part)
+    return sum(int(last or first) - int(first) + 1 for first, _, last in pairs)
