@@ -7,8 +7,8 @@ handling.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence, Set
-from typing import NamedTuple, Protocol
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence, Set
+from typing import Any, NamedTuple, Protocol
 
 from kopf._cogs.clients.api import ApiClient
 from kopf._cogs.configs.configuration import OperatorSettings
@@ -26,12 +26,24 @@ Affected = Collection[Namespace] | None
 OverdueCheck = Callable[[], bool]
 """A function that checks whether the operator must pause, even if `Coordinator.paused` is not set yet."""
 
-
 OwnerCheck = Callable[[ObjectRecord], bool]
 """A function that checks whether this operator handles the object."""
 
 Changed = Callable[[Affected], None]
 """The function that a coordinator calls when its decision for these namespaces has changed."""
+
+
+class Surrender(NamedTuple):
+    """The objects whose handling is to end in this operator, as others handle them next."""
+
+    buckets: Collection[int]
+    """The groups of the objects: each one can be handed over when nothing runs any more for its own objects."""
+    find_bucket: Callable[[ObjectRecord], int]
+    """Returns the group of an object."""
+    schedules: int | None
+    """The group that also waits for the end of the running schedules, if any does."""
+    ended: Callable[[Collection[int]], None]
+    """Called with the groups for which all work has ended, as soon as it has."""
 
 
 class Controls(NamedTuple):
@@ -47,10 +59,10 @@ class Controls(NamedTuple):
     """Runs the handlers of an activity; returns their outcomes."""
     relist: Callable[[OwnerCheck], None]
     """Lists all objects again, as the operator also handles the objects that the check selects from now on."""
-    surrender: Callable[[OwnerCheck, bool], Awaitable[None]]
+    surrender: Callable[[Surrender], Coroutine[Any, Any, None]]
     """
-    Ends the handling of the objects that the check selects, and with true, also of the schedules; returns when all
-    work for them has ended. When it is called, `Coordinator.owner_check` must already exclude these objects.
+    Ends the handling of these objects; returns when all work for them has ended. When it is called,
+    `Coordinator.owner_check` must already exclude these objects.
     """
 
 

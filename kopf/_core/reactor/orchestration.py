@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,7 @@ from kopf._core.intents.causes import Activity
 from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.handlers import ReconcilingHandler
 from kopf._core.intents.registries import HandlerTable
-from kopf._core.reactor.coordination import Controls, OwnerCheck, make_coordinator
+from kopf._core.reactor.coordination import Controls, OwnerCheck, Surrender, make_coordinator
 from kopf._core.reactor.discovery_sinks import DefinitionsSink, NamespaceSink, join_names
 from kopf._core.reactor.indexing_gate import IndexingGate
 from kopf._core.reactor.informer import Informer
@@ -587,24 +587,44 @@ class Orchestrator:
         pairs = [(watch, sink) for watch, sink, _ in self._watches.values()]
         return pairs + [(watch, sink) for watch, sink, _, _ in self._leaving.values()]
 
-    async def _surrender(self, leaves: OwnerCheck, with_schedules: bool) -> None:
+    async def _surrender(self, surrender: Surrender) -> None:
         """End the handling of these objects, and wait until nothing runs for them; see `Controls`."""
-        found = [
-            (sink, [record for record in watch.get_known() if leaves(record)]) for watch, sink in self._find_sinks()
-        ]
+        found: dict[int, list[tuple[ObjectSink, list[ObjectRecord]]]] = {bucket: [] for bucket in surrender.buckets}
+        for watch, sink in self._find_sinks():
+            groups: dict[int, list[ObjectRecord]] = {}
+            for record in watch.get_known():
+                if (bucket := surrender.find_bucket(record)) in found:
+                    groups.setdefault(bucket, []).append(record)
+            for bucket, records in groups.items():
+                sink.surrendered(records)
+                found[bucket].append((sink, records))
+        busy = {bucket for bucket, pairs in found.items() if any(_has_work(records) for _, records in pairs)}
+        if surrender.schedules is not None:
+            busy.add(surrender.schedules)
+        # Why one by one? A handler can run for hours: only the objects of its own bucket must wait for it.
+        parts = [[bucket for bucket in found if bucket not in busy], *([bucket] for bucket in busy)]
+        await asyncio.gather(*(self._outwait(surrender, found, part) for part in parts))
+
+    async def _outwait(
+        self,
+        surrender: Surrender,
+        by_bucket: Mapping[int, Collection[tuple[ObjectSink, Collection[ObjectRecord]]]],
+        buckets: Collection[int],
+    ) -> None:
+        """Wait until nothing runs for the objects of these buckets; then forget them."""
+        found = [pair for bucket in buckets for pair in by_bucket[bucket]]
         everything = [record for _, records in found for record in records]
-        for sink, records in found:
-            sink.surrendered(records)
         await self._tools.workers.wait_for(everything)
         # Once more, as the last steps can have started daemons.
         for sink, records in found:
             sink.surrendered(records)
         await self._tools.workers.release(everything)
-        if with_schedules:
+        if surrender.schedules in buckets:
             await self._tools.schedules.drain()
-        await self.save(leaves)
+        await self.save(found)
         for sink, records in found:
             sink.disowned(records)
+        surrender.ended(buckets)
 
     def _find_running(self) -> list[str]:
         """Return the names of all running handlers, including threads and tasks that ignore their cancellation."""
@@ -631,24 +651,26 @@ class Orchestrator:
         self._saving = self._tasks.create_task(self.save(), name='saving')
         return self._saving
 
-    async def save(self, concerns: OwnerCheck = lambda record: True) -> None:
+    async def save(self, found: Iterable[tuple[ObjectSink, Collection[ObjectRecord]]] | None = None) -> None:
         """
         Store the progress that is only in memory on the objects, before other operators can take over.
 
         Args:
-            concerns: checks whether an object is one of these; by default, all objects are.
+            found: the objects by their sinks; by default, all objects.
         """
         # Peers can have handled the objects meanwhile, and would use the old progress for their own handlers.
         if self._handed_over:
             return
         timeout = self._tools.context.settings.queueing.exit_timeout
         working = self._tools.workers.find_working()
+        if found is None:
+            found = ((sink, watch.get_known()) for watch, sink in self._find_sinks())
         tasks = {
             asyncio.create_task(sink.save(record), name=repr(record))
-            for watch, sink in self._find_sinks()
-            for record in watch.get_known()
+            for sink, records in found
+            for record in records
             # A running worker stores its own results: storing them here, too, would take a second patch.
-            if record.in_memory_only and record not in working and concerns(record)
+            if record.in_memory_only and record not in working
         }
         if not tasks:
             return
@@ -821,6 +843,11 @@ class Orchestrator:
         if end is not None:
             end.cancel()
         self._tasks.create_task(self._retire(former_watch, former_sink, records), name=f'end of {former_watch}')
+
+
+def _has_work(records: Iterable[ObjectRecord]) -> bool:
+    """Check whether anything runs for any of these objects, or is still to be stored."""
+    return any(record.has_worker or record.daemons is not None or record.in_memory_only for record in records)
 
 
 def get_place(resource: Resource, namespace: Namespace) -> Place:

@@ -33,7 +33,7 @@ from kopf._core.engines.shard_leases import (
     encode_member,
     make_member,
 )
-from kopf._core.reactor.coordination import Controls, find_group_name
+from kopf._core.reactor.coordination import Controls, Surrender, find_group_name
 from kopf._core.reactor.election_coordinator import ElectionCoordinator, Phase, TermWatchdog
 from kopf._core.reactor.object_records import ObjectRecord
 from kopf._core.reactor.sinks import EventSink
@@ -46,6 +46,13 @@ NAME_LIMIT = 52
 
 UID = b'"uid":"'
 """What precedes the uids in a line of a stream: that of the object, of its owners, and of whatever it refers to."""
+
+FIRST_RELEASE = 0.2
+"""
+How long to wait for the running work before the first buckets are released without the others (in seconds).
+
+It is doubled with each release, since each one lets the next members list all objects.
+"""
 
 SCHEDULES_BUCKET = 0
 """The bucket whose holder runs the schedules."""
@@ -298,9 +305,29 @@ class ShardingCoordinator(ElectionCoordinator):
         task.add_done_callback(self._draining.discard)
 
     async def _end_handling(self, ownership: Ownership, buckets: frozenset[int]) -> None:
-        if SCHEDULES_BUCKET in buckets:
+        schedules = SCHEDULES_BUCKET if SCHEDULES_BUCKET in buckets else None
+        if schedules is not None:
             self._report()
-        await self._controls.surrender(functools.partial(self._is_in, buckets), SCHEDULES_BUCKET in buckets)
+        ended: set[int] = set()
+        task = asyncio.create_task(
+            self._controls.surrender(Surrender(buckets, self._find_bucket, schedules, ended.update)),
+            name='end of the handling',
+        )
+        pause = FIRST_RELEASE
+        try:
+            while not task.done():
+                await asyncio.wait({task}, timeout=pause)
+                if ended:
+                    self._give_up(ownership, frozenset(ended))
+                    ended.clear()
+                pause *= 2
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+        await task
+
+    def _give_up(self, ownership: Ownership, buckets: frozenset[int]) -> None:
+        """Called when all work for the objects of these buckets has ended."""
         ownership.finish(buckets)
         if ownership is self._ownership:
             self._follow()

@@ -265,6 +265,40 @@ async def test_a_running_handler_ends_before_its_object_changes_hands(world, mem
 
 
 @in_virtual_time
+async def test_a_handler_that_does_not_end_keeps_back_only_the_bucket_of_its_object(world, members):
+    ending = asyncio.Event()
+
+    def declare(registry, settings, note):
+        @kopf.on.update('kopfexamples', labels={'slow': 'yes'}, registry=registry)
+        async def slow(name, **_):
+            note('slow', name)
+            await ending.wait()
+
+    async with members.run('a', declare):
+        await members.create()
+        await members.handled('1')
+        bodies = await world.aio.list('kopfexamples')
+        buckets = {body['metadata']['name']: find_bucket(body['metadata']['uid'], 16) for body in bodies}
+        kept_back, *others = sorted(buckets, key=buckets.get, reverse=True)  # the next member gets the last buckets
+        await world.edit(kept_back, metadata={'labels': {'slow': 'yes'}}, field='2')
+        await members.until_done('slow')
+        async with members.run('b', declare):
+            while not (report := (await members.reports()).get('b')) or len(report.held) < 7:
+                await asyncio.sleep(0.1)
+            assert (await members.reports())['a'].draining == {buckets[kept_back]}
+            free = [name for name in others if buckets[name] != buckets[kept_back]]
+            await members.edit('3', free)
+            await members.handled('3', free)
+            assert set(members.find('begin', value='3')) == {'a', 'b'}
+            assert (await members.reports())['a'].draining == {buckets[kept_back]}  # for as long as it takes
+            ending.set()
+            await members.balanced('a', 'b')
+            await world.edit(kept_back, field='4')
+            await world.handled(kept_back, field='4')
+            assert members.find('begin', name=kept_back, value='4') == ['b']
+
+
+@in_virtual_time
 async def test_a_member_that_cannot_renew_stops_and_others_take_its_buckets_over_in_time(world, members, ends):
     async with members.run('a'), members.run('b'):
         await members.balanced('a', 'b')
