@@ -326,7 +326,7 @@ class Operator(RuleBasedStateMachine):
         await asyncio.sleep(0.05)
         if edit is not None:
             self.do_edit(**edit)
-        if outcome in ('retry', 'fail') and not self.is_reverted():
+        if outcome in ('retry', 'fail'):
             self.retries[reason, id] = self.loop.time() + {'retry': 3, 'fail': 60}[outcome] - 0.001
         if outcome == 'retry':
             raise kopf.TemporaryError('later', delay=3)
@@ -353,18 +353,11 @@ class Operator(RuleBasedStateMachine):
                 **({'labels': labels} if labels else {}),
             }
         self.server.put(raw)
-        if self.is_reverted():
-            self.retries = {}
 
     def overtake(self):
         if not self.server.gone:
             self.do_edit(b=(self.server.raw['spec']['b'] + 1) % 3)
             self.server.show()
-
-    def is_reverted(self):
-        """Check whether the object is as it was handled last: what was tried is over then."""
-        last = json.loads(self.server.raw['metadata'].get('annotations', {}).get(LAST_HANDLED, '{}'))
-        return look_at({'metadata': {}, 'spec': {}, **last}) == look_at(self.server.raw)
 
     # What others do.
 
@@ -424,8 +417,8 @@ class Operator(RuleBasedStateMachine):
         await asyncio.sleep(seconds)
         await self.process.kill()
         self.plan, self.retries = [], {}
-        # A success that could not be stored before the crash is unknown to the next process.
-        self.runs = [run for run in self.runs if not (run[3] and run[2] == self.server.records)]
+        # An outcome that could not be stored before the crash is unknown to the next process.
+        self.runs = [run for run in self.runs if run[2] != self.server.records]
         if edit is not None:
             self.do_edit(**edit)
         self.process = Process(self.server, self.registry)
@@ -480,6 +473,7 @@ class Operator(RuleBasedStateMachine):
         for id in ('update1', 'update2', 'update3'):
             last = successes[id][-1] if successes[id] else created_with
             assert reduce(last) == final, f"{id} has missed an update"
+            assert [success for other, _, _, success, _ in self.runs if other == id][-1:] != [False], f"{id} gives up"
         assert successes['field'][-1]['a'] == final['a'], "the field's handler has missed an update"
         for id in ('update1', 'update2', 'update3'):
             for one, other in itertools.pairwise(successes[id]):

@@ -4,7 +4,8 @@ Cycles: the memory of a change of an object while it is handled, from the first 
 A cycle knows which states its finished handlers have seen. Two promises depend on that: no update is lost, and no
 handler runs twice. If another client edits the object during a cycle, the effect depends on the kind of the cycle:
 
-- An update: the finished handlers that match the edit are run again; the other handlers see the edit anyway.
+- An update: the finished handlers that match the edit are run again; the other handlers see the edit anyway. If the
+  edit reverts the whole update, this includes the handlers that have failed temporarily.
 - A creation: an update follows, from the state that the first finished handler has seen. If all remaining handlers are
   delayed for long, this state is stored with their records. Otherwise, only the digests of the states are stored:
   if the operator is killed then, the next one knows that there were edits, but not what they have changed.
@@ -163,7 +164,11 @@ class Cycles:
                 cycle.known, cycle.base = unconfirmed, base
                 cycle.unconfirmed = None
         if not is_same(essence, cycle.known):
+            seen = cycle.known
             self._note_edit(cycle, essence)
+            if cause.reason in UNCHANGED:
+                for key in _find_tried(cycle.state):
+                    cycle.revived.setdefault(key, seen)
         return cycle
 
     def _load(
@@ -200,6 +205,8 @@ class Cycles:
         if purpose is Reason.UPDATE:
             for key in outdated:
                 (cycle.missed if state[key].finished else cycle.revived)[key] = None
+            if cause.reason in UNCHANGED:
+                cycle.revived.update(dict.fromkeys(_find_tried(state)))
         elif purpose is Reason.CREATE:
             if last is None and self._is_edited_without_digests(state, cause.body):
                 outdated = [key for key, record in state.items() if record.finished]
@@ -339,6 +346,16 @@ def find_fields(table: HandlerTable) -> Mapping[HandlerId, FieldPath]:
     for handler in table.changing:
         fields.setdefault(handler.id, set()).add(handler.field)
     return {key: field for key, found in fields.items() if len(found) == 1 for field in found if field}
+
+
+def _find_tried(state: State) -> list[HandlerId]:
+    """
+    Return the handlers that have failed temporarily.
+
+    If the edit that they were called for is reverted, they are tried again with the former state: a part of the edit
+    may be applied already.
+    """
+    return [key for key, record in state.items() if not record.finished and record.retries]
 
 
 def _is_put_off(cycle: Cycle, body: Body) -> bool:

@@ -378,6 +378,35 @@ def test_an_edit_that_is_reverted_during_an_update_is_shown_to_handlers_that_saw
     assert sim.last_handled['spec'] == {'a': 0, 'b': 0}
 
 
+@pytest.mark.parametrize('restarting', [False, True])
+def test_what_has_failed_temporarily_is_tried_again_if_its_edit_is_reverted(restarting):
+    sim = Simulation(*updates())
+    sim.settle()
+    sim.runs.clear()
+    sim.edit(a=1)
+    sim.step(Outcome(final=False, delay=10, exception=TemporaryError()))
+    if restarting:
+        sim.restart()
+    sim.edit(a=0)
+    sim.settle()
+    assert [(id, spec['a'], success) for id, _, spec, success in sim.runs] == [('first', 1, False), ('first', 0, True)]
+    assert not sim.progress
+
+
+def test_what_is_tried_again_for_a_reverted_edit_waits_until_it_is_due():
+    sim = Simulation(*updates())
+    sim.settle()
+    sim.runs.clear()
+    sim.edit(a=1)
+    sim.step(Outcome(final=False, delay=10, exception=TemporaryError()))
+    sim.edit(a=0)
+    sim.step()
+    assert len(sim.runs) == 1
+    sim.now += datetime.timedelta(seconds=10)
+    sim.step()
+    assert len(sim.runs) == 2
+
+
 def test_an_edit_in_a_downtime_in_the_middle_of_an_update_is_noticed_by_the_digest():
     sim = Simulation(*updates())
     sim.settle()
