@@ -60,7 +60,8 @@ class Shell:
                 os.chdir(self._folder)  # the fixture returns from it
             elif _LASTING.match(command) and not _FAILING.search(shown):
                 self.close()
-                alone = "sandbox" in command  # it is ended by signals, which are for processes
+                # These are ended by signals, which are for processes.
+                alone = "sandbox" in command or "--processes" in command
                 self._operator = (Process if alone else Thread)(command, self._folder, block.place)
                 self._operator.wait_for(shown, block.place)
             else:
@@ -182,7 +183,9 @@ class Process(Foreground):
             assert words is not None, f"{place}: a command that goes on must need no shell: {command}"
             self._process = start_process(words, cwd=folder, stdout=log)
         try:
-            self.wait_for("The sandbox is at ...", place)
+            self.wait_for(
+                "The sandbox is at ..." if "sandbox" in command else "...Initial authentication has finished....", place
+            )
         except BaseException:
             self._process.kill()
             self._process.wait()
