@@ -426,9 +426,17 @@ class Course:
         # Peers with equal priorities would all pause.
         priority = [] if len(self._replicas) == 1 else ['--priority', str(100 - number)]
         with self._modules.loading(operator.registry):
-            operator.start([*self._subject.arguments, *priority], env={}, cwd=None)
+            operator.start([*self._subject.arguments, *priority], env={}, cwd=None, loaded=self._create_kinds)
         self._registry = operator.registry
         return Replica(operator, recorder)
+
+    def _create_kinds(self, registry: OperatorRegistry) -> None:
+        """Create the kinds that the operator declares as classes, when it starts for the first time."""
+        if registry.kinds and self._registry is None:
+            from kopf._kits.definitions.crd_documents import make_crds  # most operators declare no kinds
+
+            for body in make_crds(registry.kinds, warn=lambda text: None):  # ``kopf crd`` shows the warnings
+                self.sandbox.apply(body)
 
     def _find_working(self) -> 'Replica | None':
         """Return the operator with the latest call of a handler; usually, the other ones have called none."""

@@ -13,7 +13,7 @@ import importlib
 import io
 import logging
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import click
@@ -81,8 +81,17 @@ class InlineOperator:
         *,
         env: Mapping[str, str],
         cwd: str | os.PathLike[str] | None,
+        loaded: Callable[[OperatorRegistry], None] | None = None,
     ) -> None:
-        """Load the files and start the operator; it runs while the test waits for something."""
+        """
+        Load the files and start the operator; it runs while the test waits for something.
+
+        Args:
+            arguments: the arguments of ``kopf run``.
+            env: more environment variables.
+            cwd: the working directory while the files are loaded.
+            loaded: called with the handlers between these two steps.
+        """
         self._stack.enter_context(environment({'KUBECONFIG': str(self._sandbox.kubeconfig), **env}))
         self._stack.enter_context(restored_levels())
         context = contextvars.copy_context()
@@ -93,6 +102,8 @@ class InlineOperator:
         if options is None:
             self._stack.close()  # the operator has ended already, so its context must end, too
         else:
+            if loaded is not None:
+                loaded(self.registry)
             self._task = self._world.loop.create_task(self._run(options), name='operator', context=context)
 
     def stop(self, timeout: float) -> int | None:

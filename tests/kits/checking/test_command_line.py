@@ -48,6 +48,32 @@ def test_nothing_is_found(run, tmp_path):
     assert suite.findall(".//skipped")
 
 
+def test_kinds_that_the_operator_declares_need_no_crds(run, tmp_path):
+    text = """
+    import dataclasses
+
+    @dataclasses.dataclass
+    class Spec:
+        size: int
+
+    @kopf.kind('example.com/v1', 'Note', rules=['self.spec.size > 0'])
+    @dataclasses.dataclass
+    class Note:
+        spec: Spec
+
+    @kopf.on.create(Note)
+    @kopf.on.update(Note)
+    def serve(spec: Spec, **_):
+        return None
+    """
+    note = "{apiVersion: example.com/v1, kind: Note, metadata: {name: a, namespace: default}, spec: {size: 3}}"
+    (tmp_path / "note.yaml").write_text(note)
+    code, output, errors = run(text, "app.py", "--load", "note.yaml", "--budget", "3s")
+    assert code == 0, output + errors
+    assert "The schema of notes" not in output  # so its fields were edited
+    assert int(re.search(r"(\d+) plans in", output)[1]) > 1
+
+
 def test_what_is_found_can_be_run_again(run, tmp_path):
     observed = ["--observe", "cloud:servers"]
     code, output, errors = run(
