@@ -540,7 +540,8 @@ class ShardGroup:
         ended = {name for name in self.leases if name not in concerned}
         self._ended_at = {name: self._ended_at.get(name, now) for name in ended}
         for name in [name for name, time in self._ended_at.items() if now >= time + duration]:
-            body = self.leases[name].body
+            lease = self.leases.get(name)  # the watch can have reported its deletion during the former request
+            body = None if lease is None else lease.body
             if body is not None and not self._keeps_ended:
                 try:
                     await self._store.delete(body)
@@ -549,7 +550,8 @@ class ShardGroup:
                     logger.warning("The Leases of ended members stay, as they cannot be deleted: %s", error)
                 except (errors.APINotFoundError, errors.APIConflictError):
                     pass
-            del self.leases[name], self._ended_at[name]
+            self.leases.pop(name, None)
+            self._ended_at.pop(name, None)
 
 
 def _is_outdated(

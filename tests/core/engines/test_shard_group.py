@@ -188,6 +188,22 @@ async def test_leases_of_ended_members_are_deleted_later(world):
         assert 'g-old' not in world.store.bodies
 
 
+async def test_the_watch_can_report_a_deletion_before_the_request_for_it_is_answered(world):
+    delete = world.store.delete
+
+    async def delete_and_report(body):
+        await delete(body)
+        world.group.see(body, is_deleted=True)
+
+    world.store.delete = delete_and_report
+    async with world.running() as task:
+        world.group.see(world.store.renew('g-old', holder=None))
+        world.group.see(world.store.renew('g-older', holder=None))
+        await world.pass_time(18)
+        assert not {'g-old', 'g-older'} & {*world.store.bodies, *world.group.leases}
+        assert not task.done()
+
+
 async def test_a_conflict_means_that_another_member_was_faster(world):
     async with world.running():
         await world.pass_time(1)
