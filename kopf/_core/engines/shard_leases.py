@@ -12,7 +12,7 @@ import urllib.parse
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
-from kopf._cogs.clients import api
+from kopf._cogs.clients import api, errors
 from kopf._core.engines.assignments import Assignment, Division, Grant, Report, Seen
 from kopf._core.engines.buckets import format_ranges, parse_ranges
 from kopf._core.engines.leases import MANAGED_BY, LeaseRecord, LeaseStore
@@ -222,8 +222,11 @@ class GroupLeaseStore(AnnotatedLeaseStore):
         """Return all Leases of the group."""
         selector = urllib.parse.quote(f'{GROUP_LABEL}={self._group}')
         answer = await self._request('GET', f'{self._path}?labelSelector={selector}')
-        items = answer.get('items') or []
-        return [item for item in items if isinstance(item, dict) and isinstance(item.get('metadata'), dict)]
+        items = answer.get('items', 0)
+        if not isinstance(items, list | None):
+            # If this were treated as an empty list, all other members would seem to be gone.
+            raise errors.APIServerError(f"The answer is no list of Leases: {str(answer)[:200]}")
+        return [item for item in items or () if isinstance(item, dict) and isinstance(item.get('metadata'), dict)]
 
     async def delete(self, body: Mapping[str, Any]) -> None:
         """Delete a Lease, if it is still in this state."""

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kopf._cogs.clients.errors import APIServerError
 from kopf._core.engines import shard_leases
 from kopf._core.engines.assignments import Assignment, Division, Grant, Report, Seen
 from kopf._core.engines.shard_leases import MemberState
@@ -66,3 +67,24 @@ def test_malformed_assignments_are_refused(field, value):
     shard_leases.decode_assignment(json.dumps(RECORD))
     with pytest.raises(ValueError):
         shard_leases.decode_assignment(json.dumps({**RECORD, field: value}))
+
+
+@pytest.mark.parametrize(
+    'answer, names', [({'items': [{'metadata': {'name': 'x'}}]}, ['x']), ({'items': None}, []), ({'items': []}, [])]
+)
+async def test_all_leases_are_listed(answer, names):
+    assert [body['metadata']['name'] for body in await make_store(answer).list_all()] == names
+
+
+@pytest.mark.parametrize('answer', [{}, {'kind': 'Status'}, {'items': {}}])
+async def test_an_answer_without_items_does_not_mean_that_there_are_no_leases(answer):
+    with pytest.raises(APIServerError, match='no list of Leases'):
+        await make_store(answer).list_all()
+
+
+def make_store(answer):
+    class Client:
+        async def request(self, *args, **kwargs):
+            return json.dumps({'metadata': {}} | answer).encode()
+
+    return shard_leases.GroupLeaseStore(Client(), namespace='ns', name='g', group='g')
