@@ -81,6 +81,9 @@ NAMESPACE = Resource('', 'v1', 'namespaces', kind='Namespace', namespaced=False)
 SETTLING_DELAYS = (0.2, 0.5, 1, 2, 5, 10, 20, 30)
 """The delays (in seconds) between discoveries, while the discovery API does not reflect the known CRDs yet."""
 
+SAVING_DELAYS = (0.5, 1, 2, 4)
+"""The delays of the next attempts to store progress before other members take objects over (in seconds)."""
+
 LAST_EVENTS_DELAYS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4)
 """The delays (in seconds) until the watch has brought the last events of a deleted namespace or resource."""
 
@@ -622,6 +625,12 @@ class Orchestrator:
         if surrender.schedules in buckets:
             await self._tools.schedules.drain()
         await self.save(found)
+        # The next operator would call the handlers again. Why not without a limit? The API can refuse a patch for ever.
+        for delay in SAVING_DELAYS:
+            if self._ending or self._handed_over or not any(record.in_memory_only for record in everything):
+                break
+            await asyncio.sleep(delay)
+            await self.save(found)
         for sink, records in found:
             sink.disowned(records)
         surrender.ended(buckets)

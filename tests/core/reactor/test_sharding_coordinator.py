@@ -500,12 +500,14 @@ async def test_daemons_that_the_last_step_starts_are_stopped(world, members):
 
 
 @in_virtual_time
-async def test_progress_that_is_only_in_memory_is_stored_before_a_hand_over(world, members):
+@pytest.mark.parametrize('failures', [1, 3])
+async def test_progress_that_is_only_in_memory_is_stored_before_a_hand_over(world, members, failures):
     def declare(registry, settings, note):
         settings.queueing.error_delays = [10_000]
 
     async with members.run('a', declare):
-        world.sandbox.faults.error(500, times=12, method='PATCH', resource='kopfexamples')
+        for name in NAMES:
+            world.sandbox.faults.error(500, times=failures, method='PATCH', resource='kopfexamples', name=name)
         await members.create()
         await members.until_done('end', times=12)
         await asyncio.sleep(1)
