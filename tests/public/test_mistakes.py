@@ -252,8 +252,8 @@ WARNED = {
     ),
     "an operator in the file": (
         "import threading\nflag = threading.Event()\nflag.set()\nkopf.run(stop_flag=flag, clusterwide=True)",
-        "handlers.py runs an operator while it is loaded: the operator of the command line begins only when that "
-        "one has ended. Remove it from the file, or put it below: if __name__ == '__main__':",
+        "handlers.py calls kopf.run() or kopf.operator() while it is imported: the operator of the command line begins "
+        "when that call has ended. Remove the call, or move it below: if __name__ == '__main__':",
     ),
     "an interval of zero": (
         "@kopf.timer('kopfexamples', interval=0, labels={'no': 'such'})\ndef fn(**_): pass",
@@ -330,8 +330,8 @@ WARNED = {
         + CREATE
         + "async def fn(**_): time.sleep(1.8)",
         "Handler 'fn' has blocked the event loop for ... seconds; nothing else could go on. It was in ... Make it a "
-        "function with 'def' instead of 'async def', so that it gets a thread; or call what takes so long by 'await "
-        "asyncio.to_thread(...)'; or use an async library for it.",
+        "function with 'def' instead of 'async def', so that it gets a thread; or run the slow call in a thread by "
+        "'await asyncio.to_thread(...)'; or use an async library for it.",
     ),
 }
 

@@ -362,7 +362,7 @@ class ApiClient:
     def _suspect(self, error: errors.APIError, session: sessions.Session) -> None:
         """Request a new login if the server is not trusted any more; log once if no server has ever responded."""
         server = session.server
-        if sessions.is_distrust(error) and self._vault.distrust(session.key, session.info):
+        if sessions.is_certificate_rejected(error) and self._vault.distrust(session.key, session.info):
             default_logger.warning(
                 "The server %s is not trusted any more, so the credentials are read again: %s",
                 server,

@@ -26,7 +26,8 @@ KEEPALIVE = 30.0
 """
 The time for which an idle connection is kept (in seconds).
 
-It is shorter than in servers and load balancers, which must not close a connection at the moment of its use.
+It is shorter than the idle timeouts of servers and load balancers. Otherwise, these could close a connection at the
+moment of its use.
 """
 
 _TOKEN_REFRESH = 10.0
@@ -305,7 +306,7 @@ class Lines:
             raise make_error(e) from e
 
 
-def is_distrust(error: errors.APIError) -> bool:
+def is_certificate_rejected(error: errors.APIError) -> bool:
     """Check whether the connection has failed because one side has rejected the certificate of the other side."""
     # Why compare the text? The exceptions of asyncio and of aiohttp have no common class for this.
     text = str(error.__cause__)

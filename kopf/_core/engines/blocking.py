@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 _FRAMEWORK = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), '')
 
 _REMEDY = (
-    "Make it a function with 'def' instead of 'async def', so that it gets a thread; or call what takes so long "
-    "by 'await asyncio.to_thread(...)'; or use an async library for it."
+    "Make it a function with 'def' instead of 'async def', so that it gets a thread; or run the slow call "
+    "in a thread by 'await asyncio.to_thread(...)'; or use an async library for it."
 )
 _REMEDY_OF_CALLBACKS = (
     "Functions that are not handlers themselves, such as filters, never get a thread: "
@@ -89,15 +89,17 @@ def find_blocking_call(frame: FrameType, task: asyncio.Task[Any] | None) -> Bloc
     for each in _iter_stack(frame):
         (outer if outer or each.f_code.co_filename.startswith(_FRAMEWORK) else inner).append(each)
     own = [each for each in inner if is_own_code(each.f_code.co_filename)]
-    invoked = bool(inner and outer) and outer[0].f_code is invocation.invoke.__code__
-    if not own and not invoked:
+    is_in_function = bool(inner and outer) and outer[0].f_code is invocation.invoke.__code__
+    if not own and not is_in_function:
         return None
-    called = _find_handler(outer)
-    handler = called or _get_handler_of(task)
+    running = _find_handler(outer)
+    handler = running or _get_handler_of(task)
+    # The framework calls filters directly, not by `invoke`.
+    is_callback = running is not None and not is_in_function
     return BlockingCall(
         handler=str(handler) if handler is not None else None,
         place=_describe(own[0] if own else inner[-1]),
-        remedy=_REMEDY_OF_CALLBACKS if called and not invoked else _REMEDY,
+        remedy=_REMEDY_OF_CALLBACKS if is_callback else _REMEDY,
     )
 
 

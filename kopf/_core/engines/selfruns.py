@@ -25,7 +25,7 @@ MIN_PAUSE, MAX_PAUSE = 0.1, 60.0
 LOOP_WARNING = (
     "%s is run again and again because of patches by %s (%s): by now, %d times in a row. From now on, there are "
     "growing pauses between the runs, until another client changes the object. Let only one handler set each field, "
-    "and patch a field only if it is not as wanted yet."
+    "and patch a field only if its value differs."
 )
 
 

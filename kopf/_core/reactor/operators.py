@@ -313,9 +313,9 @@ class Operator:
         liveness, metrics = self._options.get('liveness_endpoint'), self.settings.metrics.endpoint
         if liveness is None and metrics is None and not self.settings.inspecting.enabled:
             return
-        from kopf._core.reactor.status_runtime import Status, serve_status
+        from kopf._core.reactor.status_runtime import StatusSources, serve_status
 
-        status = Status(context=self._context, orchestrator=orchestrator, workers=workers, monitor=monitor)
+        status = StatusSources(context=self._context, orchestrator=orchestrator, workers=workers, monitor=monitor)
         await serve_status(stack, status, liveness=liveness, metrics=metrics)
 
     async def _trace(self, stack: contextlib.AsyncExitStack) -> None:

@@ -34,7 +34,7 @@ from kopf._core.intents.storage_errors import StorageError
 from kopf._core.reactor.applying import CONFLICT_DELAYS, Applier, complete
 from kopf._core.reactor.hosting import ObjectHost
 from kopf._core.reactor.object_records import ObjectRecord, make_logger
-from kopf._core.reactor.selftriggers import SelfTriggers
+from kopf._core.reactor.selftriggers import SelfTriggerDetector
 from kopf._core.reactor.workers import WorkerPool
 
 DAEMONS_GRACE = 1.0
@@ -69,7 +69,7 @@ class Reconciler:
         self._instruments = context.instruments
         self._rules = context.make_rules()
         self._lenient_rules = self._rules._replace(default_errors=ErrorsMode.IGNORED)
-        self._selftriggers = SelfTriggers(settings, decider)
+        self._selftriggers = SelfTriggerDetector(settings, decider)
         self._watching_is_distinct = filters.are_distinct(decider.table.watching)  # the same after a revision
         self._reports = filters.FailureReports()
 
@@ -146,7 +146,7 @@ class Reconciler:
             record: the record of the object.
             patch: the changes that the handlers request.
             body: the object in the event.
-            own: whether the event is stale: the echo of the operator's last patch, or from before it.
+            own: whether the event shows the result of the operator's last patch, or an earlier state.
             requeued: whether the object was requeued for other work.
 
         Returns:

@@ -36,7 +36,7 @@ CANCELLATION_TIMEOUT = 2.0
 _operator_var: contextvars.ContextVar[Operator | None] = contextvars.ContextVar('_operator_var', default=None)
 """The operator to which a task belongs. Its handlers and the tasks that they create inherit the variable."""
 
-_predecessors: weakref.WeakKeyDictionary[asyncio.Task[None], weakref.WeakSet[asyncio.Task[Any]]] = (
+_earlier_tasks: weakref.WeakKeyDictionary[asyncio.Task[None], weakref.WeakSet[asyncio.Task[Any]]] = (
     weakref.WeakKeyDictionary()
 )
 """The tasks that existed when an operator was spawned."""
@@ -91,7 +91,7 @@ async def operator(**options: Unpack[OperatorOptions]) -> None:
         liveness_endpoint: the URL of the server for probes.
         tracing: make traces of OpenTelemetry.
         inspect: permit ``kopf top`` to look into the operator.
-        metrics_endpoint: the URL of the server for metrics; it can be the same server.
+        metrics_endpoint: the URL of the server for metrics; it can be that of the probes.
 
     Raises:
         kopf.LoginError: if there are no credentials, or if none are accepted.
@@ -100,8 +100,8 @@ async def operator(**options: Unpack[OperatorOptions]) -> None:
     instance = Operator(_parse_options(options))
     if (path := loaders.get_loading()) is not None:
         logger.warning(
-            "%s runs an operator while it is loaded: the operator of the command line begins only when that one has "
-            "ended. Remove it from the file, or put it below: if __name__ == '__main__':",
+            "%s calls kopf.run() or kopf.operator() while it is imported: the operator of the command line begins "
+            "when that call has ended. Remove the call, or move it below: if __name__ == '__main__':",
             path,
         )
     await _run(instance)
@@ -134,9 +134,9 @@ async def spawn_tasks(**options: Unpack[OperatorOptions]) -> list[asyncio.Task[N
     Raises:
         TypeError: if the options are invalid, or contradict each other.
     """
-    instance, predecessors = Operator(_parse_options(options)), weakref.WeakSet(asyncio.all_tasks())
+    instance, earlier = Operator(_parse_options(options)), weakref.WeakSet(asyncio.all_tasks())
     task = asyncio.create_task(_run(instance), name='operator')
-    _predecessors[task] = predecessors
+    _earlier_tasks[task] = earlier
     return [task]
 
 
@@ -149,13 +149,13 @@ async def run_tasks(
     Wait until one of the tasks ends, and cancel the others; raise the error of any of them.
 
     All tasks that were created since the operator was spawned are assumed to belong to it. When the root tasks have
-    ended, the others may finish for 5 seconds; then they are logged and cancelled. Earlier tasks are not cancelled.
+    ended, the others have 5 seconds to finish; then they are logged and cancelled. Earlier tasks are not cancelled.
 
     Args:
         root_tasks: the tasks from `spawn_tasks`, possibly with others.
         ignored: the tasks that are not cancelled.
     """
-    tasks, strangers = set(root_tasks) - set(ignored), _find_strangers(root_tasks)
+    tasks, earlier = set(root_tasks) - set(ignored), _find_earlier_tasks(root_tasks)
     if not tasks:
         return
     try:
@@ -164,16 +164,16 @@ async def run_tasks(
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-        leftovers = asyncio.all_tasks() - strangers - set(ignored) - {asyncio.current_task()}
+        leftovers = asyncio.all_tasks() - earlier - set(ignored) - {asyncio.current_task()}
         await outwait(leftovers, patience=LEFTOVERS_PATIENCE, timeout=CANCELLATION_TIMEOUT)
     for task in tasks:
         if not task.cancelled():
             task.result()
 
 
-def _find_strangers(root_tasks: Collection[asyncio.Task[None]]) -> set[asyncio.Task[Any]]:
+def _find_earlier_tasks(root_tasks: Collection[asyncio.Task[None]]) -> set[asyncio.Task[Any]]:
     """Return the tasks that existed before the root tasks; all existing tasks if that is unknown."""
-    known = [_predecessors[task] for task in root_tasks if task in _predecessors]
+    known = [_earlier_tasks[task] for task in root_tasks if task in _earlier_tasks]
     return set.intersection(*map(set, known)) if known else asyncio.all_tasks()
 
 
@@ -222,7 +222,9 @@ class _Signals:
             context = contextvars.Context()
             for number in self.numbers:
                 context.run(self._loop.add_signal_handler, number, self._receive, number)
-                signal.signal(number, self._note)  # replaces a no-op: asyncio gets the signal by its wakeup fd
+                signal.signal(
+                    number, self._restore_defaults
+                )  # replaces a no-op: asyncio gets the signal by its wakeup fd
                 signal.siginterrupt(number, False)
         self._operators.add(instance)
 
@@ -237,7 +239,7 @@ class _Signals:
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
             _signals.pop(self._loop, None)
 
-    def _note(self, number: int, frame: object) -> None:
+    def _restore_defaults(self, number: int, frame: object) -> None:
         """Restore the default action of signals: the second one ends the process, even if the event loop is blocked."""
         for other in self.numbers:
             signal.signal(other, signal.SIG_DFL)

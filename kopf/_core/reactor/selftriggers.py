@@ -28,28 +28,28 @@ MAX_UPDATES = 20
 """The number of consecutive updates, each triggered by the patch of the former one, that run without pauses."""
 
 MAX_GAP = 0.5
-"""The time between two updates (in seconds) above which they do not belong to one row: they are rare enough."""
+"""The longest time between two updates of one row (in seconds). Less frequent updates need no pauses."""
 
 MIN_PAUSE, MAX_PAUSE = 0.1, 60.0
 
 _CAUSED_BY_HANDLERS = (
     "%s changes the object by its own patch (%s), and is called for this change again: by now, %d times "
     "in a row. From now on, there are growing pauses between the calls, until another client edits the "
-    "object. Store results in the status, or change a field only if it is not as wanted yet."
+    "object. Store results in the status, or change a field only if its value differs."
 )
 _CAUSED_BY_STORAGES = (
-    "%s is called again because of what the storages in settings.persistence write to the object, or take for its "
-    "essence (%s): by now, %d times in a row. From now on, there are growing pauses between the calls, until another "
-    "client edits the object. Let build() of the diff-base storage leave out what changes with each patch."
+    "%s is called again because a storage in settings.persistence writes to the object, or counts its own data as a "
+    "change (%s): by now, %d times in a row. From now on, there are growing pauses between the calls, until another "
+    "client edits the object. Let build() of the diff-base storage omit the data that change with each patch."
 )
 _CAUSED_BY_EVENTS = (
     "%s of raw events changes the object by its patch (%s), and is called for the event of this change again: by now, "
     "%d times in a row. From now on, its patches are sent after growing pauses, until another client edits the object. "
-    "Change a field only if it is not as wanted yet."
+    "Change a field only if its value differs."
 )
 
 
-class SelfTriggering:
+class SelfTriggeredRow:
     """A row: consecutive changes of one object, each triggered by the patch of the former one."""
 
     __slots__ = ('_count', '_essence', '_noticed_at', '_resumes_at')
@@ -95,7 +95,7 @@ class SelfTriggering:
         return max(0.0, self._resumes_at - time.monotonic())
 
 
-class SelfTriggers:
+class SelfTriggerDetector:
     """Detects self-triggered changes of the objects of one resource."""
 
     def __init__(self, settings: OperatorSettings, decider: Decider) -> None:
@@ -104,35 +104,35 @@ class SelfTriggers:
         self._told: set[frozenset[HandlerId]] = set()
         self._told_of_events = False
 
-    def check(self, triggering: SelfTriggering, body: Body) -> float | None:
+    def check(self, row: SelfTriggeredRow, body: Body) -> float | None:
         """
         Return the remaining pause (in seconds) before the object may be updated.
 
         Args:
-            triggering: the row of updates of the object.
+            row: the row of updates of the object.
             body: the newest known state of the object.
 
         Returns:
             The pause; ``None`` if another client has edited or deleted the object, which ends the row.
         """
         # A deletion is never paused: it is no update, and users wait for it.
-        if body['metadata'].get('deletionTimestamp') is not None or triggering.is_over(self._decider.essences.of(body)):
+        if body['metadata'].get('deletionTimestamp') is not None or row.is_over(self._decider.essences.of(body)):
             return None
-        return triggering.get_pause()
+        return row.get_pause()
 
     def note(
         self,
-        triggering: SelfTriggering | None,
+        row: SelfTriggeredRow | None,
         decision: Decision,
         patch: Patch,
         conclusion: Patch,
         raw: RawBody | None,
-    ) -> tuple[SelfTriggering | None, float]:
+    ) -> tuple[SelfTriggeredRow | None, float]:
         """
         Called after an update: count it if the operator's own patch triggers the next one.
 
         Args:
-            triggering: the row of updates of the object, if there is one.
+            row: the row of updates of the object, if there is one.
             decision: the decision of the update.
             patch: the changes that its handlers have requested.
             conclusion: the data of the framework that were stored with them.
@@ -144,9 +144,9 @@ class SelfTriggers:
         changes = self._decider.find_own_changes(decision, patch, conclusion, raw)
         if not changes:
             return None, 0
-        triggering = triggering or SelfTriggering()
+        row = row or SelfTriggeredRow()
         body = Body(cast(RawBody, raw))
-        pause = triggering.note(self._decider.essences.of(body))
+        pause = row.note(self._decider.essences.of(body))
         keys = frozenset(handler.id for handler in decision.matching)
         if pause and keys not in self._told:
             self._told.add(keys)
@@ -154,13 +154,13 @@ class SelfTriggers:
                 _CAUSED_BY_HANDLERS if patch.fns or is_explained(changes, patch) else _CAUSED_BY_STORAGES,
                 ", ".join(f"Handler {key!r}" for key in sorted(keys)),
                 ', '.join(dict.fromkeys('.'.join(item.field) for item in changes)),
-                triggering.count,
+                row.count,
             )
-        return triggering, pause
+        return row, pause
 
     def note_event(
-        self, triggering: SelfTriggering | None, patch: Patch, body: Body, *, own: bool
-    ) -> tuple[SelfTriggering | None, float]:
+        self, row: SelfTriggeredRow | None, patch: Patch, body: Body, *, own: bool
+    ) -> tuple[SelfTriggeredRow | None, float]:
         """
         Called after handlers of raw events: count their patch if their previous patch has caused this event.
 
@@ -168,28 +168,28 @@ class SelfTriggers:
         counted either: one patch with the newest values is sent for all of them.
 
         Args:
-            triggering: the row of patches of the object, if there is one.
+            row: the row of patches of the object, if there is one.
             patch: the changes that the handlers request.
             body: the object in the event.
-            own: whether the event is stale: the echo of the operator's last patch, or from before it.
+            own: whether the event shows the result of the operator's last patch, or an earlier state.
 
         Returns:
             The row, if the patch belongs to one; and how long to hold back the patch (in seconds).
         """
         fields = _find_changed_fields(patch, body) if own else ()
-        triggering = triggering or SelfTriggering()
-        if not fields or triggering.is_edited(essence := self._decider.essences.of(body), fields):
+        row = row or SelfTriggeredRow()
+        if not fields or row.is_edited(essence := self._decider.essences.of(body), fields):
             return None, 0
-        pause = triggering.get_pause() or triggering.note(essence)
+        pause = row.get_pause() or row.note(essence)
         if pause and not self._told_of_events:
             self._told_of_events = True
             ObjectLogger(body=body, settings=self._settings).warning(
                 _CAUSED_BY_EVENTS,
                 ", ".join(f"Handler {handler.id!r}" for handler in self._decider.table.watching),
                 ', '.join('.'.join(field) for field in fields),
-                triggering.count,
+                row.count,
             )
-        return triggering, pause
+        return row, pause
 
 
 def _find_changed_fields(patch: Patch, body: Body) -> Collection[FieldPath]:

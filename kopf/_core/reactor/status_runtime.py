@@ -38,7 +38,7 @@ def parse_metrics_endpoint(url: str) -> Endpoint:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Status:
+class StatusSources:
     """The parts of an operator from which the endpoints make their responses."""
 
     context: OperatorContext
@@ -83,7 +83,7 @@ class _Plan:
 
 
 async def serve_status(
-    stack: contextlib.AsyncExitStack, status: Status, *, liveness: str | None, metrics: str | None
+    stack: contextlib.AsyncExitStack, status: StatusSources, *, liveness: str | None, metrics: str | None
 ) -> None:
     """
     Start the servers for the endpoints with these URLs, and stop them with the stack.
@@ -103,8 +103,8 @@ async def serve_status(
     await plan.start(stack)
 
 
-async def _serve_inspection(status: Status, stack: contextlib.AsyncExitStack) -> None:
-    """Start the server for ``kopf top`` and the inspector: one of its own, as it listens on the loopback interface."""
+async def _serve_inspection(status: StatusSources, stack: contextlib.AsyncExitStack) -> None:
+    """Start a separate server for ``kopf top`` and the inspector: it must listen only on the loopback interface."""
     from kopf._cogs.helpers.runfiles import RunFile, get_address, written
     from kopf._core.engines.inspecting import InspectionResponder
     from kopf._core.engines.running_calls import RunningCalls
@@ -128,13 +128,13 @@ async def _serve_inspection(status: Status, stack: contextlib.AsyncExitStack) ->
     file = RunFile(os.getpid(), f'http://127.0.0.1:{server.port}', token)
     path = stack.enter_context(written(file, settings.folder))
     status.context.instruments.add(calls)
-    logger.info("The operator can be looked into: kopf top --pid %d; the token is in %s.", file.pid, path)
+    logger.info("The operator can be inspected: kopf top --pid %d; the token is in %s.", file.pid, path)
     # A random token is of no use for other machines or processes. A chosen one can be in use elsewhere.
     link = f'{file.url}/' if settings.token else f'{file.url}/#token={token}'
     logger.info("The inspector is at %s%s", link, " and asks for the token." if settings.token else "")
 
 
-def _record(status: Status, stack: contextlib.AsyncExitStack) -> 'Timelines':
+def _record(status: StatusSources, stack: contextlib.AsyncExitStack) -> 'Timelines':
     """Record what happens to the objects from now on, until the stack is closed."""
     from kopf._core.engines.recorders import LogRecorder, Recorder
     from kopf._core.engines.timelines import Timelines
@@ -147,7 +147,7 @@ def _record(status: Status, stack: contextlib.AsyncExitStack) -> 'Timelines':
     return timelines
 
 
-def _add_probes(plan: _Plan, status: Status, url: str, stack: contextlib.AsyncExitStack) -> None:
+def _add_probes(plan: _Plan, status: StatusSources, url: str, stack: contextlib.AsyncExitStack) -> None:
     from kopf._core.engines.probing import ProbeResponder, Probes
 
     endpoint = parse_liveness_endpoint(url)
@@ -163,7 +163,7 @@ def _add_probes(plan: _Plan, status: Status, url: str, stack: contextlib.AsyncEx
     plan.add(endpoint, responder.get_routes(endpoint.path), "the probes")
 
 
-def _add_metrics(plan: _Plan, status: Status, url: str, stack: contextlib.AsyncExitStack) -> None:
+def _add_metrics(plan: _Plan, status: StatusSources, url: str, stack: contextlib.AsyncExitStack) -> None:
     from kopf._cogs.structs.meters import Meters
     from kopf._core.engines.metrics import MetricsCollector, MetricsResponder, RequestMeter, load_prometheus
     from kopf._core.reactor.census import Census

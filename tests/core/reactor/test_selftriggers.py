@@ -88,7 +88,7 @@ async def test_a_storage_that_triggers_handlers_is_reported_and_slowed_down(worl
         await world.until_called('update', 25)
         assert time.monotonic() - started > 0.5
         (warning,) = [text for text in world.log.texts if 'in a row' in text]
-        assert warning.startswith("Handler 'update' is called again because of what the storages")
+        assert warning.startswith("Handler 'update' is called again because a storage in settings.persistence")
         assert f"({field})" in warning
         await world.edit(x=1)  # what others edit is handled at once
         await world.until(lambda: world.called('update')[-1]['new']['spec'].get('x') == 1)

@@ -101,8 +101,8 @@ def _claim(body: Body, old: Body) -> Iterator[Cause]:
     free = [key for key in ('volumeName', 'storageClassName') if not before.get(key)]
     if bound:
         free.append('volumeAttributesClassName')
-    one, another = _without(spec, free), _without(before, free)
-    requests, previous = _requests(one), _requests(another)
+    fixed, fixed_before = _without(spec, free), _without(before, free)
+    requests, previous = _requests(fixed), _requests(fixed_before)
     if previous.get('storage') and (
         'storage' not in requests
         or bound
@@ -110,9 +110,9 @@ def _claim(body: Body, old: Body) -> Iterator[Cause]:
     ):
         yield statuses.value_forbidden('spec.resources.requests.storage', 'field can not be less than status.capacity')
     if bound:
-        one, another = ({**each, 'resources': None} for each in (one, another))
-    if one != another:
-        yield statuses.value_forbidden('spec', f'{CLAIM}\n{godiffs.of_claims(another, one)}')
+        fixed, fixed_before = ({**each, 'resources': None} for each in (fixed, fixed_before))
+    if fixed != fixed_before:
+        yield statuses.value_forbidden('spec', f'{CLAIM}\n{godiffs.of_claims(fixed_before, fixed)}')
     if spec.get('volumeMode') != before.get('volumeMode'):
         yield statuses.value_invalid('volumeMode', statuses.text(spec.get('volumeMode')), 'field is immutable')
 
