@@ -131,7 +131,7 @@ async def test_the_resource_is_served_at_once(sandbox, registry):
     ],
     ids=['path', 'str', 'text', 'nested', 'directory', 'dict', 'list', 'json'],
 )
-async def test_sources_of_all_kinds(sandbox, registry, source, tmp_path):
+async def test_sources_can_be_of_all_kinds(sandbox, registry, source, tmp_path):
     (tmp_path / 'crd.yml').write_text(f'---\n{FILE.read_text()}\n---\n')
     (tmp_path / 'README.txt').write_text('no CRD')
     await ensure(registry, source(tmp_path) if callable(source) else source)

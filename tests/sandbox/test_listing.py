@@ -14,7 +14,7 @@ async def abc(client):
         await client.create(name, labels=labels)
 
 
-async def test_the_shape_of_a_list(client, abc):
+async def test_a_list_has_a_kind_and_metadata(client, abc):
     body = (await client("GET", client.things)).body
     assert (body["kind"], body["apiVersion"]) == ("ThingList", "things.example.dev/v1")
     assert body["metadata"]["resourceVersion"].isdigit()
@@ -72,7 +72,7 @@ async def test_label_selectors_choose_the_listed_objects(client, abc, selector, 
         ("n>x", "the value must be an integer"),
     ],
 )
-async def test_label_selectors_that_are_refused(client, selector, message):
+async def test_wrong_label_selectors_are_refused(client, selector, message):
     answer = await client("GET", client.things, labelSelector=selector)
     assert (answer.status, answer.body["reason"]) == (400, "BadRequest")
     assert message in answer.message
@@ -90,7 +90,7 @@ async def test_field_selectors_choose_the_listed_objects(client, abc):
     assert (await client("GET", client.things, fieldSelector="nonsense")).status == 400
 
 
-async def test_field_selectors_of_builtin_kinds(client):
+async def test_builtin_kinds_have_field_selectors_of_their_own(client):
     pods = f"/api/v1/namespaces/{client.namespace}/pods"
     for name in ("p", "q"):
         spec = {"containers": [{"name": "c", "image": "i"}]}
@@ -119,7 +119,7 @@ async def test_chunks_have_no_remaining_count_with_selectors(client, abc):
     assert (first.names, second.names) == (["a"], ["b"])
 
 
-async def test_chunks_that_come_too_late(client, abc, sandbox):
+async def test_chunks_that_come_too_late_are_refused(client, abc, sandbox):
     token = (await client("GET", client.things, limit="2")).body["metadata"]["continue"]
     await client.create("d")
     sandbox.faults.forget_history()
@@ -157,7 +157,7 @@ async def test_limits_do_not_count_for_any_version(client, abc):
         ({"sendInitialEvents": "true"}, 422),
     ],
 )
-async def test_parameters_that_are_refused(client, params, status):
+async def test_wrong_parameters_are_refused(client, params, status):
     assert (await client("GET", client.things, **params)).status == status
 
 
@@ -178,7 +178,7 @@ async def test_lists_can_be_tables(client, abc):
     assert one["rows"][0]["object"]["spec"] == {"size": 1, "color": "red"}
 
 
-async def test_tables_of_builtin_kinds(client):
+async def test_builtin_kinds_have_tables_of_their_own(client):
     body = (await client("GET", "/api/v1/namespaces", headers={"Accept": TABLE})).body
     assert [column["name"] for column in body["columnDefinitions"]] == ["Name", "Status", "Age"]
     assert body["rows"][0]["cells"][:2] == ["default", "Active"]

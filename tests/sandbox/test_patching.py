@@ -67,13 +67,13 @@ async def test_the_type_of_a_value_is_a_change(patch):
         ("x", 400, "cannot unmarshal string"),
     ],
 )
-async def test_merge_patches_that_are_refused(patch, body, status, message):
+async def test_wrong_merge_patches_are_refused(patch, body, status, message):
     answer = await patch(body)
     assert answer.status == status
     assert message in answer.message
 
 
-async def test_system_fields_that_are_kept_silently(patch):
+async def test_system_fields_are_kept_silently(patch):
     before = (await patch({})).body
     meta = {"creationTimestamp": None, "generation": 100, "managedFields": [{"manager": "x"}]}
     assert (await patch({"metadata": meta})).body == before
@@ -110,7 +110,7 @@ async def test_json_patches_apply_all_operations(patch):
         {"op": "add", "path": "spec", "value": 1},
     ],
 )
-async def test_json_patches_that_cannot_be_applied(patch, operation):
+async def test_json_patches_that_cannot_be_applied_are_refused(patch, operation):
     answer = await patch([operation], JSON)
     assert (answer.status, answer.body["reason"], answer.body["details"]) == (422, "Invalid", {})
 

@@ -60,7 +60,7 @@ def test_refusals_are_raised_as_exceptions(notes):
         notes.create({**NOTE, "kind": "Unicorn"})
 
 
-def test_what_is_given_is_not_changed(notes):
+def test_given_objects_are_not_changed(notes):
     body = {**NOTE, "metadata": {"name": "n"}}
     notes.create(body)
     assert body == NOTE
@@ -96,7 +96,7 @@ def test_waiting_in_vain_says_what_is_there(notes):
         (lambda body: next(item for item in body.get("items", [])), "StopIteration"),
     ],
 )
-def test_what_the_predicate_does_not_find_is_not_there_yet(notes, predicate, failure):
+def test_lookup_errors_of_predicates_are_named_at_the_timeout(notes, predicate, failure):
     notes.create({**NOTE, "text": "a"})
     with pytest.raises(WaitTimeout) as error:
         notes.wait_for("notes", "n", predicate, timeout=0.05)
@@ -111,7 +111,7 @@ def test_a_predicate_that_never_decides_is_named(notes):
         notes.wait_for("notes", "n", lambda body: False, timeout=0.05)
 
 
-def test_a_wait_for_a_kind_that_there_is_not_says_so(notes):
+def test_a_wait_for_an_unknown_kind_says_so_at_the_timeout(notes):
     with pytest.raises(WaitTimeout, match="nosuches 'n' is not there after 0.05 s: there is no kind 'nosuches'"):
         notes.wait_for("nosuches", "n", timeout=0.05)
 
@@ -131,14 +131,14 @@ async def _asynchronous(body):
         ),
     ],
 )
-def test_what_is_no_predicate_is_refused_where_it_is_used(notes, predicate, message):
+def test_wrong_predicates_are_refused_in_the_line_that_uses_them(notes, predicate, message):
     notes.create({**NOTE, "text": "a"})
     with pytest.raises(TypeError, match=message) as error:
         notes.wait_for("notes", "n", predicate, timeout=5)
     assert {entry.path.name for entry in error.traceback[:-2]} <= {"test_sandbox.py"}
 
 
-async def test_what_the_predicate_finds_at_last_was_only_not_there_yet(notes):
+async def test_lookup_errors_of_predicates_count_as_not_yet(notes):
     waiting = asyncio.create_task(notes.aio.wait_for("notes", "n", lambda body: body["items"][0] == 1))
     await notes.aio.create(NOTE)
     await notes.aio.patch("notes", "n", {"items": [1]})
@@ -161,7 +161,7 @@ async def test_mistakes_in_the_predicate_are_raised_at_once(notes, predicate, er
         await notes.aio.wait_for("notes", "n", predicate)
 
 
-def test_events_of_what_was_waited_for(notes):
+def test_events_are_those_of_the_objects_that_were_waited_for(notes):
     uid = notes.create(NOTE)["metadata"]["uid"]
     rows = [("Note", "n", uid), ("Note", "m", "other"), ("Other", "n", "another")]
     for count, (kind, name, some) in enumerate(rows, start=1):
@@ -182,7 +182,7 @@ def test_events_of_what_was_waited_for(notes):
     assert error.value.events == ["Normal Testing (x2): Note m"]
 
 
-def test_creating_by_kind_and_name(notes):
+def test_objects_are_created_by_kind_and_name(notes):
     body = notes.create(
         "Note",
         "n",
@@ -212,7 +212,7 @@ def test_errors_are_called_as_they_are_imported(name):
     assert (error.__module__, error.__qualname__) == ("kopf.testing", name)
 
 
-def test_waiting_for_resources_that_come_later(notes):
+def test_resources_that_come_later_are_waited_for(notes):
     with pytest.raises(TimeoutError):
         notes.wait_for("unicorns", "u", timeout=0.05)
 
@@ -236,12 +236,12 @@ def test_files_and_objects_can_be_applied(notes, tmp_path):
         ({**NOTE, "kind": "Unicorn"}, "Unicorn 'n': no matches"),
     ],
 )
-def test_applying_what_cannot_be(notes, source, message):
+def test_sources_that_cannot_be_applied_are_explained(notes, source, message):
     with pytest.raises(ManifestError, match=message):
         notes.apply(source)
 
 
-def test_applying_what_is_refused(notes):
+def test_refusals_name_the_applied_objects(notes):
     with pytest.raises(Refusal, match="object: Note 'A': .*metadata.name: Invalid value") as error:
         notes.apply({**NOTE, "metadata": {"name": "A"}})
     assert error.value.code == 422 and isinstance(error.value, ManifestError)

@@ -129,7 +129,7 @@ async def test_a_bookmark_comes_before_the_end(client):
         ({"resourceVersion": "x"}, 500),
     ],
 )
-async def test_parameters_that_are_refused(client, params, status):
+async def test_wrong_parameters_are_refused(client, params, status):
     assert (await client("GET", client.things, watch="true", **params)).status == status
 
 

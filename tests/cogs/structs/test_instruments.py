@@ -147,7 +147,7 @@ async def test_spans_know_what_they_are_a_part_of():
     assert (await lasting)() is None
 
 
-async def test_what_has_ended_is_no_parent_of_what_goes_on_in_its_tasks():
+async def test_an_ended_call_is_no_parent_of_requests_in_its_tasks():
     instruments, begin = Instruments(), asyncio.Event()
 
     async def continue_later():

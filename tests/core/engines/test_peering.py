@@ -128,13 +128,13 @@ async def test_the_command_to_resume_removes_the_record(peering_api, peering_res
     assert peering_api.status == {'you': {'priority': 0}}
 
 
-async def test_commands_for_the_whole_cluster(peering_api, peering_resource, settings):
+async def test_commands_can_be_for_the_whole_cluster(peering_api, peering_resource, settings):
     settings.peering.clusterwide = True
     await PeeringCommand(identity='me')(peering_api, settings, [peering_resource, CLUSTER_RESOURCE], [])
     assert [path for path, _ in peering_api.patches] == ['/apis/kopf.dev/v1/clusterkopfpeerings/mine']
 
 
-async def test_commands_for_patterns_of_namespaces(peering_api, peering_resource, settings):
+async def test_commands_can_be_for_patterns_of_namespaces(peering_api, peering_resource, settings):
     peering_api.namespaces = ['abc', 'abd', 'xyz']
     await PeeringCommand(identity='me')(peering_api, settings, [peering_resource], ['ab*', 'name'])
     assert [path.split('/')[5] for path, _ in peering_api.patches] == ['abc', 'abd', 'name']
@@ -148,14 +148,14 @@ async def test_commands_without_any_peering_object_are_errors(peering_api, peeri
 
 
 @pytest.mark.parametrize('clusterwide, kind', [(True, 'ClusterKopfPeering'), (False, 'KopfPeering')])
-async def test_commands_in_clusters_without_peerings(peering_api, settings, clusterwide, kind):
+async def test_commands_fail_in_clusters_without_peerings(peering_api, settings, clusterwide, kind):
     settings.peering.clusterwide = clusterwide
     with pytest.raises(PeeringError, match=rf"The cluster has no {kind}\b"):
         await PeeringCommand(identity='me')(peering_api, settings, [], ['ns1'])
     assert not peering_api.patches
 
 
-async def test_commands_without_a_name(peering_api, peering_resource, settings):
+async def test_commands_need_the_name_of_a_peering(peering_api, peering_resource, settings):
     settings.peering.name = ''
     with pytest.raises(PeeringError, match="is empty"):
         await PeeringCommand(identity='me')(peering_api, settings, [peering_resource], ['ns1'])
