@@ -8,6 +8,7 @@ another, so that fixtures of modules are set up once; fixtures of the session ar
 The process that has collected the tests runs none of them: it hands out files, and reports what the workers send.
 """
 
+import asyncio
 import atexit
 import collections
 import contextlib
@@ -217,6 +218,8 @@ def _serve(session: pytest.Session, connection: Connection, number: int) -> None
     sender = Sender(session.config, connection)
     try:
         _detach(session.config, number)
+        # Otherwise, Python creates an event loop when a plugin asks for the current one, and nothing closes that.
+        asyncio.set_event_loop(None)
         session.config.pluginmanager.register(sender)
         sender.is_serving = True
         for item, nextitem in _iter_items(session, sender, connection):
