@@ -1,12 +1,18 @@
 """Functions of all kinds take the arguments that they name, and no others, without ``**_``."""
 
+import contextvars
 import pathlib
 import urllib.request
 
 import pytest
 from ports import free_port
 
-CRD = pathlib.Path(__file__).resolve().parents[2] / 'examples' / 'crd.yaml'
+import kopf
+from kopf._core.intents import handlers
+from kopf._core.intents.handlers import KINDS
+
+EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / 'examples'
+CRD = EXAMPLES / 'crd.yaml'
 
 HANDLERS = """
 import functools
@@ -108,6 +114,10 @@ async def accompany(stopped):
 def tick(patch, started, runtime):
     say('timer', runtime.total_seconds() < 9)
 
+@kopf.on.reconcile('kopfexamples', owns=['configmaps'])
+async def reconcile(name, spec, children, reasons, nosuch=5):
+    say('reconcile', (name, nosuch) == ('x', 5) and spec['size'] in (3, 4) and reasons and not children['configmaps'])
+
 @kopf.on.probe()
 def probe(retry):
     say('probe', retry == 0)
@@ -130,6 +140,7 @@ EXPECTED = {
     'daemon',
     'timer',
     'field',
+    'reconcile',
 }
 BODY = {
     'apiVersion': 'kopf.dev/v1',
@@ -206,6 +217,50 @@ def test_webhooks_get_what_they_name(kopf_sandbox, kopf_operator, tmp_path):
         assert 'by' in kopf_sandbox.create(BODY)['metadata']['annotations']
         with pytest.raises(Exception, match='no size'):
             kopf_sandbox.create({**BODY, 'metadata': {'name': 'y'}, 'spec': {}})
+
+
+CONVERSIONS = """
+import kopf
+
+@kopf.on.startup()
+def configure(settings):
+    settings.admission.server = kopf.WebhookServer(port=0)
+    settings.admission.managed = 'arguments.kopf.dev'
+
+@kopf.on.convert('kopfalarms', param='p')
+def convert(name, spec, patch, from_version, to_version, param):
+    patch.spec['at'] = f"{spec.get('hour')} {from_version}-{to_version} {name} {param}"
+
+kopf.on.event('kopfalarms')(lambda: None)  # an operator is ready when it watches something
+"""
+
+
+def test_conversions_get_what_they_name(kopf_sandbox, kopf_operator, tmp_path):
+    (tmp_path / 'handlers.py').write_text(CONVERSIONS)
+    kopf_sandbox.apply(EXAMPLES / '19-conversion' / 'crd.yaml')
+    name = 'kopfalarms.kopf.dev'
+    with kopf_operator(tmp_path / 'handlers.py'):
+        kopf_sandbox.wait_for(
+            'customresourcedefinitions', name, lambda body: body['spec']['conversion']['strategy'] == 'Webhook'
+        )
+        body = {'apiVersion': 'kopf.dev/v2', 'kind': 'KopfAlarm', 'metadata': {'name': 'x'}, 'spec': {'hour': 5}}
+        kopf_sandbox.create(body)
+        assert kopf_sandbox.get('kopfalarms.v1.kopf.dev', 'x')['spec']['at'] == '5 v2-v1 x p'
+
+
+def test_handlers_of_all_kinds_are_among_these():
+    registry = kopf.OperatorRegistry()
+
+    def declare():
+        kopf.set_default_registry(registry)
+        for source in (HANDLERS, WEBHOOKS, CONVERSIONS):
+            exec(source, {})
+
+    contextvars.copy_context().run(declare)
+    declared = list(registry.iter_handlers())
+    kinds = {each for each in vars(handlers).values() if isinstance(each, type) and issubclass(each, tuple(KINDS))}
+    assert kinds > set(KINDS)
+    assert {each.__name__ for each in kinds if not any(isinstance(item, each) for item in declared)} == set()
 
 
 SUBHANDLERS = """

@@ -9,25 +9,11 @@ import pytest
 import kopf
 
 DECORATORS = [
-    getattr(kopf.on, name)
-    for name in (
-        *(
-            'startup',
-            'cleanup',
-            'leading',
-            'yielding',
-            'login',
-            'probe',
-            'schedule',
-            'event',
-            'create',
-            'update',
-            'resume',
-            'delete',
-        ),
-        *('field', 'index', 'daemon', 'timer', 'validate', 'mutate', 'convert', 'subhandler', 'register'),
-    )
+    fn
+    for name, fn in vars(kopf.on).items()
+    if inspect.isfunction(fn) and fn.__module__ == 'kopf.on' and not name.startswith('_')
 ]
+"""All decorators, found and not listed, so that a new one is not forgotten."""
 OPERATOR = (
     'lifecycle indexers registry settings memories insights identity standalone priority peering_name '
     'leader_election shards '
@@ -64,6 +50,11 @@ def test_every_decorator_shows_the_options_that_it_takes(fn):
     declared = typing.get_type_hints(fn)['options'].__args__[0]
     assert set(declared.__annotations__) <= options
     assert {'id', 'param'} <= options
+
+
+def test_the_decorators_of_all_kinds_are_found():
+    kinds = 'startup probe schedule index event daemon timer create update reconcile validate mutate convert register'
+    assert set(kinds.split()) <= {fn.__name__ for fn in DECORATORS}
 
 
 def test_unknown_options_are_refused_though_they_are_not_in_the_signature():

@@ -9,6 +9,7 @@ can have been suspended meanwhile, so the Leases are requested once more before 
 """
 
 import asyncio
+import json
 import logging
 import math
 import uuid
@@ -33,6 +34,7 @@ from kopf._core.engines.shard_leases import (
     encode_assignment,
     get_annotation,
 )
+from kopf._core.intents.role_rules import list_general_rules
 
 logger = logging.getLogger(__name__)
 
@@ -47,10 +49,8 @@ of the same name must not take it over.
 CONFLICT_DELAY = 0.05
 """The delay of the next attempt if another member has written the record (in seconds)."""
 
-RULES = (
-    '- {apiGroups: ["coordination.k8s.io"], resources: ["leases"], '
-    'verbs: ["create", "get", "list", "watch", "update", "delete"]}'
-)
+[_RULE] = list_general_rules(clusterwide=True, sharded=True, posting=False, scanning=False)
+RULES = f'- {{apiGroups: ["{_RULE.group}"], resources: ["{_RULE.resource}"], verbs: {json.dumps(_RULE.verbs)}}}'
 """The rules of RBAC that members need in the namespace of their Leases."""
 
 

@@ -42,7 +42,7 @@ class Rule(NamedTuple):
 
 
 def list_general_rules(
-    *, clusterwide: bool, elected: bool = False, posting: bool = True, scanning: bool = True
+    *, clusterwide: bool, elected: bool = False, sharded: bool = False, posting: bool = True, scanning: bool = True
 ) -> Iterator[Rule]:
     """
     Yield the permissions that do not depend on the handlers.
@@ -50,6 +50,7 @@ def list_general_rules(
     Args:
         clusterwide: whether the operator serves the whole cluster; otherwise, it watches the namespaces.
         elected: whether replicas elect a leader.
+        sharded: whether members share the objects.
         posting: whether the operator posts Kubernetes Events.
         scanning: whether the operator notices new resources and namespaces.
     """
@@ -59,8 +60,10 @@ def list_general_rules(
         yield Rule('apiextensions.k8s.io', 'customresourcedefinitions', ('list', 'watch'), clusterwide=True)
     if scanning and not clusterwide:
         yield Rule('', 'namespaces', ('list', 'watch'), clusterwide=True)
-    if elected:
-        yield Rule('coordination.k8s.io', 'leases', ('get', 'list', 'watch', 'create', 'update'))
+    if elected or sharded:
+        # Members delete the Leases of ended members, while replicas share one Lease.
+        verbs = ('create', 'get', 'list', 'watch', 'update', *(('delete',) if sharded else ()))
+        yield Rule('coordination.k8s.io', 'leases', verbs)
 
 
 def list_handler_rules(handler: ResourceHandler, select: Select) -> Iterator[Rule]:

@@ -47,6 +47,16 @@ def test_only_operators_of_some_namespaces_watch_the_namespaces():
     assert ['namespaces' in [rule.resource for rule in each] for each in rules] == [False, True]
 
 
+@pytest.mark.parametrize('elected', [True, False])
+def test_only_members_that_share_the_objects_delete_leases(elected):
+    known = ('create', 'get', 'list', 'watch', 'update')
+    found = {}
+    for sharded in (True, False):
+        rules = list_general_rules(clusterwide=True, elected=elected, sharded=sharded, posting=False, scanning=False)
+        found[sharded] = [(rule.resource, rule.verbs) for rule in rules]
+    assert found == {True: [('leases', (*known, 'delete'))], False: [('leases', known)] if elected else []}
+
+
 def test_what_is_switched_off_needs_no_rules():
     assert list(list_general_rules(clusterwide=False, posting=False, scanning=False)) == []
 
