@@ -80,10 +80,21 @@ class Report:
     findings: list[Finding] = dataclasses.field(default_factory=list)
     untried: list[str] = dataclasses.field(default_factory=list)
     """The parts of the check that were impossible, with the reasons: one sentence each."""
+    noticed: list[str] = dataclasses.field(default_factory=list)
+    """What is remarkable in the undisturbed course, although it is no finding: one line each."""
+    left: int = 0
+    """The number of plans that were not tried because the budget was used up."""
+    budget: float = 0.0
+    """The budget (in seconds)."""
     seconds: float = 0.0
     """The duration (in seconds)."""
     log: str = ''
     """The log of the requests, if only one plan was run."""
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Return whether any plan was tried besides the undisturbed course."""
+        return len(self.tried) > 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +140,7 @@ class Check:
         self._shrinks_at = self._started + budget * (1 - SHRINKING)
         self._is_periodic = False
         self._agenda = Agenda()
-        self._report = Report()
+        self._report = Report(budget=budget)
         self._problems: Counter[str] = Counter()
         self._found: dict[tuple[str, ...], Finding] = {}
         self._outcomes: dict[str, Outcome] = {}
@@ -206,6 +217,11 @@ class Check:
         for resource in sorted(self._normalizer.unstable):
             self._report.untried.append(
                 f'The {resource} were not compared: there are different numbers of them without any disturbance.'
+            )
+        for call in first.failed:
+            self._report.noticed.append(
+                f'Handler {call.id!r} of {call.resource} {call.name} failed in the undisturbed run, too: '
+                f'{_sentence(call.message)} So its end state is that of the failure.'
             )
         plan = Plan(seed=self._seed)
         violations = judge_undisturbed(first, self._normalizer)
@@ -327,6 +343,7 @@ class Check:
             if self._found and self._only_first:
                 return
         if rest := len(self._agenda):
+            self._report.left = rest
             self._report.untried.append(f'{rest} more plans were not tried: the budget was used up.')
 
     def _iter_tasks(self) -> 'Tasks':
@@ -521,6 +538,12 @@ def merge(body: Any, patch: Any) -> Any:
         else:
             merged[key] = merge(merged.get(key), value) if isinstance(value, dict) else value
     return merged
+
+
+def _sentence(message: str) -> str:
+    """Return the first line of a message as a sentence."""
+    line = message.strip().partition('\n')[0]
+    return line if line.endswith(('.', '!', '?')) else f'{line}.'
 
 
 def _get_weight(plan: Plan) -> tuple[int, int, int]:

@@ -157,6 +157,8 @@ def check(
         reports.write_junit(report, Path(junit), ' '.join([*paths, *modules]))
     if log is not None:
         Path(log).write_text(report.log, encoding='utf-8')
+    if report.left and not report.is_disturbed and not report.findings:
+        return NOT_RUN
     return FOUND if report.findings else NOTHING_FOUND
 
 

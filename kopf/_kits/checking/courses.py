@@ -34,6 +34,7 @@ from kopf._kits.checking.outside_calls import Killed, OutsideCalls
 from kopf._kits.checking.plans import CALL, Plan, Target
 from kopf._kits.checking.readiness_records import ReadinessRecord
 from kopf._kits.checking.user_modules import UserModules
+from kopf._kits.testing.controllers import workloads
 from kopf._kits.testing.inline_operators import InlineOperator
 from kopf._kits.testing.kinds.kinds import Bodies, Body, Kind
 from kopf._kits.testing.operator_processes import OWN_RESOURCES, WEBHOOKS
@@ -760,13 +761,15 @@ class Course:
     def _list_objects(self) -> list[StoredObject]:
         """Return all objects that were created or changed since the start."""
         found = []
+        is_simulated = bool(self._subject.options.get('pods'))
         for kind in self._iter_kinds():
             if len(kind.store):
                 resource = self._name_resource(kind)
                 for record in kind.store.records():
                     if self._initial.get((resource, record.key)) != (record.uid, record.version):
                         body = {'apiVersion': kind.storage_api_version, 'kind': kind.name, **record.body()}
-                        found.append(StoredObject(resource, record.namespace, record.name, body))
+                        is_created = is_simulated and workloads.is_created(kind.store, body, self._api.storage)
+                        found.append(StoredObject(resource, record.namespace, record.name, body, is_created))
         return [item for item in found if item.resource != 'customresourcedefinitions']
 
     def _get_state(self) -> State:
@@ -786,7 +789,8 @@ class Course:
         if self._registry is not None:
             describe(facts, self._registry, {self._name_resource(kind): kind for kind in self._iter_kinds()})
         for item in self._outcome.end.objects:
-            if not self._is_users(item):
+            # What controllers of the cluster create matters to the operator if it watches that.
+            if not self._is_users(item) and (not item.is_bookkeeping or item.resource in facts.watched):
                 facts.children.append(Target(resource=item.resource, namespace=item.namespace, name=item.name))
 
 

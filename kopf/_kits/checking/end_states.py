@@ -21,7 +21,7 @@ _UID = re.compile(r'[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}
 _DROPPED = frozenset(
     {'uid', 'resourceVersion', 'creationTimestamp', 'generation', 'managedFields', 'selfLink', 'deletionTimestamp'}
 )
-_BOOKKEEPERS = ('kopf.zalando.org', 'kopf.dev', 'kubectl.kubernetes.io')
+_BOOKKEEPERS = ('kopf.zalando.org', 'kopf.dev', 'kubectl.kubernetes.io', 'deployment.kubernetes.io')
 _ROUNDS = 8
 _LONGEST = 100
 
@@ -33,6 +33,13 @@ class StoredObject(NamedTuple):
     namespace: str
     name: str
     body: Mapping[str, Any]
+    is_bookkeeping: bool = False
+    """
+    Whether a controller of the cluster has created it for another object, as its own bookkeeping.
+
+    Such objects depend on the past of that object: a deployment keeps the replica sets of its earlier templates. They
+    are not compared, but their names are recognized in other objects.
+    """
 
 
 class State(NamedTuple):
@@ -78,7 +85,7 @@ class Normalizer:
         names = _Names(state, self._names)
         found: list[tuple[str, StoredObject, Any]] = []
         for item in state.objects:
-            if item.resource not in self.unstable:
+            if item.resource not in self.unstable and not item.is_bookkeeping:
                 body = names.replace(_strip(item.body, self._results if not history else frozenset()))
                 found.append((item.resource, item, self._canonise((item.resource,), body)))
         flat: Flat = {}
@@ -216,7 +223,7 @@ ANNOTATION = 'kopf.dev/check'
 
 
 def is_bookkeeping(annotation: str) -> bool:
-    """Check whether a framework or a tool keeps its own state in the annotation."""
+    """Check whether a framework, a tool, or a controller of the cluster keeps its own state in the annotation."""
     return annotation.partition('/')[0].endswith(_BOOKKEEPERS)
 
 

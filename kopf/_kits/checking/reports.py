@@ -1,5 +1,6 @@
 """The output of a check: its progress, its findings, and the parts that were impossible; as text or JUnit's XML."""
 
+import math
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -104,11 +105,22 @@ def format_report(report: Report, commands: Sequence[str]) -> str:
     ]
     if report.untried:
         parts.append('\n'.join(['Not tried:', *(f'- {text}' for text in report.untried)]))
+    if report.noticed:
+        parts.append('\n'.join(['Noticed:', *(f'- {text}' for text in report.noticed)]))
+    return '\n\n'.join([*parts, _summarize(report)])
+
+
+def _summarize(report: Report) -> str:
+    """Return the last line, which says what was tried and found."""
     count, rate = len(report.tried), len(report.tried) / max(report.seconds, 0.001) * 60
+    if report.left and not report.findings:
+        more = f'--budget {max(60, math.ceil(2 * report.budget))}s tries more'
+        ended = f'the budget has ended before the others; {more}'
+        found = f'nothing found, but {ended}' if report.is_disturbed else f'nothing was disturbed, as {ended}'
+        return f'{count} of {count + report.left} plans in {report.seconds:.1f} s: {found}.'
     found = f'{len(report.findings)} found' if report.findings else 'nothing found'
     plans = 'plan' if count == 1 else 'plans'
-    parts.append(f'{count} {plans} in {report.seconds:.1f} s ({rate:.0f} a minute): {found}.')
-    return '\n\n'.join(parts)
+    return f'{count} {plans} in {report.seconds:.1f} s ({rate:.0f} a minute): {found}.'
 
 
 def format_progress(progress: Progress) -> str:
@@ -158,6 +170,8 @@ def write_junit(report: Report, path: Path, name: str) -> None:
     for text in report.untried:
         case = ElementTree.SubElement(suite, 'testcase', classname=f'{name}.untried', name=text)
         ElementTree.SubElement(case, 'skipped', message=text)
+    if report.noticed:
+        ElementTree.SubElement(suite, 'system-out').text = '\n'.join(report.noticed)
     ElementTree.ElementTree(suite).write(path, encoding='utf-8', xml_declaration=True)
 
 

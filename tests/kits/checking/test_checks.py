@@ -210,6 +210,50 @@ def test_children_that_need_controllers_are_named(check, kopf_chaos, pods):
     assert any("No controllers run the pods of deployments" in text for text in report.untried) is not pods
 
 
+ROLLING = """
+    @kopf.on.reconcile('webs', owns=['deployments'])
+    async def serve(spec, name, children, **_):
+        container = {'name': 'web', 'image': f'web:{spec["size"]}'}
+        template = {'metadata': {'labels': {'app': name}}, 'spec': {'containers': [container]}}
+        deployment = {'apiVersion': 'apps/v1', 'kind': 'Deployment', 'metadata': {'name': name}}
+        own = {'replicas': spec['size'], 'selector': {'matchLabels': {'app': name}}, 'template': template}
+        await children.apply({**deployment, 'spec': own}, ready=True)
+"""
+
+
+@pytest.mark.parametrize("sizes", [(0,), (3,), (3, 2)], ids=str)
+def test_the_bookkeeping_of_deployments_is_no_alarm(check, kopf_chaos, tmp_path, sizes):
+    kopf_chaos._options["pods"] = True
+    target = Target(resource="webs", namespace="default", name="w1")
+    Plan(edits=tuple(Edit(target, {"spec": {"size": size}}) for size in sizes)).write(tmp_path / "plan.yaml")
+    report = check(ROLLING, plan=tmp_path / "plan.yaml")
+    assert len(report.tried) == 2
+
+
+def test_the_pods_of_deployments_are_no_children_unless_they_are_watched(check, kopf_chaos):
+    kopf_chaos._options["pods"] = True
+    report = check(DEPLOYING, plans=1)
+    assert "The operator does not watch deployments: what other clients do to these children was not tried." in (
+        report.untried
+    )
+
+
+FAILING = """
+    @kopf.on.create('webs')
+    @kopf.on.update('webs')
+    def serve(spec, **_):
+        raise kopf.PermanentError('There is no such size')
+"""
+
+
+def test_handlers_that_fail_without_disturbances_are_named(check):
+    report = check(FAILING, plans=1)
+    assert report.noticed == [
+        "Handler 'serve' of webs w1 failed in the undisturbed run, too: There is no such size. "
+        "So its end state is that of the failure."
+    ]
+
+
 REFUSING = """
     @kopf.on.create('webs')
     @kopf.on.update('webs')
@@ -236,3 +280,4 @@ def test_the_budget_is_kept(check):
     report = check(RIGHT, budget=2, plans=1000)
     assert report.seconds < 10
     assert any("more plans were not tried: the budget was used up." in text for text in report.untried)
+    assert report.left > 0 and report.budget == 2

@@ -39,13 +39,19 @@ def run(write, tmp_path):
 def test_nothing_is_found(run, tmp_path):
     code, output, errors = run(RIGHT, "app.py", *OPTIONS, "--budget", "5s", "--junit", "junit.xml")
     assert code == 0, output + errors
-    assert output.strip().endswith("): nothing found.")
+    assert re.search(r"plans in .*: nothing found(\.|, but the budget has ended before the others; .*)\n$", output)
     assert "- No handler handles updates of webs: the edited objects were not compared with new ones." in output
     assert "of " in errors and "plans done, 0 found, " in errors
     suite = ElementTree.parse(tmp_path / "junit.xml").getroot()
     assert suite.get("failures") == "0" and int(suite.get("tests")) > 1
     assert suite.findall("testcase")[0].get("name") == "Nothing was disturbed."
     assert suite.findall(".//skipped")
+
+
+def test_a_budget_without_any_disturbance_is_no_success(run):
+    code, output, _ = run(RIGHT, "app.py", *OPTIONS, "--budget", "0.01s")
+    assert code == 2
+    assert re.search(r"1 of \d+ plans in .*: nothing was disturbed, as the budget .*; --budget 60s tries more", output)
 
 
 def test_kinds_that_the_operator_declares_need_no_crds(run, tmp_path):

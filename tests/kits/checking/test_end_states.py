@@ -100,3 +100,24 @@ def test_results_of_handlers_are_history():
     assert normalizer.normalize(one, history=False) == normalizer.normalize(other, history=False)
     nested = State([make_object("webs", "x", status={"create_fn/sub/sub": 1, "size": 2})], {})
     assert normalizer.normalize(one, history=False) == normalizer.normalize(nested, history=False)
+
+
+def test_what_controllers_create_is_not_compared_but_its_names_are_known():
+    def make_state(*sets, current):
+        made = [make_object("replicasets", name, f"u-{name}")._replace(is_bookkeeping=True) for name in sets]
+        return State([make_object("webs", "x", status={"set": current}), *made], {})
+
+    references = [make_state("web-abcd", current="web-abcd"), make_state("web-bcde", current="web-bcde")]
+    state = make_state("web-cdef", "web-defg", current="web-defg")
+    assert compare(references, state) == []
+    assert Normalizer([references]).normalize(state) == {
+        "webs ns/x": {"metadata": {"name": "x", "namespace": "ns"}, "status": {"set": "(name of replicasets)"}}
+    }
+
+
+def test_annotations_of_controllers_are_not_compared():
+    one, other = (
+        State([make_object("deployments", "x", metadata={"annotations": annotations})], {})
+        for annotations in ({"deployment.kubernetes.io/revision": "1"}, {"deployment.kubernetes.io/revision": "2"})
+    )
+    assert compare([one, one], other) == []

@@ -5,7 +5,7 @@ import pytest
 from kopf._kits.checking.checks import Finding, Progress, Report
 from kopf._kits.checking.oracles import Violation
 from kopf._kits.checking.plans import Edit, Moment, Plan, Target
-from kopf._kits.checking.reports import describe, format_progress, format_report
+from kopf._kits.checking.reports import describe, format_progress, format_report, write_junit
 
 WEB = Target(resource="webs", namespace="default", name="w1")
 EDIT = Edit(WEB, {"spec": {"size": 0}})
@@ -75,3 +75,40 @@ def test_reports_say_what_was_done_what_differs_and_how_to_run_it_again():
 
 def test_the_progress_is_one_line():
     assert format_progress(Progress(3, 10, 1, 41.7)) == "3 of 10 plans done, 1 found, 42 s left"
+
+
+@pytest.mark.parametrize(
+    "tried, budget, text",
+    [
+        (
+            3,
+            2.0,
+            "3 of 135 plans in 2.0 s: nothing found, but the budget has ended before the others; "
+            "--budget 60s tries more.",
+        ),
+        (
+            3,
+            90.5,
+            "3 of 135 plans in 2.0 s: nothing found, but the budget has ended before the others; "
+            "--budget 181s tries more.",
+        ),
+        (
+            1,
+            2.0,
+            "1 of 135 plans in 2.0 s: nothing was disturbed, as the budget has ended before the others; "
+            "--budget 60s tries more.",
+        ),
+    ],
+)
+def test_the_last_line_says_what_the_budget_has_left_out(tried, budget, text):
+    report = Report([(Plan(do="lose", request=MOMENT), [])] * tried, left=135 - tried, budget=budget, seconds=2.0)
+    assert format_report(report, []) == text
+
+
+def test_reports_have_a_part_for_what_is_remarkable(tmp_path):
+    report = Report([(Plan(), [])] * 2, noticed=["Handler 'serve' failed."], seconds=6.0)
+    assert format_report(report, []) == (
+        "Noticed:\n- Handler 'serve' failed.\n\n2 plans in 6.0 s (20 a minute): nothing found."
+    )
+    write_junit(report, tmp_path / "junit.xml", "app.py")
+    assert "<system-out>Handler 'serve' failed.</system-out>" in (tmp_path / "junit.xml").read_text()

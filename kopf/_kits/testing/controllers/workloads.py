@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 PODS, JOBS = TableName('', 'pods'), TableName('batch', 'jobs')
 SETS, DEPLOYMENTS = TableName('apps', 'replicasets'), TableName('apps', 'deployments')
+CREATED: Mapping[TableName, TableName] = {DEPLOYMENTS: SETS, SETS: PODS, JOBS: PODS}
+"""The objects that the controllers create, by the objects that control them."""
 RETRY = 1.0
 """How long to wait before a refused write is repeated (seconds)."""
 
@@ -138,7 +140,7 @@ class Workloads:
                 else:
                     await self._rest.delete(self._kinds[JOBS], *place[1:], Options(propagation='Background'))
             return
-        outcome = jobs.decide(body, self._children(body, PODS))
+        outcome = jobs.decide(body, self._children(body, place.table))
         self._write(place, {**body, 'status': outcome.status})
         self._delete_pods(place.namespace, outcome.superfluous)
         if outcome.again is not None:
@@ -146,13 +148,13 @@ class Workloads:
         await self._create_pods(place.namespace, outcome.missing, body)
 
     async def _visit_set(self, place: Place, body: Body) -> None:
-        outcome = replicasets.decide_set(body, self._children(body, PODS))
+        outcome = replicasets.decide_set(body, self._children(body, place.table))
         self._write(place, {**body, 'status': outcome.status})
         self._delete_pods(place.namespace, outcome.superfluous)
         await self._create_pods(place.namespace, outcome.missing, body)
 
     async def _visit_deployment(self, place: Place, body: Body) -> None:
-        rollout = replicasets.decide_rollout(body, self._children(body, SETS))
+        rollout = replicasets.decide_rollout(body, self._children(body, place.table))
         self._write(place, {**body, 'status': rollout.status})
         for name, size in rollout.sizes.items():
             other = self._storage.table(*SETS).get(place.namespace, name)
@@ -164,8 +166,8 @@ class Workloads:
         if rollout.new is not None:
             await self._create(self._kinds[SETS], place.namespace, rollout.new)
 
-    def _children(self, body: Body, table: TableName) -> list[Body]:
-        found = self._storage.dependents(body['metadata']['uid'])
+    def _children(self, body: Body, owner: TableName) -> list[Body]:
+        found, table = self._storage.dependents(body['metadata']['uid']), CREATED[owner]
         return [
             self._kinds[table].body(record) for place, record in found if place.name == table and not record.deleting
         ]
@@ -190,6 +192,13 @@ class Workloads:
     def _address(self) -> str:
         self._addresses += 1
         return f'10.244.{self._addresses // 250 % 250}.{self._addresses % 250 + 1}'
+
+
+def is_created(table: Table, body: Body, storage: Storage) -> bool:
+    """Check whether the object is one of those that the controllers create for other objects, such as pods of a job."""
+    references = body['metadata'].get('ownerReferences') or ()
+    owners = [storage.place(owner['uid']) for owner in references if owner.get('controller')]
+    return any(owner is not None and CREATED.get(owner.name) == table.name for owner in owners)
 
 
 def _found(table: Table, place: Place) -> Record:
