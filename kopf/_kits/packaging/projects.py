@@ -119,6 +119,9 @@ pytest                                                 # without a cluster
 kopf run --sandbox --reload --load obj.yaml app.py     # without a cluster, to play with it
 ```
 
+If kopf VERSION is not on your package index, put the path of its wheel into `requirements.txt`:
+`kopf[dev,msgspec,cel] @ file:///path/to/the.whl`.
+
 On a cluster, from your machine:
 
 ```bash
