@@ -39,6 +39,12 @@ QUESTIONS = {
     "webhook blocks requests": "howto/disasters",
     "glossary": "reference/glossary",
     "log messages": "reference/messages",
+    "convert between versions": "howto/models",
+    "run code every 10 minutes": "howto/timers",
+    "blocking library": "explanation/async",
+    "give up": "howto/errors",
+    "annotation prefix": "howto/configuration",
+    "handler is not called": "howto/troubleshooting",
 }
 
 
