@@ -25,6 +25,9 @@ LOADS = {
 }
 """The objects of operators that need others than one of their kind."""
 
+NEEDING_PODS = frozenset({"rollout"})
+"""The operators that need the controllers of the sandbox."""
+
 GROUPS = ("planted", "correct", "example", "corner")
 
 LONELY_EXAMPLES = (
@@ -65,6 +68,8 @@ class Subject(NamedTuple):
     crds: tuple[pathlib.Path, ...]
     loads: tuple[pathlib.Path, ...]
     title: str
+    pods: bool = False
+    """Whether the sandbox emulates the controllers of deployments, and so on."""
 
 
 def find_subjects() -> list[Subject]:
@@ -86,7 +91,9 @@ def find_operators() -> Iterator[Subject]:
             crds = [FOLDER / "crd.yaml"]
             if path.stem == "corner_peering":
                 crds += [ROOT / "peering.yaml", FOLDER / "peering.yaml"]
-            yield Subject(path.stem, group.lower(), path, tuple(crds), (FOLDER / load,), title)
+            yield Subject(
+                path.stem, group.lower(), path, tuple(crds), (FOLDER / load,), title, path.stem in NEEDING_PODS
+            )
 
 
 def find_examples() -> Iterator[Subject]:

@@ -31,7 +31,8 @@ def test_no_operator_knows_of_the_check():
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_undisturbed_operators_come_to_rest(name):
     subject = SUBJECTS[name]
-    with Sandbox(virtual_time=True, crds=subject.crds) as sandbox, Operator(sandbox, subject.app) as operator:
+    sandbox = Sandbox(virtual_time=True, crds=subject.crds, pods=subject.pods)
+    with sandbox, Operator(sandbox, subject.app) as operator:
         for load in subject.loads:
             sandbox.apply(load)
         if name in RESTLESS:

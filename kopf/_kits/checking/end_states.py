@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from kopf._kits.checking.defaulted_fields import Defaulted, mark, unwrap
+
 Path = tuple[str, ...]
 Flat = dict[str, Any]
 """A normalized state: the objects by their resource and name, without the fields that vary."""
@@ -105,6 +107,8 @@ class Normalizer:
     def _canonise(self, path: Path, value: Any) -> Any:
         if path in self._varying:
             return '(varies)'
+        if isinstance(value, Defaulted):
+            return Defaulted(self._canonise(path, value.value))
         if isinstance(value, Mapping):
             if path in self._bags:
                 return sorted((self._canonise((*path, '*'), item) for item in value.values()), key=_dump)
@@ -117,6 +121,7 @@ class Normalizer:
 
     def _learn(self, path: Path, one: Any, other: Any) -> int:
         """Record which fields differ between two states; return the number of differences."""
+        one, other = unwrap(one), unwrap(other)
         if one == other:
             return 0
         if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
@@ -157,6 +162,9 @@ def find_differences(expected: Flat, actual: Flat) -> list[str]:
 
 
 def _compare(key: str, path: str, expected: Any, actual: Any) -> Iterator[str]:
+    if all(value is _ABSENT or isinstance(value, Defaulted) for value in (expected, actual)):
+        return
+    expected, actual = unwrap(expected), unwrap(actual)
     if isinstance(expected, Mapping) and isinstance(actual, Mapping):
         for name in [*expected, *(name for name in actual if name not in expected)]:
             step = name if name.startswith('[') or not path else f'.{name}'
@@ -205,7 +213,7 @@ def _get_first(pair: tuple[str, Any]) -> str:
 
 def _strip(body: Mapping[str, Any], results: frozenset[str]) -> dict[str, Any]:
     """Return the object without the bookkeeping of the API server and of the framework."""
-    given = dict(body)
+    given = mark(body)
     metadata = {key: value for key, value in given.pop('metadata', {}).items() if key not in _DROPPED}
     annotations = metadata.pop('annotations', None) or {}
     if annotations := {key: value for key, value in annotations.items() if not is_bookkeeping(key)}:
@@ -270,6 +278,8 @@ class _Names:
                     name = f'{self.replace(key)} {number}'
                 replaced[name] = self.replace(item)
             return replaced
+        if isinstance(value, Defaulted):
+            return Defaulted(self.replace(value.value))
         if isinstance(value, (list, tuple)):
             return [self.replace(item) for item in value]
         if isinstance(value, (set, frozenset)):

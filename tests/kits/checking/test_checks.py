@@ -230,6 +230,23 @@ def test_the_bookkeeping_of_deployments_is_no_alarm(check, kopf_chaos, tmp_path,
     assert len(report.tried) == 2
 
 
+TAGGED = """
+    @kopf.on.reconcile('webs', owns=['deployments'])
+    async def serve(spec, name, children, **_):
+        container = {'name': 'web', 'image': 'web:1' if spec['size'] > 1 else 'web'}
+        template = {'metadata': {'labels': {'app': name}}, 'spec': {'containers': [container]}}
+        deployment = {'apiVersion': 'apps/v1', 'kind': 'Deployment', 'metadata': {'name': name}}
+        own = {'selector': {'matchLabels': {'app': name}}, 'template': template}
+        await children.apply({**deployment, 'spec': own})
+"""
+
+
+def test_defaults_from_the_time_of_the_creation_are_no_alarm(check, tmp_path):
+    edit = Edit(Target(resource="webs", namespace="default", name="w1"), {"spec": {"size": 1}})
+    Plan(edits=(edit,)).write(tmp_path / "plan.yaml")
+    assert len(check(TAGGED, plan=tmp_path / "plan.yaml").tried) == 2
+
+
 def test_the_pods_of_deployments_are_no_children_unless_they_are_watched(check, kopf_chaos):
     kopf_chaos._options["pods"] = True
     report = check(DEPLOYING, plans=1)
