@@ -100,11 +100,10 @@ class ShardsCommand:
         self.groups = [group for group in find_groups(bodies) if names is None or group.name in names]
         if not self.groups:
             where = ', '.join(sorted(str(each) for each in namespaces if each)) or 'the cluster'
-            what = "no operators with shards" if self._name is None else f"no operator {self._name!r} with shards"
-            raise ShardsError(
-                f"There is {what} in {where}, as there are no Leases of it. Name the namespace of its Leases: kopf "
-                f"shards -n {find_namespace(client)}"
-            )
+            what = "an operator with shards" if self._name is None else f"the operator {self._name!r} with shards"
+            # Without namespaces, the Leases of the whole cluster were listed.
+            hint = f" Name their namespace, e.g.: kopf shards -n {find_namespace(client)}" if patterns else ""
+            raise ShardsError(f"No Leases of {what} exist in {where}: it does not run there.{hint}")
 
 
 def find_groups(bodies: Collection[Mapping[str, Any]]) -> Iterator[GroupFacts]:

@@ -858,7 +858,7 @@ async def test_the_command_shows_who_holds_what(world, members, name):
 
 @in_virtual_time
 async def test_the_command_says_where_to_look_if_there_are_no_shards(world, members):
-    with pytest.raises(ShardsError, match="There is no operator 'x' with shards in default"):
+    with pytest.raises(ShardsError, match="No Leases of the operator 'x' with shards exist in default: .* -n default"):
         await run_command(ShardsCommand('x'))
 
 
