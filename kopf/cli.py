@@ -624,6 +624,7 @@ def init(*, folder: str, group: str, kind: str | None) -> None:
 @option('-A', '--all-namespaces', 'clusterwide', is_flag=True, help="Serve the whole cluster; it is the default, too.")
 @option('-n', '--namespace', 'namespaces', multiple=True, metavar='NAME', help="Serve this namespace; can be repeated.")
 @option('--replicas', type=click.IntRange(1), default=1, show_default=True, help="Two and more elect a leader.")
+@option('--shards', type=click.Choice(['auto']), help="Let the replicas share the objects instead: all of them work.")
 @option('--monitoring', is_flag=True, help="Serve metrics, and add a ServiceMonitor for the Prometheus operator.")
 @option(
     '--crd',

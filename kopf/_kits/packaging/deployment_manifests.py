@@ -35,8 +35,25 @@ class Options(NamedTuple):
     namespaces: Sequence[str] = ()
     """The namespaces that it serves; empty for the whole cluster."""
     replicas: int = 1
+    shards: str | None = None
+    """How the replicas share the objects (``auto``); otherwise, they elect a leader."""
     monitoring: bool = False
     """Whether the operator has metrics, for the Prometheus operator."""
+
+    @property
+    def elected(self) -> bool:
+        """Return whether the replicas elect a leader."""
+        return self.replicas > 1 and self.shards is None
+
+    @property
+    def sharded(self) -> bool:
+        """Return whether the replicas share the objects, even if there is only one replica yet."""
+        return self.shards is not None
+
+    @property
+    def coordinated(self) -> bool:
+        """Return whether replicas never handle the same object at once, by their Leases."""
+        return self.elected or self.sharded
 
 
 def make_manifests(
@@ -56,15 +73,14 @@ def make_manifests(
         UnknownResourceError: if a handler names a resource that is not known.
     """
     clusterwide = not options.namespaces
-    elected = options.replicas > 1
-    rules = list_rules(registry, crds, clusterwide=clusterwide, elected=elected)
+    rules = list_rules(registry, crds, clusterwide=clusterwide, elected=options.elected, sharded=options.sharded)
     called = len(registry.webhooks) + len(registry.conversions) > 0
     objects = [
         _make(options, 'v1', 'ServiceAccount'),
         *_make_roles(options, rules, called=called),
-        _make_deployment(options, called=called, elected=elected),
+        _make_deployment(options, called=called),
     ]
-    if elected:
+    if options.replicas > 1:
         objects.append(
             _make(
                 options,
@@ -105,7 +121,7 @@ def _make_roles(options: Options, rules: Collection[Rule], *, called: bool) -> l
     cluster = [rule for rule in rules if rule.clusterwide or not options.namespaces]
     local = [rule for rule in rules if rule not in cluster]
     own: list[Rule] = []
-    if options.replicas > 1:
+    if options.coordinated:
         leases = [rule for rule in rules if rule.resource == 'leases']
         own += leases
         cluster = [rule for rule in cluster if rule not in leases]
@@ -133,24 +149,25 @@ def _bind(options: Options, kind: str, namespace: str | None, rules: Collection[
     return [role, binding]
 
 
-def make_command(options: Options, *, elected: bool) -> list[str]:
+def make_command(options: Options) -> list[str]:
     """Return the command that runs the operator in its container."""
     scope = [f'--namespace={name}' for name in options.namespaces] or ['--all-namespaces']
     return [
         'kopf',
         'run',
         *scope,
-        # The deployment has one active replica, so peerings are needless, and its roles do not permit them.
+        # Leases coordinate the replicas, so peerings are needless, and the roles do not permit them.
         '--standalone',
         f'--liveness=http://0.0.0.0:{PROBES_PORT}/healthz',
-        *(['--leader-election'] if elected else []),
+        *(['--leader-election'] if options.elected else []),
+        *([f'--shards={options.shards}'] if options.sharded else []),
         *([f'--metrics=http://0.0.0.0:{METRICS_PORT}/metrics'] if options.monitoring else []),
         *[f'--module={name}' for name in options.modules],
         *options.paths,
     ]
 
 
-def _make_deployment(options: Options, *, called: bool, elected: bool) -> dict[str, Any]:
+def _make_deployment(options: Options, *, called: bool) -> dict[str, Any]:
     ports = [{'name': 'probes', 'containerPort': PROBES_PORT}]
     if called:
         ports.append({'name': 'webhooks', 'containerPort': WEBHOOKS_PORT})
@@ -159,7 +176,7 @@ def _make_deployment(options: Options, *, called: bool, elected: bool) -> dict[s
     container = {
         'name': 'operator',
         'image': options.image,
-        'command': make_command(options, elected=elected),
+        'command': make_command(options),
         'ports': ports,
         'livenessProbe': {'httpGet': {'path': '/healthz', 'port': 'probes'}, 'periodSeconds': 10, 'timeoutSeconds': 5},
         'readinessProbe': {'httpGet': {'path': '/readyz', 'port': 'probes'}, 'periodSeconds': 5, 'timeoutSeconds': 5},
@@ -184,8 +201,8 @@ def _make_deployment(options: Options, *, called: bool, elected: bool) -> dict[s
         'containers': [container],
         'volumes': [{'name': 'tmp', 'emptyDir': {}}],
     }
-    # Without an election, a rolling update would let two operators handle the same objects for a moment.
-    strategy = {'type': 'RollingUpdate'} if elected else {'type': 'Recreate'}
+    # Without Leases, a rolling update would let two operators handle the same objects for a moment.
+    strategy = {'type': 'RollingUpdate'} if options.coordinated else {'type': 'Recreate'}
     spec = {
         'replicas': options.replicas,
         'strategy': strategy,

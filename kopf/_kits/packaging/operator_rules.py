@@ -24,6 +24,7 @@ def list_rules(
     *,
     clusterwide: bool = True,
     elected: bool = False,
+    sharded: bool = False,
 ) -> list[Rule]:
     """
     Return the permissions that the framework needs for the handlers, without those for the handlers' own requests.
@@ -33,6 +34,7 @@ def list_rules(
         crds: the CRDs of the resources that are not built in, including the CRDs of declared kinds.
         clusterwide: whether the operator serves the whole cluster, instead of some namespaces.
         elected: whether replicas elect a leader.
+        sharded: whether replicas share the objects.
 
     Raises:
         UnknownResourceError: if a handler names a resource that is not known.
@@ -42,7 +44,7 @@ def list_rules(
     def select(selector: Selector, where: str) -> Collection[Resource]:
         return _select(selector, known, where)
 
-    rules = list(list_general_rules(clusterwide=clusterwide, elected=elected))
+    rules = list(list_general_rules(clusterwide=clusterwide, elected=elected, sharded=sharded))
     for handler in registry.iter_resource_handlers():
         rules += list_handler_rules(handler, select)
     return merge_rules(rules)

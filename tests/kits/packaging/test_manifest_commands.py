@@ -97,6 +97,18 @@ def test_one_replica_is_recreated_and_several_elect_a_leader(make):
     }
 
 
+@pytest.mark.parametrize('replicas', ['1', '3'])
+def test_replicas_with_shards_share_the_objects(make, replicas):
+    sharded = read(make('--shards', 'auto', '--replicas', replicas))
+    spec = sharded['Deployment', 'default']['spec']
+    command = spec['template']['spec']['containers'][0]['command']
+    assert '--shards=auto' in command and '--leader-election' not in command
+    assert spec['strategy'] == {'type': 'RollingUpdate'}
+    assert (('PodDisruptionBudget', 'default') in sharded) == (replicas != '1')
+    [rule] = sharded['Role', 'default']['rules']
+    assert rule['resources'] == ['leases'] and 'delete' in rule['verbs']
+
+
 def test_an_operator_of_namespaces_has_roles_there_and_for_the_cluster_only_what_concerns_it(make):
     objects = read(make('-n', 'a', '-n', 'b'))
     resources = [rule['resources'] for rule in objects['ClusterRole', None]['rules']]
