@@ -168,7 +168,7 @@ def test_the_command_asks_a_running_operator(kopf_sandbox, kopf_operator, tmp_pa
     path = tmp_path / 'main.py'
     path.write_text("import kopf\n\n@kopf.on.event('pods')\ndef fn(**_): pass\n")
     with kopf_operator(path, '--inspect', '--verbose') as operator:
-        operator.wait_for_output("can be looked into")
+        operator.wait_for_output("can be inspected")
         result = CliRunner().invoke(main, ['top'])
         assert result.exit_code == 0 and 'RUNNING: 0' in result.output
         result = CliRunner().invoke(main, ['top', '--json', '--limit', '5'])
