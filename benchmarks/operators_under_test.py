@@ -32,6 +32,8 @@ class Runner:
     def parse(cls, kind: str, text: str) -> 'Runner':
         name, _, program = text.partition("=")
         program, _, options = program.partition("+")
+        if os.sep in program:
+            program = os.path.abspath(program)  # it is run in other folders, too
         return cls(name, kind, program, options)
 
     @functools.cached_property
