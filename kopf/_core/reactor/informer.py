@@ -10,8 +10,7 @@ The `IndexingGate` delays all handlers until the indices that they can use are c
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Collection
 
 from kopf._cogs.aiokits.delays import Delays
 from kopf._cogs.clients.errors import APIError, APIForbiddenError
@@ -26,7 +25,7 @@ from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.registries import HandlerTable
 from kopf._core.reactor.indexing_gate import IndexingGate, join_names
 from kopf._core.reactor.object_records import ObjectRecord
-from kopf._core.reactor.sinks import ObjectSink
+from kopf._core.reactor.sinks import ForwardingSink, ObjectSink
 from kopf._core.reactor.watches import QUICK_REFUSALS, ResourceWatch
 
 logger = logging.getLogger(__name__)
@@ -113,7 +112,7 @@ class IndexingState:
             self.timer = None
 
 
-class Informer(ObjectSink):
+class Informer(ForwardingSink):
     """Indexes the objects of one watch, and passes their events on to the next sink."""
 
     def __init__(
@@ -125,7 +124,7 @@ class Informer(ObjectSink):
         indexers: OperatorIndexers,
         indexing_gate: IndexingGate,
     ) -> None:
-        self._sink = sink
+        super().__init__(sink)
         self._resource = table.resource
         self._selected = table.label_selector is not None
         self._names = frozenset(handler.id for handler in table.indexing)
@@ -158,12 +157,6 @@ class Informer(ObjectSink):
         else:
             self._start(record, state, counted=self._counting)
 
-    def outdated(self, record: ObjectRecord) -> None:
-        self._sink.outdated(record)
-
-    def missed(self, uid: str) -> None:
-        self._sink.missed(uid)
-
     def listed(self, watch: ResourceWatch) -> None:
         self._stop_waiting()
         self._sink.listed(watch)
@@ -194,21 +187,9 @@ class Informer(ObjectSink):
             )
         self._sink.failed(watch, error)
 
-    def paused(self, watch: ResourceWatch) -> None:
-        self._sink.paused(watch)
-
     def resumed(self, watch: ResourceWatch) -> None:
         self.expect(str(watch))
         self._sink.resumed(watch)
-
-    def relisting(self, watch: ResourceWatch, taken: Callable[[ObjectRecord], bool]) -> None:
-        self._sink.relisting(watch, taken)
-
-    def surrendered(self, records: Collection[ObjectRecord]) -> None:
-        self._sink.surrendered(records)
-
-    def disowned(self, records: Collection[ObjectRecord]) -> None:
-        self._sink.disowned(records)
 
     def revise(self, table: HandlerTable) -> None:
         self._resource = table.resource
@@ -221,13 +202,6 @@ class Informer(ObjectSink):
     def vanished(self, watch: ResourceWatch) -> None:
         self._stop_waiting()
         self._sink.vanished(watch)
-
-    @property
-    def processor(self) -> Any:
-        return self._sink.processor
-
-    async def save(self, record: ObjectRecord) -> None:
-        await self._sink.save(record)
 
     def retire(self, successor: ObjectSink, records: Collection[ObjectRecord]) -> None:
         self._successor = successor
@@ -248,9 +222,6 @@ class Informer(ObjectSink):
             if state is None or not state.running:
                 self._discard(record)
         self._stop_waiting()
-
-    def released(self, watch: ResourceWatch) -> None:
-        self._sink.released(watch)
 
     def _stop_waiting(self) -> None:
         self._counting = False

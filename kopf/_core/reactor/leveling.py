@@ -37,7 +37,7 @@ from kopf._core.intents.registries import HandlerTable
 from kopf._core.reactor.applying import CONFLICT_DELAYS, Applier
 from kopf._core.reactor.object_records import ObjectRecord
 from kopf._core.reactor.processing import Processor
-from kopf._core.reactor.sinks import ObjectSink
+from kopf._core.reactor.sinks import ForwardingSink, ObjectSink
 from kopf._core.reactor.throttling import can_be_users_fault, explain_refusal, is_refusal
 from kopf._core.reactor.watches import ResourceWatch
 from kopf._core.reactor.workers import WorkerPool
@@ -406,7 +406,7 @@ def make_writer(leveler: Leveler, applier: Applier) -> 'ConditionWriter':
     return ConditionWriter(leveler, applier)
 
 
-class RelationSink(ObjectSink):
+class RelationSink(ForwardingSink):
     """
     Triggers the handlers of objects that depend on the objects of one watch, and passes events on to the next sink.
 
@@ -421,7 +421,7 @@ class RelationSink(ObjectSink):
         table: HandlerTable,
         levels: Levels,
     ) -> None:
-        self._sink = sink
+        super().__init__(sink)
         self._table = table
         self._levels = levels
         self._dependents = levels.find_dependents(table.dependents, table.resource)
@@ -520,9 +520,6 @@ class RelationSink(ObjectSink):
         self._stop_waiting()
         self._sink.failed(watch, error)
 
-    def paused(self, watch: ResourceWatch) -> None:
-        self._sink.paused(watch)
-
     def resumed(self, watch: ResourceWatch) -> None:
         self.expect()
         self._sink.resumed(watch)
@@ -531,12 +528,6 @@ class RelationSink(ObjectSink):
         # The children that the former operator has applied must be known before handlers run for their owners.
         self.expect()
         self._sink.relisting(watch, taken)
-
-    def surrendered(self, records: Collection[ObjectRecord]) -> None:
-        self._sink.surrendered(records)
-
-    def disowned(self, records: Collection[ObjectRecord]) -> None:
-        self._sink.disowned(records)
 
     def revise(self, table: HandlerTable) -> None:
         self._table = table
@@ -552,16 +543,6 @@ class RelationSink(ObjectSink):
     def vanished(self, watch: ResourceWatch) -> None:
         self._stop_waiting()
         self._sink.vanished(watch)
-
-    def released(self, watch: ResourceWatch) -> None:
-        self._sink.released(watch)
-
-    async def save(self, record: ObjectRecord) -> None:
-        await self._sink.save(record)
-
-    @property
-    def processor(self) -> Any:
-        return self._sink.processor
 
     def retire(self, successor: ObjectSink, records: Collection[ObjectRecord]) -> None:
         self._stop_waiting()

@@ -8,17 +8,14 @@ afterwards: older states can precede the last writes of the former member.
 
 import time
 from collections.abc import Callable, Collection
-from typing import Any
 
-from kopf._cogs.clients.errors import APIError
 from kopf._cogs.structs.bodies import RawEvent
-from kopf._core.intents.registries import HandlerTable
 from kopf._core.reactor.object_records import ObjectRecord
-from kopf._core.reactor.sinks import ObjectSink
+from kopf._core.reactor.sinks import ForwardingSink, ObjectSink
 from kopf._core.reactor.watches import ResourceWatch
 
 
-class ShardSink(ObjectSink):
+class ShardSink(ForwardingSink):
     """
     Passes on the events of the objects that this member handles.
 
@@ -28,7 +25,7 @@ class ShardSink(ObjectSink):
     """
 
     def __init__(self, sink: ObjectSink, owns: Callable[[ObjectRecord], bool]) -> None:
-        self._sink = sink
+        super().__init__(sink)
         self._owns = owns
         self._stale: set[ObjectRecord] = set()
         """The objects that this member handles, but whose known states can be older than the last writes for them."""
@@ -59,46 +56,3 @@ class ShardSink(ObjectSink):
     def surrendered(self, records: Collection[ObjectRecord]) -> None:
         self._stale.difference_update(records)
         self._sink.surrendered(records)
-
-    def disowned(self, records: Collection[ObjectRecord]) -> None:
-        self._sink.disowned(records)
-
-    def outdated(self, record: ObjectRecord) -> None:
-        self._sink.outdated(record)
-
-    def missed(self, uid: str) -> None:
-        self._sink.missed(uid)
-
-    def listed(self, watch: ResourceWatch) -> None:
-        self._sink.listed(watch)
-
-    def refused(self, watch: ResourceWatch, error: APIError) -> bool:
-        return self._sink.refused(watch, error)
-
-    def failed(self, watch: ResourceWatch, error: Exception) -> None:
-        self._sink.failed(watch, error)
-
-    def paused(self, watch: ResourceWatch) -> None:
-        self._sink.paused(watch)
-
-    def revise(self, table: HandlerTable) -> None:
-        self._sink.revise(table)
-
-    def dropped(self, watch: ResourceWatch) -> None:
-        self._sink.dropped(watch)
-
-    def vanished(self, watch: ResourceWatch) -> None:
-        self._sink.vanished(watch)
-
-    def released(self, watch: ResourceWatch) -> None:
-        self._sink.released(watch)
-
-    async def save(self, record: ObjectRecord) -> None:
-        await self._sink.save(record)
-
-    @property
-    def processor(self) -> Any:
-        return self._sink.processor
-
-    def retire(self, successor: ObjectSink, records: Collection[ObjectRecord]) -> None:
-        self._sink.retire(successor, records)

@@ -1,8 +1,9 @@
 """
 The interfaces between a watch and the code that handles its events.
 
-A watch calls the methods of an `EventSink`. A watch for handlers has an `ObjectSink`: the orchestrator can also replace
-it, when the definition of the resource changes, or stop it.
+A watch calls the methods of an `EventSink`. A watch for handlers has an `ObjectSink`: the orchestrator can also
+replace it, when the definition of the resource changes, or stop it. Sinks form a chain: a `ForwardingSink` adds its
+own step, and passes the events on to the next sink.
 """
 
 from collections.abc import Callable, Collection
@@ -118,3 +119,70 @@ class ObjectSink(EventSink):
     def retire(self, successor: 'ObjectSink', records: Collection[ObjectRecord]) -> None:
         """Called when another sink takes over these objects, which can have running workers."""
         raise NotImplementedError
+
+
+class ForwardingSink(ObjectSink):
+    """
+    Passes everything on to the next sink of the chain; subclasses override the methods to which they add something.
+
+    Args:
+        sink: the next sink.
+    """
+
+    def __init__(self, sink: ObjectSink) -> None:
+        self._sink = sink
+
+    def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
+        self._sink.receive(record, event, listed_since=listed_since)
+
+    def outdated(self, record: ObjectRecord) -> None:
+        self._sink.outdated(record)
+
+    def missed(self, uid: str) -> None:
+        self._sink.missed(uid)
+
+    def listed(self, watch: 'ResourceWatch') -> None:
+        self._sink.listed(watch)
+
+    def refused(self, watch: 'ResourceWatch', error: APIError) -> bool:
+        return self._sink.refused(watch, error)
+
+    def failed(self, watch: 'ResourceWatch', error: Exception) -> None:
+        self._sink.failed(watch, error)
+
+    def paused(self, watch: 'ResourceWatch') -> None:
+        self._sink.paused(watch)
+
+    def resumed(self, watch: 'ResourceWatch') -> None:
+        self._sink.resumed(watch)
+
+    def dropped(self, watch: 'ResourceWatch') -> None:
+        self._sink.dropped(watch)
+
+    def revise(self, table: HandlerTable) -> None:
+        self._sink.revise(table)
+
+    def released(self, watch: 'ResourceWatch') -> None:
+        self._sink.released(watch)
+
+    def relisting(self, watch: 'ResourceWatch', taken: Callable[[ObjectRecord], bool]) -> None:
+        self._sink.relisting(watch, taken)
+
+    def surrendered(self, records: Collection[ObjectRecord]) -> None:
+        self._sink.surrendered(records)
+
+    def disowned(self, records: Collection[ObjectRecord]) -> None:
+        self._sink.disowned(records)
+
+    def vanished(self, watch: 'ResourceWatch') -> None:
+        self._sink.vanished(watch)
+
+    async def save(self, record: ObjectRecord) -> None:
+        await self._sink.save(record)
+
+    @property
+    def processor(self) -> Any:
+        return self._sink.processor
+
+    def retire(self, successor: ObjectSink, records: Collection[ObjectRecord]) -> None:
+        self._sink.retire(successor, records)
