@@ -359,8 +359,7 @@ def _follow_parent(controls: CLIControls, options: 'operators.OperatorOptions') 
         return None
     from kopf._kits.child_operators import Parent, make_sandbox_vault
 
-    if (parent := Parent.take()) is None:
-        return None
+    parent = Parent.take()
     if parent.sandboxed:
         controls.vault = make_sandbox_vault()
     if (place := parent.place) is not None:

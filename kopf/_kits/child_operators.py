@@ -91,11 +91,9 @@ class Parent:
         return {**os.environ, VARIABLE: json.dumps(dataclasses.asdict(self))}
 
     @classmethod
-    def take(cls) -> 'Parent | None':
-        """Return the parent if this is a child process; what this process starts by itself is none."""
-        if (text := os.environ.pop(VARIABLE, None)) is None:
-            return None
-        content = json.loads(text)
+    def take(cls) -> 'Parent':
+        """Return the parent of this child process. Processes that this one starts by itself do not inherit it."""
+        content = json.loads(os.environ.pop(VARIABLE))
         return cls(content['sandboxed'], content['place'] and Place(**content['place']))
 
 

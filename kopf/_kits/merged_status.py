@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from kopf._cogs.structs.ids import HandlerId
 from kopf._core.engines.metrics import load_prometheus
 from kopf._core.engines.probing import READINESS_PATH, make_response
-from kopf._core.engines.status_server import Endpoint, Respond, StatusServer
-from kopf._core.reactor.status_runtime import parse_liveness_endpoint, parse_metrics_endpoint
+from kopf._core.engines.status_server import Respond
+from kopf._core.reactor.status_runtime import ServerPlan, parse_liveness_endpoint, parse_metrics_endpoint
 
 if TYPE_CHECKING:
     import aiohttp
@@ -35,24 +35,18 @@ async def serve_merged(addresses: Sequence[str], *, liveness: str | None, metric
         metrics: the URL of the metrics, if any.
 
     Raises:
-        StatusServerError: if a server cannot listen.
+        StatusServerError: if a server cannot listen, or if both endpoints are the same.
         MetricsError: if there can be no metrics.
     """
-    endpoints: list[tuple[Endpoint, dict[str, Respond], str]] = []
+    plan = ServerPlan()
     if liveness is not None:
         endpoint = parse_liveness_endpoint(liveness)
-        probes = MergedProbes(addresses)
-        endpoints.append((endpoint, probes.get_routes(endpoint.path), "the probes"))
+        plan.add(endpoint, MergedProbes(addresses).get_routes(endpoint.path), "the probes")
     if metrics is not None:
         endpoint = parse_metrics_endpoint(metrics)
-        merged = MergedMetrics(addresses, load_prometheus())
-        endpoints.append((endpoint, merged.get_routes(endpoint.path), "the metrics"))
-    if len(endpoints) == 2 and endpoints[0][0].shares_server(endpoints[1][0]):
-        (endpoint, routes, purpose), (_, more, other) = endpoints
-        endpoints = [(endpoint, {**more, **routes}, f'{purpose} and of {other}')]
+        plan.add(endpoint, MergedMetrics(addresses, load_prometheus()).get_routes(endpoint.path), "the metrics")
     async with contextlib.AsyncExitStack() as stack:
-        for endpoint, routes, purpose in endpoints:
-            await stack.enter_async_context(StatusServer(endpoint.host, endpoint.port, routes, purpose=purpose))
+        await plan.start(stack)
         yield
 
 
@@ -73,11 +67,10 @@ async def _fetch(address: str, request: 'web.Request') -> _Answer:
     import aiohttp
 
     timeout = aiohttp.ClientTimeout(total=TIMEOUT)
-    url = request.rel_url.with_scheme('http') if request.rel_url.absolute else f'http://process{request.rel_url}'
     try:
         async with (
             aiohttp.ClientSession(connector=aiohttp.UnixConnector(address), timeout=timeout) as session,
-            session.get(url) as response,
+            session.get(f'http://process{request.path_qs}') as response,
         ):
             return _Answer(response, await response.text())
     except TimeoutError:
@@ -167,9 +160,9 @@ class _Merged:
         families: dict[str, Any] = {}
         for number, text in self._texts.items():
             for family in text_string_to_metric_families(text):
-                merged = families.setdefault(family.name, family)
                 samples = [
                     sample._replace(labels={**sample.labels, 'process': str(number)}) for sample in family.samples
                 ]
-                merged.samples = samples if merged is family else [*merged.samples, *samples]
+                family.samples = []
+                families.setdefault(family.name, family).samples.extend(samples)
         return families.values()

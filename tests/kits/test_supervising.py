@@ -235,6 +235,12 @@ def cleanup(**_):
     group.wait()
 
 
+def test_equal_endpoints_are_refused(run, url):
+    group = run(APP, '--liveness', f'{url}/same', '--metrics', f'{url}/same')
+    assert group.wait() == 1
+    assert "The endpoints of the probes and of the metrics are the same" in group.output
+
+
 @pytest.mark.parametrize(
     'arguments, message',
     [

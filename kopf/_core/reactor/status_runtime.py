@@ -47,7 +47,7 @@ class StatusSources:
     monitor: LoopMonitor[Any]
 
 
-class _Plan:
+class ServerPlan:
     """The servers to start: for each address, the routes and the purposes."""
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ async def serve_status(
         StatusServerError: if a server cannot be started.
         MetricsError: if metrics cannot be provided.
     """
-    plan = _Plan()
+    plan = ServerPlan()
     if liveness is not None:
         _add_probes(plan, status, liveness, stack)
     if metrics is not None:
@@ -147,7 +147,7 @@ def _record(status: StatusSources, stack: contextlib.AsyncExitStack) -> 'Timelin
     return timelines
 
 
-def _add_probes(plan: _Plan, status: StatusSources, url: str, stack: contextlib.AsyncExitStack) -> None:
+def _add_probes(plan: ServerPlan, status: StatusSources, url: str, stack: contextlib.AsyncExitStack) -> None:
     from kopf._core.engines.probing import ProbeResponder, Probes
 
     endpoint = parse_liveness_endpoint(url)
@@ -163,7 +163,7 @@ def _add_probes(plan: _Plan, status: StatusSources, url: str, stack: contextlib.
     plan.add(endpoint, responder.get_routes(endpoint.path), "the probes")
 
 
-def _add_metrics(plan: _Plan, status: StatusSources, url: str, stack: contextlib.AsyncExitStack) -> None:
+def _add_metrics(plan: ServerPlan, status: StatusSources, url: str, stack: contextlib.AsyncExitStack) -> None:
     from kopf._cogs.structs.meters import Meters
     from kopf._core.engines.metrics import MetricsCollector, MetricsResponder, RequestMeter, load_prometheus
     from kopf._core.reactor.census import Census
