@@ -17,7 +17,6 @@ from kopf._cogs.structs.references import Namespace, Resource
 from kopf._core.actions.execution import Outcome
 from kopf._core.intents.causes import Activity
 from kopf._core.reactor.object_records import ObjectRecord
-from kopf._core.reactor.peering_coordinator import PeeringCoordinator
 from kopf._core.reactor.watches import ResourceWatch
 
 Affected = Collection[Namespace] | None
@@ -67,7 +66,11 @@ class Controls(NamedTuple):
 
 
 class Coordinator(Protocol):
-    """One way of coordination with other operators."""
+    """
+    One way of coordination with other operators.
+
+    The coordinators inherit from it what concerns only shards: by default, an operator handles all objects.
+    """
 
     @property
     def groups(self) -> Collection[str]:
@@ -92,18 +95,22 @@ class Coordinator(Protocol):
     @property
     def owner_check(self) -> OwnerCheck | None:
         """The function that checks whether this operator handles an object; ``None`` if it handles all of them."""
+        return None
 
     @property
     def foreign_line_check(self) -> Callable[[bytes], bool] | None:
         """The function that checks whether a line of a stream is surely of an object that other operators handle."""
+        return None
 
     @property
     def runs_schedules(self) -> bool:
         """Return whether this operator runs the schedules; asked again after each reported change."""
+        return True
 
     @property
     def unowned(self) -> int | None:
         """The number of buckets that no member holds; ``None`` without shards. Callable from any thread."""
+        return None
 
     @property
     def watches(self) -> Sequence[ResourceWatch]:
@@ -269,6 +276,9 @@ def make_coordinator(
     coordinators: list[Coordinator] = []
     elected, peerings = settings.leadership.enabled, []
     if not settings.peering.standalone:
+        # Why not at the top? The coordinators inherit from the protocol in this module.
+        from kopf._core.reactor.peering_coordinator import PeeringCoordinator
+
         peerings.append(
             PeeringCoordinator(
                 client,

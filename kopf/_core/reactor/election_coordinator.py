@@ -28,7 +28,7 @@ from kopf._core.engines.activities import check_outcomes
 from kopf._core.engines.lease_candidate import LeaseCandidate, Term, check_settings, read_time
 from kopf._core.engines.leases import LEASES, LeaseStore, find_namespace
 from kopf._core.intents.causes import Activity
-from kopf._core.reactor.coordination import Affected, Controls, find_lease_name
+from kopf._core.reactor.coordination import Affected, Controls, Coordinator, find_lease_name
 from kopf._core.reactor.object_records import ObjectRecord
 from kopf._core.reactor.sinks import EventSink
 from kopf._core.reactor.watches import ResourceWatch
@@ -65,7 +65,7 @@ class Phase(enum.Enum):
     """The operator is ending, and its work has ended."""
 
 
-class ElectionCoordinator:
+class ElectionCoordinator(Coordinator):
     """The election of one replica: a coordinator, see `coordination.Coordinator`."""
 
     def __init__(
@@ -144,22 +144,6 @@ class ElectionCoordinator:
             raise APIFencedError("The request is not sent, as this replica of the operator is not the leader.")
         if self._candidate.is_overdue:
             raise APIFencedError("The request is not sent, as the Lease of this replica could not be renewed in time.")
-
-    @property
-    def owner_check(self) -> Callable[[ObjectRecord], bool] | None:
-        return None
-
-    @property
-    def foreign_line_check(self) -> Callable[[bytes], bool] | None:
-        return None
-
-    @property
-    def runs_schedules(self) -> bool:
-        return True
-
-    @property
-    def unowned(self) -> int | None:
-        return None
 
     @property
     def watches(self) -> Sequence[ResourceWatch]:

@@ -16,6 +16,7 @@ from kopf._cogs.clients.errors import APIError, APIForbiddenError
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import RawEvent
 from kopf._cogs.structs.references import PEERING_GROUPS, Namespace, Resource, select_peerings
+from kopf._core.reactor.coordination import Coordinator
 from kopf._core.reactor.object_records import ObjectRecord
 from kopf._core.reactor.sinks import EventSink
 from kopf._core.reactor.watches import ResourceWatch
@@ -54,7 +55,7 @@ class JoinedPeering(NamedTuple):
     tasks: Sequence[asyncio.Task[None]]
 
 
-class PeeringCoordinator:
+class PeeringCoordinator(Coordinator):
     """All peering members of one operator: a coordinator, see `coordination.Coordinator`."""
 
     def __init__(
@@ -146,22 +147,6 @@ class PeeringCoordinator:
             # Why not at once? The pause changes objects that the caller is using, such as the queue of workers.
             asyncio.get_running_loop().call_soon(member.pause_if_overdue)
         return bool(overdue)
-
-    @property
-    def owner_check(self) -> None:
-        return None
-
-    @property
-    def foreign_line_check(self) -> None:
-        return None
-
-    @property
-    def runs_schedules(self) -> bool:
-        return True
-
-    @property
-    def unowned(self) -> int | None:
-        return None
 
     @property
     def watches(self) -> list[ResourceWatch]:
