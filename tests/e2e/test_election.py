@@ -51,10 +51,10 @@ async def leading(**_):
 def test_exactly_one_replica_works_whatever_happens(seed, cluster, namespace, tmp_path, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", cluster.kubeconfig)
     it, wrong = election.soak(
-        cluster.kubeconfig, tmp_path, namespace, rounds=7, seed=str(seed), duration=DURATION, objects=8
+        election.Soak, cluster.kubeconfig, tmp_path, namespace, rounds=7, seed=str(seed), duration=DURATION, objects=8
     )
     assert not wrong
-    assert {each.action for each in it.rounds} == set(election.ACTIONS) and it.edits > 50
+    assert {each.action for each in it.rounds} == set(election.Soak.actions) and it.edits > 50
 
 
 @pytest.fixture

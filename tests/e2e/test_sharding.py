@@ -15,6 +15,7 @@ from kubeapi import wait
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tests" / "soak"))
 
+import election  # noqa: E402
 import sharding  # noqa: E402
 
 DURATION = 3.0
@@ -25,8 +26,15 @@ ACTIONS = ["kill", "grow", "freeze", "shrink", "lease"]
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(2, 5))])
 def test_each_object_is_handled_by_one_member_whatever_happens(seed, cluster, namespace, tmp_path, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", cluster.kubeconfig)
-    it, wrong = sharding.soak(
-        cluster.kubeconfig, tmp_path, namespace, rounds=5, seed=str(seed), duration=DURATION, actions=ACTIONS
+    it, wrong = election.soak(
+        sharding.ShardingSoak,
+        cluster.kubeconfig,
+        tmp_path,
+        namespace,
+        rounds=5,
+        seed=str(seed),
+        duration=DURATION,
+        actions=ACTIONS,
     )
     assert not wrong
     assert {each.action for each in it.rounds} == set(ACTIONS) and it.edits > 50 and it.moved > 50

@@ -26,9 +26,9 @@ import tempfile
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, TypeVar
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -169,6 +169,11 @@ class Soak:
 
     replica_class: type[Replica] = Replica
     count = 3
+    title = 'election'
+    actions: Sequence[str] = ('kill', 'end', 'freeze', 'cut', 'delay', 'outage', 'conflict')
+    """What can happen to the replicas, in this order."""
+    objects = 16
+    """How many objects are edited by default."""
 
     def __init__(self, kubeconfig: str, folder: pathlib.Path, namespace: str, *, seed: str, duration: float) -> None:
         self.kubeconfig, self.folder, self.namespace = kubeconfig, folder, namespace
@@ -404,62 +409,57 @@ class Soak:
         )
 
 
-ACTIONS = ['kill', 'end', 'freeze', 'cut', 'delay', 'outage', 'conflict']
+SoakT = TypeVar('SoakT', bound=Soak)
 
 
 def soak(
+    kind: type[SoakT],
     kubeconfig: str,
     folder: pathlib.Path,
     namespace: str,
     *,
     rounds: int,
-    seed: str,
-    duration: float,
-    objects: int = 16,
-    actions: list[str] | None = None,
-) -> tuple[Soak, list[str]]:
+    objects: int | None = None,
+    actions: Sequence[str] | None = None,
+    **options: Any,
+) -> tuple[SoakT, list[str]]:
     """Run the rounds; return the soak and what is wrong."""
-    it = Soak(kubeconfig, folder, namespace, seed=seed, duration=duration)
+    it = kind(kubeconfig, folder, namespace, **options)
     it.api.apply(ROOT / 'examples' / 'crd.yaml')
-    it.prepare(objects)
-    it.run(rounds, actions or ACTIONS, lambda text: print(text, flush=True))
+    it.prepare(kind.objects if objects is None else objects)
+    it.run(rounds, list(actions or kind.actions), lambda text: print(text, flush=True))
     return it, list(it.judge())
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(kind: type[Soak], description: str | None, **counts: tuple[int, str]) -> int:
+    """Run the soak with the options of the command line, and these numbers: their defaults, and what they are."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--rounds', type=int, default=20, help="how often something happens (default: 20)")
-    parser.add_argument('--duration', type=float, default=15, help="settings.leadership.duration (default: 15)")
-    parser.add_argument('--objects', type=int, default=16, help="how many objects are edited (default: 16)")
+    for name, (number, text) in counts.items():
+        parser.add_argument(f'--{name}', type=int, default=number, help=f"{text} (default: {number})")
+    parser.add_argument('--duration', type=float, default=15, help="the duration of the Leases (default: 15)")
+    parser.add_argument('--objects', type=int, help=f"how many objects are edited (default: {kind.objects})")
     parser.add_argument('--seed', default=str(random.SystemRandom().randrange(10**6)), help="to repeat a soak")
-    parser.add_argument('--actions', type=lambda text: text.split(','), help=f"of: {','.join(ACTIONS)}")
+    parser.add_argument('--actions', type=lambda text: text.split(','), help=f"of: {','.join(kind.actions)}")
     parser.add_argument('--sandbox', action='store_true', help="run on the sandbox instead of a real control plane")
     parser.add_argument('--keep', type=pathlib.Path, metavar='FOLDER', help="where to leave the logs")
-    options = parser.parse_args()
+    options = vars(parser.parse_args())
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    kept, is_sandbox = options.pop('keep'), options.pop('sandbox')
     with ExitStack() as stack:
-        folder = options.keep or pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix='kopf-election-')))
+        folder = kept or pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f'kopf-{kind.title}-')))
         folder.mkdir(parents=True, exist_ok=True)
-        plane = stack.enter_context(SandboxPlane() if options.sandbox else ControlPlane())
+        plane = stack.enter_context(SandboxPlane() if is_sandbox else ControlPlane())
         os.environ['KUBECONFIG'] = plane.kubeconfig
-        api, namespace = KubeApi(), f'election-{random.randrange(10**6)}'
+        api, namespace = KubeApi(), f'{kind.title}-{random.randrange(10**6)}'
         api.apply({'apiVersion': 'v1', 'kind': 'Namespace', 'metadata': {'name': namespace}})
         stack.callback(api.delete, 'v1', 'Namespace', None, namespace)
-        print(f'seed {options.seed}, {options.rounds} rounds, a duration of {options.duration:g} s', flush=True)
-        it, wrong = soak(
-            plane.kubeconfig,
-            folder,
-            namespace,
-            rounds=options.rounds,
-            seed=options.seed,
-            duration=options.duration,
-            objects=options.objects,
-            actions=options.actions,
-        )
+        print('seed {seed}, {rounds} rounds, a duration of {duration:g} s'.format_map(options), flush=True)
+        it, wrong = soak(kind, plane.kubeconfig, folder, namespace, **options)
         print(it.summarize())
         print(*(f'WRONG: {text}' for text in wrong), f'{len(wrong)} violations', sep='\n')
         return 1 if wrong else 0
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    sys.exit(main(Soak, __doc__))

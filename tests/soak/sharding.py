@@ -13,14 +13,10 @@ Without --sandbox, it takes the control plane of $KUBECONFIG, or starts one, whi
 everything is as it must be.
 """
 
-import argparse
 import contextlib
-import os
 import pathlib
-import random
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -30,11 +26,9 @@ from typing import Any
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / 'cluster')]
 
-from controlplane import ControlPlane  # noqa: E402
-from election import GRACE, RESPITE, ROOT, Replica, Round, Soak  # noqa: E402
-from kubeapi import ApiError, KubeApi, wait  # noqa: E402
+from election import GRACE, RESPITE, Replica, Round, Soak, main  # noqa: E402
+from kubeapi import ApiError, wait  # noqa: E402
 from partitions import sleep_until  # noqa: E402
-from sandboxplane import SandboxPlane  # noqa: E402
 
 from kopf._core.engines.shard_leases import decode_member  # noqa: E402
 
@@ -86,8 +80,11 @@ class ShardingSoak(Soak):
 
     replica_class = Member
     count = MAX_MEMBERS
+    title = 'sharding'
+    actions = ('kill', 'grow', 'end', 'freeze', 'shrink', 'cut', 'lease')
+    objects = 24
 
-    def __init__(self, *args: Any, members: int, **options: Any) -> None:
+    def __init__(self, *args: Any, members: int = 3, **options: Any) -> None:
         super().__init__(*args, **options)
         self.members: list[Member] = list(self.replicas.values())  # type: ignore[arg-type]
         for member in self.members[:members]:
@@ -259,65 +256,5 @@ class ShardingSoak(Soak):
         )
 
 
-ACTIONS = ['kill', 'grow', 'end', 'freeze', 'shrink', 'cut', 'lease']
-
-
-def soak(
-    kubeconfig: str,
-    folder: pathlib.Path,
-    namespace: str,
-    *,
-    rounds: int,
-    seed: str,
-    duration: float,
-    members: int = 3,
-    objects: int = 24,
-    actions: list[str] | None = None,
-) -> tuple[ShardingSoak, list[str]]:
-    """Run the rounds; return the soak and what is wrong."""
-    it = ShardingSoak(kubeconfig, folder, namespace, seed=seed, duration=duration, members=members)
-    it.api.apply(ROOT / 'examples' / 'crd.yaml')
-    it.prepare(objects)
-    it.run(rounds, actions or ACTIONS, lambda text: print(text, flush=True))
-    return it, list(it.judge())
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--rounds', type=int, default=20, help="how often something happens (default: 20)")
-    parser.add_argument('--members', type=int, default=3, help="how many members there are at first (default: 3)")
-    parser.add_argument('--duration', type=float, default=15, help="settings.sharding.duration (default: 15)")
-    parser.add_argument('--objects', type=int, default=24, help="how many objects are edited (default: 24)")
-    parser.add_argument('--seed', default=str(random.SystemRandom().randrange(10**6)), help="to repeat a soak")
-    parser.add_argument('--actions', type=lambda text: text.split(','), help=f"of: {','.join(ACTIONS)}")
-    parser.add_argument('--sandbox', action='store_true', help="run on the sandbox instead of a real control plane")
-    parser.add_argument('--keep', type=pathlib.Path, metavar='FOLDER', help="where to leave the logs")
-    options = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with ExitStack() as stack:
-        folder = options.keep or pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix='kopf-shards-')))
-        folder.mkdir(parents=True, exist_ok=True)
-        plane = stack.enter_context(SandboxPlane() if options.sandbox else ControlPlane())
-        os.environ['KUBECONFIG'] = plane.kubeconfig
-        api, namespace = KubeApi(), f'shards-{random.randrange(10**6)}'
-        api.apply({'apiVersion': 'v1', 'kind': 'Namespace', 'metadata': {'name': namespace}})
-        stack.callback(api.delete, 'v1', 'Namespace', None, namespace)
-        print(f'seed {options.seed}, {options.rounds} rounds, a duration of {options.duration:g} s', flush=True)
-        it, wrong = soak(
-            plane.kubeconfig,
-            folder,
-            namespace,
-            rounds=options.rounds,
-            seed=options.seed,
-            duration=options.duration,
-            members=options.members,
-            objects=options.objects,
-            actions=options.actions,
-        )
-        print(it.summarize())
-        print(*(f'WRONG: {text}' for text in wrong), f'{len(wrong)} violations', sep='\n')
-        return 1 if wrong else 0
-
-
 if __name__ == '__main__':
-    sys.exit(main())
+    sys.exit(main(ShardingSoak, __doc__, members=(3, "how many members there are at first")))
