@@ -34,16 +34,22 @@ NOTE = "{apiVersion: example.com/v1, kind: Note, metadata: {name: a, namespace: 
 
 
 def test_the_folders_of_files_and_modules_are_watched(tmp_path, monkeypatch):
-    for name in ('one/app.py', 'two/package/__init__.py', 'two/package/deep/more.py', 'one/__pycache__/app.py'):
+    for name in (
+        'one/app.py',
+        'two/watched_package/__init__.py',
+        'two/watched_package/deep/more.py',
+        'one/__pycache__/app.py',
+    ):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text('')
+    # No other test may import a package of this name: tests share a process.
     monkeypatch.syspath_prepend(str(tmp_path / 'two'))
     importlib.invalidate_caches()
-    roots = find_roots([str(tmp_path / 'one' / 'app.py')], ['package.deep', 'no_such_package'])
-    assert roots == [tmp_path / 'one', tmp_path / 'two' / 'package']
+    roots = find_roots([str(tmp_path / 'one' / 'app.py')], ['watched_package.deep', 'no_such_package'])
+    assert roots == [tmp_path / 'one', tmp_path / 'two' / 'watched_package']
     names = {str(path.relative_to(tmp_path)) for path in read_versions(roots)}
-    assert names == {'one/app.py', 'two/package/__init__.py', 'two/package/deep/more.py'}
+    assert names == {'one/app.py', 'two/watched_package/__init__.py', 'two/watched_package/deep/more.py'}
 
 
 class Output:
