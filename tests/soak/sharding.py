@@ -92,7 +92,7 @@ class ShardingSoak(Soak):
         self.owned_at: dict[int, float] = {}  # when each bucket was last held by a working member
         self.gaps: list[float] = []  # how long buckets were without one, in the current round
         self.worst = 0.0
-        self.doubles: dict[tuple[Any, ...], float] = {}  # since when buckets are held by two members, by their Leases
+        self.doubles: set[tuple[Any, ...]] = set()  # the buckets that were held by two members, by their Leases
         self.moved = 0
         self.renewals: dict[str, tuple[str, float]] = {}  # by identities: the last one, and when it was first seen
 
@@ -103,7 +103,7 @@ class ShardingSoak(Soak):
         found: dict[int, str] = {}
         working = {member.identity for member in self.members if member.is_working}
         now = time.monotonic()
-        doubles: dict[tuple[Any, ...], float] = {}
+        doubles: set[tuple[Any, ...]] = set()
         for body in self.api.items('coordination.k8s.io/v1', 'Lease', self.namespace):
             identity = (body['spec'].get('holderIdentity') or '').partition('_')[0]
             annotation = (body['metadata'].get('annotations') or {}).get('kopf.dev/shard')
@@ -117,13 +117,10 @@ class ShardingSoak(Soak):
                     report = decode_member(body['metadata']['name'], annotation).report
                     for bucket in report.held:
                         if found.setdefault(bucket, identity) != identity:
-                            doubles[bucket, *sorted((found[bucket], identity))] = now
-        # The member that assigns the buckets grants its own former ones at once, and tells so in its Lease a moment
-        # later. Whether objects are really handled by two members is found in the ledger.
-        self.doubles = {double: self.doubles.get(double, now) for double in doubles}
-        for (bucket, *pair), since in self.doubles.items():
-            if now > since + RESPITE:
-                self.errors.append(f'bucket {bucket} is held by {" and by ".join(pair)} since {since:.3f}')
+                            doubles.add((bucket, *sorted((found[bucket], identity))))
+        for bucket, *pair in doubles - self.doubles:
+            self.errors.append(f'bucket {bucket} is held by {" and by ".join(pair)} at {now:.3f}')
+        self.doubles |= doubles
         return found
 
     def sample(self) -> None:

@@ -312,10 +312,17 @@ class ShardGroup:
         return Report(member or f'{lease.name}/0', division, None, held, is_absent=True)
 
     def find_reports(self) -> list[Report]:
-        """Return the reports of all members that have not ended, this one included."""
+        """
+        Return the published reports of all members that have not ended, this one included.
+
+        Why not what this process knows of itself? Until its Lease says that a bucket is released, all others must
+        assume that it is held: no Lease may ever say that of a bucket that the record grants to another member.
+        """
         own = self._get_report()
         reports = [report for _, report in self._find_concerned()]
-        return reports if own is None else [*reports, own]
+        if own is not None:
+            reports.append(self._find_report(self._get_lease(own.member.rpartition('/')[0]), own.member))
+        return reports
 
     # The task.
 

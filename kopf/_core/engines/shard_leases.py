@@ -190,18 +190,42 @@ class MemberStore(AnnotatedLeaseStore):
         name: the name of the Lease.
         group: the name of the group.
         get_text: returns the annotation; called right before each write.
+        written: called with each written state.
     """
 
     annotation = MEMBER_ANNOTATION
 
     def __init__(
-        self, client: api.ApiClient, *, namespace: str, name: str, group: str, get_text: Callable[[], str]
+        self,
+        client: api.ApiClient,
+        *,
+        namespace: str,
+        name: str,
+        group: str,
+        get_text: Callable[[], str],
+        written: Callable[[Mapping[str, Any]], None],
     ) -> None:
         super().__init__(client, namespace=namespace, name=name, group=group)
         self._get_text = get_text
+        self._written = written
 
     def get_text(self) -> str:
         return self._get_text()
+
+    async def create(self, record: LeaseRecord) -> Mapping[str, Any]:
+        body = await super().create(record)
+        self._note(body)
+        return body
+
+    async def replace(self, body: Mapping[str, Any], record: LeaseRecord, *, is_dry: bool = False) -> Mapping[str, Any]:
+        answer = await super().replace(body, record, is_dry=is_dry)
+        if not is_dry:
+            self._note(answer)
+        return answer
+
+    def _note(self, body: Mapping[str, Any]) -> None:
+        if body['metadata'].get('name') == self.name:  # proxies can respond with anything
+            self._written(body)
 
 
 class GroupLeaseStore(AnnotatedLeaseStore):

@@ -167,18 +167,23 @@ class ShardingCoordinator(ElectionCoordinator):
     def _start(self) -> None:
         sharding = self._settings.sharding
         namespace = sharding.namespace or find_namespace(self._client)
-        store = MemberStore(
-            self._client, namespace=namespace, name=self._own_name, group=self._name, get_text=self._describe
-        )
-        self._candidate = MemberCandidate(
-            store, sharding, identity=self._identity, changed=self._note, recovered=self._watch_again
-        )
         self._group = ShardGroup(
             GroupLeaseStore(self._client, namespace=namespace, name=self._name, group=self._name),
             sharding,
             division=self._division,
             get_report=self._get_report,
             changed=self._follow,
+        )
+        store = MemberStore(
+            self._client,
+            namespace=namespace,
+            name=self._own_name,
+            group=self._name,
+            get_text=self._describe,
+            written=self._group.see,
+        )
+        self._candidate = MemberCandidate(
+            store, sharding, identity=self._identity, changed=self._note, recovered=self._watch_again
         )
         if not getattr(asyncio.get_running_loop(), 'is_virtual', False):
             self._watchdog = TermWatchdog(self._get_last_term, self._controls.find_running)
@@ -293,10 +298,9 @@ class ShardingCoordinator(ElectionCoordinator):
 
     def _publish(self) -> None:
         """Report to the other members which buckets this member holds, and which record it has seen."""
+        # The group is woken when that is written.
         if self._candidate is not None:
             self._candidate.hasten()
-        if self._group is not None:
-            self._group.wake()
 
     def _drain(self, buckets: frozenset[int]) -> None:
         logger.info("This member handles %d buckets from now on: %s.", *self._tell_buckets())

@@ -10,6 +10,7 @@ from kopf._cogs.clients import errors
 from kopf._cogs.configs.configuration import ShardingSettings
 from kopf._core.engines import shard_group
 from kopf._core.engines.assignments import Division, Ownership
+from kopf._core.engines.buckets import format_ranges
 from kopf._core.engines.lease_candidate import LeadershipError
 from kopf._core.engines.shard_group import ShardGroup, is_later
 from kopf._core.engines.shard_leases import decode_assignment
@@ -75,13 +76,19 @@ class World:
     def __init__(self):
         self.store = Store()
         self.ownership = Ownership('g-me/1', DIVISION)
+        self.publishes = True  # its Lease at once, as soon as it has seen a record
         self.group = ShardGroup(
             self.store,
             ShardingSettings(),
             division=DIVISION,
             get_report=lambda: self.ownership.report(),
-            changed=lambda: self.ownership.follow(self.group.assignment),
+            changed=self.follow,
         )
+
+    def follow(self):
+        self.ownership.follow(self.group.assignment)
+        if self.publishes:
+            self.publish()
 
     @contextlib.asynccontextmanager
     async def running(self):
@@ -92,11 +99,16 @@ class World:
             task.cancel()
             await asyncio.wait([task])
 
+    def publish(self):
+        """Renew the own Lease with what it holds by now, and let the watch bring it."""
+        held, seen = self.ownership.report().held, self.ownership.seen or (None, None)
+        self.group.see(self.store.renew('g-me', held=format_ranges(held), seen=seen))
+
     async def pass_time(self, seconds, *, other=None, **fields):
         """Let time pass, in which another member renews its Lease, and the watch brings it."""
         end = asyncio.get_running_loop().time() + seconds
         while asyncio.get_running_loop().time() < end:
-            self.group.see(self.store.renew('g-me'))
+            self.publish()
             if other:
                 self.group.see(self.store.renew(other, **fields))
             await asyncio.sleep(min(2, end - asyncio.get_running_loop().time()))
@@ -159,6 +171,21 @@ async def test_a_released_lease_frees_its_buckets_at_once(world):
         world.group.see(world.store.renew('g-you', holder=None))
         await asyncio.sleep(0.1)
         assert world.holders == {'g-me/1': [0, 1, 2, 3]}
+
+
+async def test_own_buckets_are_granted_to_others_only_when_the_own_lease_says_that_they_are_released(world):
+    async with world.running():
+        await world.pass_time(4)
+        world.publishes = False
+        world.group.see(world.store.renew('g-you', seen=world.ownership.seen))
+        await asyncio.sleep(0.1)
+        world.ownership.finish(world.ownership.draining)
+        world.group.wake()
+        await asyncio.sleep(0.1)
+        assert world.ownership.report().held == {0, 1} and world.holders == {'g-me/1': [0, 1, 2, 3]}
+        world.publish()
+        await asyncio.sleep(0.1)
+        assert world.holders == {'g-me/1': [0, 1], 'g-you/1': [2, 3]}
 
 
 async def test_a_deleted_lease_frees_no_buckets_until_its_duration_is_over(world):

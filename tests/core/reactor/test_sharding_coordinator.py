@@ -265,6 +265,22 @@ async def test_a_running_handler_ends_before_its_object_changes_hands(world, mem
 
 
 @in_virtual_time
+async def test_a_bucket_is_granted_only_when_the_lease_of_its_holder_says_that_it_is_released(world, members):
+    async with members.run('a'):
+        lease = (await members.balanced('a'), (await members.leases())['a'])[1]
+        assert (await members.group())['spec']['holderIdentity'].startswith(lease['metadata']['name'])
+        # The member that assigns the buckets knows of its own releases before the API server does.
+        world.sandbox.faults.delay(1, times=None, method='PUT', resource='leases', name=lease['metadata']['name'])
+        async with members.run('b'):
+            held = {}
+            while len(held.get('b', ())) < 8:
+                held = {name: report.held for name, report in (await members.reports()).items()}
+                assert not held['a'] & held.get('b', frozenset())
+                await asyncio.sleep(0.01)
+            world.sandbox.faults.clear()
+
+
+@in_virtual_time
 async def test_a_handler_that_does_not_end_keeps_back_only_the_bucket_of_its_object(world, members):
     ending = asyncio.Event()
 
