@@ -281,7 +281,20 @@ class HandlerCall(Span):
     ``ignored`` if it has failed, and its errors are ignored; ``cancelled``.
     """
 
-    __slots__ = ('carried', 'cause', 'delay', 'fn', 'id', 'key', 'kind', 'message', 'reason', 'retry')
+    __slots__ = (
+        'carried',
+        'cause',
+        'concurrent',
+        'delay',
+        'fn',
+        'frequent',
+        'id',
+        'key',
+        'kind',
+        'message',
+        'reason',
+        'retry',
+    )
 
     POINT, BEGINS, ENDS = 'handlers', 'handler_begins', 'handler_ends'
 
@@ -295,11 +308,17 @@ class HandlerCall(Span):
         cause: Any,
         retry: int,
         carried: str | None = None,
+        frequent: bool = False,
+        concurrent: bool = False,
     ) -> None:
         super().__init__(instruments)
         self.id = id
         self.kind = kind
         """The kind of the handler as in logs: ``Handler``, ``Daemon``, ``Timer``, ``Indexer``, ``Webhook``, …"""
+        self.frequent = frequent
+        """Whether handlers of this kind are called so often that their calls would displace others in short lists."""
+        self.concurrent = concurrent
+        """Whether handlers of this kind may be called several times at once for one object."""
         self.fn = fn
         self.cause = cause
         """The cause of the call, with all possible arguments of the function, such as the ``diff`` of a change."""

@@ -21,9 +21,6 @@ The upper bounds of the buckets of durations (in seconds).
 Why so few? Each bucket is a series for each resource in each of three histograms.
 """
 
-CHANGE_KINDS = frozenset({'Handler', 'Reconciler'})
-"""The kinds of handlers whose errors make a reconciliation fail. Daemons and timers are not a part of it."""
-
 
 class Durations:
     """A histogram of durations."""
@@ -173,9 +170,9 @@ class Meters:
             meter = self.handlers.setdefault((label, outcome), HandlerMeter())
         meter.add(seconds)
 
-    def note_failure(self, kind: str, key: Any) -> None:
-        """Called when a handler of this kind has failed with an error, for the object with this key, if any."""
-        if kind in CHANGE_KINDS and key is not None:
+    def note_failure(self, key: Any) -> None:
+        """Called when a handler has failed in a reconciliation of the object with this key; ``None`` for no object."""
+        if key is not None:
             self.get(key.resource).note_error(key.uid)
 
 

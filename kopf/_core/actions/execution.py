@@ -187,6 +187,16 @@ class Handler:
     """Whether successes are logged only for debugging."""
     routine: ClassVar[bool] = False
     """Whether successes are logged, but not posted as Events, as users of the cluster need not see them."""
+    frequent: ClassVar[bool] = False
+    """Whether it is called so often that its calls would displace those of others in the timelines of the inspector."""
+    concurrent: ClassVar[bool] = False
+    """
+    Whether it may be called several times at once for one object, independently of the worker of the object.
+
+    Such handlers only answer questions about the object, e.g. whether to admit it; or they belong to no object.
+    """
+    reconciles: ClassVar[bool] = False
+    """Whether it is called in the steps of its object. Its errors are errors of reconciliations in the metrics."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, 'asynchronous', invocation.is_async_fn(self.fn))
@@ -343,8 +353,8 @@ async def _run_observed(
         meters.note_attempt(handler.id, parent_id, 'cancelled', time.monotonic() - began)
         raise
     meters.note_attempt(handler.id, parent_id, outcome.verdict, time.monotonic() - began)
-    if outcome.exception is not None and outcome.is_error:
-        meters.note_failure(handler.kind, cause.key)
+    if handler.reconciles and outcome.is_error:
+        meters.note_failure(cause.key)
     return outcome
 
 
@@ -361,6 +371,8 @@ async def _run_told(
         id=handler.id,
         kind=handler.kind,
         fn=handler.fn,
+        frequent=handler.frequent,
+        concurrent=handler.concurrent,
         cause=cause,
         retry=state.retries,
         carried=state.carried,

@@ -30,9 +30,6 @@ from kopf._cogs.structs.instruments import (
 from kopf._core.actions.loggers import objects_logger
 from kopf._core.engines.timelines import Entry, Timelines
 
-ROUTINE_KINDS = frozenset({'Timer', 'Indexer'})
-"""The kinds of handlers that are called so often that they would displace other handlers."""
-
 MAX_TEXT = 300
 """The length of errors (in characters)."""
 
@@ -87,7 +84,7 @@ class Recorder(Instrument):
         if call.key is None:
             return
         uid = _identify(call.key)
-        type_ = 'routine' if call.kind in ROUTINE_KINDS else 'handler'
+        type_ = 'frequent' if call.frequent else 'handler'
         facts = {'handler': call.id, 'kind': call.kind, 'reason': call.reason, 'retry': call.retry}
         self._running[call] = self._timelines.add(uid, type_, **facts)
         diff = getattr(call.cause, 'diff', None)

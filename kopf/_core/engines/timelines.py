@@ -13,7 +13,15 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-LIMITS: Mapping[str, int] = {'cause': 30, 'handler': 60, 'routine': 30, 'patch': 40, 'event': 30, 'log': 60, 'wait': 20}
+LIMITS: Mapping[str, int] = {
+    'cause': 30,
+    'handler': 60,
+    'frequent': 30,
+    'patch': 40,
+    'event': 30,
+    'log': 60,
+    'wait': 20,
+}
 """
 How many entries of each type are kept for one object.
 

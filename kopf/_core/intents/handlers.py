@@ -47,6 +47,11 @@ class DeclaredHandler(Handler):
     cause: ClassVar[type[causes.Cause]]
     """The class of the causes; it provides the arguments of the functions."""
 
+    @property
+    def is_periodic(self) -> bool:
+        """Return whether the function can act again and again, although nothing changes."""
+        return False
+
 
 class ActivityOptions(IdentityOptions, ErrorsOptions, total=False):
     """Options of handlers of activities."""
@@ -76,6 +81,7 @@ class ActivityHandler(DeclaredHandler):
     decorators = '@kopf.on.startup and others of the operator itself'
     options = ActivityOptions
     cause = causes.ActivityCause
+    concurrent = True
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -88,6 +94,10 @@ class ScheduleHandler(ActivityHandler):
 
     kind = 'Schedule'
     options = RepeatedOptions
+
+    @property
+    def is_periodic(self) -> bool:
+        return True
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -116,6 +126,11 @@ class ResourceHandler(DeclaredHandler):
     """Whether the framework patches the objects for this kind of handlers, in order to store its state."""
     watches: ClassVar[bool] = True
     """Whether the objects are watched for this kind of handlers; otherwise, the API server sends them by webhooks."""
+    configures: ClassVar[Mapping[str, Sequence[str]]] = {}
+    """
+    The resources (``plural.group``) of the objects by which the framework makes the API server call this kind of
+    handlers, and the verbs that it needs for them.
+    """
     named_by_field: ClassVar[bool] = True
     """Whether the field is a part of the id."""
     exclusive: ClassVar[bool] = True
@@ -133,6 +148,16 @@ class ResourceHandler(DeclaredHandler):
     def uses_conditions(self) -> bool:
         """Return whether the function can set conditions of the object."""
         return 'conditions' in self.extras
+
+    @property
+    def may_patch(self) -> bool:
+        """Return whether the framework can patch the objects: to store its state, or what the function has changed."""
+        return self.modifies
+
+    @property
+    def handles_updates(self) -> bool:
+        """Return whether the function is called after changes of an object that is handled already."""
+        return False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -166,6 +191,8 @@ class IndexingHandler(ResourceHandler):
 
     kind = 'Indexer'
     quiet = True
+    frequent = True
+    concurrent = True
     exclusive = False
     extends_essence = False
     reads_indices = False
@@ -184,7 +211,13 @@ class WatchingHandler(ResourceHandler):
     options = EventOptions
     cause = causes.WatchingCause
 
+    reconciles = True
     exclusive = False
+
+    @property
+    def may_patch(self) -> bool:
+        """Return whether the function names an argument by which it writes; all others only read."""
+        return self.uses_conditions or 'patch' in read_arguments(self.fn).explicit
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -198,6 +231,10 @@ class SpawningHandler(ResourceHandler):
     decorators = '@kopf.daemon, @kopf.timer'
     cause = causes.DaemonCause
     modifies = True
+
+    @property
+    def is_periodic(self) -> bool:
+        return True
 
     def iter_callbacks(self) -> Iterator[tuple[str, Callable[..., Any], int]]:
         """Yield the same as for other handlers, and the function for the initial delay."""
@@ -247,6 +284,7 @@ class TimerHandler(SpawningHandler):
     kind = 'Timer'
     options = TimerOptions
     routine = True
+    frequent = True
 
 
 SourceName = str | tuple[str, ...] | type[Any]
@@ -301,10 +339,23 @@ class ReconcilingHandler(ResourceHandler):
     options = ReconcileOptions
     cause = causes.ReconcilingCause
     routine = True
+    reconciles = True
 
     @property
     def uses_conditions(self) -> bool:
         return self.conditions or super().uses_conditions
+
+    @property
+    def may_patch(self) -> bool:
+        return True  # for conditions, and for the ``patch`` of the function
+
+    @property
+    def handles_updates(self) -> bool:
+        return True
+
+    @property
+    def is_periodic(self) -> bool:
+        return bool(self.interval)
 
     def iter_callbacks(self) -> Iterator[tuple[str, Callable[..., Any], int]]:
         yield from super().iter_callbacks()
@@ -370,7 +421,12 @@ class ChangingHandler(ResourceHandler):
     options = RetriedOptions
     cause = causes.ChangingCause
     modifies = True
+    reconciles = True
     callback_options = ('value', 'old', 'new')
+
+    @property
+    def handles_updates(self) -> bool:
+        return self.reason is Reason.UPDATE or (self.reason is None and self.needs_change)
 
 
 class WebhookType(enum.StrEnum):
@@ -407,7 +463,12 @@ class WebhookHandler(ResourceHandler):
     decorators = '@kopf.on.validate, mutate'
     options = WebhookOptions
     cause = causes.WebhookCause
+    concurrent = True
     watches = False
+    configures = {
+        'validatingwebhookconfigurations.admissionregistration.k8s.io': ('create', 'patch'),
+        'mutatingwebhookconfigurations.admissionregistration.k8s.io': ('create', 'patch'),
+    }
 
 
 class ConversionOptions(IdentityOptions, total=False):
@@ -440,7 +501,9 @@ class ConversionHandler(ResourceHandler):
     options = ConversionOptions
     cause = causes.ConversionCause
     quiet = True
+    concurrent = True
     watches = False
+    configures = {'customresourcedefinitions.apiextensions.k8s.io': ('get', 'patch')}
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -10,8 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from kopf._cogs.structs.references import Resource, Selector
-from kopf._core.actions.invocation import read_arguments
-from kopf._core.intents.handlers import ReconcilingHandler, ResourceHandler, WatchingHandler
+from kopf._core.intents.handlers import ResourceHandler
 
 READ = ('get', 'list', 'watch')
 CHILD = ('get', 'list', 'watch', 'create', 'patch', 'delete')
@@ -71,17 +70,11 @@ def list_handler_rules(handler: ResourceHandler, select: Select) -> Iterator[Rul
     if handler.selector is None:
         return
     resources = select(handler.selector, f"{handler}")
-    if handler.slot == 'webhooks':
-        yield from _list_webhook_rules()
-        return
-    for resource in resources:
-        if handler.slot == 'conversions':
-            name = f'{resource.plural}.{resource.group}'
-            group, plural = 'apiextensions.k8s.io', 'customresourcedefinitions'
-            yield Rule(group, plural, ('get', 'patch'), clusterwide=True, names=(name,))
-            continue
-        yield _make_rule(resource, (*READ, 'patch') if _is_writing(handler) else READ)
-        if _is_writing(handler) and 'status' in resource.subresources:
+    for name, verbs in handler.configures.items():
+        yield from _list_configuration_rules(name, tuple(verbs), resources)
+    for resource in resources if handler.watches else ():
+        yield _make_rule(resource, (*READ, 'patch') if handler.may_patch else READ)
+        if handler.may_patch and 'status' in resource.subresources:
             yield _make_rule(resource, ('patch',), subresource='status')
     for source in handler.sources:
         needed = CHILD if source.fn is None else READ
@@ -89,19 +82,13 @@ def list_handler_rules(handler: ResourceHandler, select: Select) -> Iterator[Rul
             yield _make_rule(resource, needed)
 
 
-def _is_writing(handler: ResourceHandler) -> bool:
-    """Check whether the framework patches the objects: to store its state, or for the ``patch`` of the function."""
-    if handler.modifies or isinstance(handler, ReconcilingHandler):
-        return True
-    # Other functions only read, unless they name an argument with which they write.
-    is_named = handler.uses_conditions or 'patch' in read_arguments(handler.fn).explicit
-    return isinstance(handler, WatchingHandler) and is_named
-
-
-def _list_webhook_rules() -> Iterator[Rule]:
-    for kind in ('validating', 'mutating'):
-        plural = f'{kind}webhookconfigurations'
-        yield Rule('admissionregistration.k8s.io', plural, ('create', 'patch'), clusterwide=True)
+def _list_configuration_rules(name: str, verbs: tuple[str, ...], resources: Iterable[Resource]) -> Iterator[Rule]:
+    plural, _, group = name.partition('.')
+    if plural != 'customresourcedefinitions':
+        yield Rule(group, plural, verbs, clusterwide=True)
+        return
+    for resource in resources:
+        yield Rule(group, plural, verbs, clusterwide=True, names=(f'{resource.plural}.{resource.group}',))
 
 
 def _make_rule(resource: Resource, verbs: tuple[str, ...], *, subresource: str = '') -> Rule:

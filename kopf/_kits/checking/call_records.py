@@ -8,9 +8,6 @@ from typing import NamedTuple
 
 from kopf._cogs.structs.instruments import HandlerCall, Instrument
 
-_CONCURRENT = frozenset({'Indexer', 'Webhook', 'Activity', 'Schedule'})
-"""Kinds of handlers that have no object, or can be called for the same object several times at once."""
-
 MOMENT = 0.0002
 """The longest duration of a call without any requests (in seconds of virtual time)."""
 
@@ -142,6 +139,6 @@ class CallRecorder(Instrument):
 
 
 def _get_key(call: HandlerCall) -> Key | None:
-    if call.kind in _CONCURRENT or call.key is None or call.key.uid is None:
+    if call.concurrent or call.key is None or call.key.uid is None:
         return None
     return call.key.uid, call.id

@@ -17,15 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from kopf._core.intents.causes import Reason
-from kopf._core.intents.handlers import (
-    ChangingHandler,
-    IndexingHandler,
-    ReconcilingHandler,
-    ResourceHandler,
-    ScheduleHandler,
-    SpawningHandler,
-    WebhookHandler,
-)
+from kopf._core.intents.handlers import ChangingHandler, ResourceHandler
 from kopf._core.intents.registries import OperatorRegistry
 from kopf._kits.checking.call_records import Call, CallRecord, CallRecorder
 from kopf._kits.checking.disturbances import EDITING, Disturbance, clean
@@ -824,14 +816,14 @@ def describe(facts: Facts, registry: OperatorRegistry, kinds: Mapping[str, Kind]
     facts.is_limited = any(
         handler.retries is not None or handler.timeout is not None or handler.errors is not None for handler in handlers
     )
-    facts.is_periodic = any(_is_periodic(handler) for handler in registry.iter_handlers())
+    facts.is_periodic = any(handler.is_periodic for handler in registry.iter_handlers())
     for name, resource in resources.items():
         selecting = [item for item in handlers if item.selector is not None and item.selector.check(resource)]
-        if any(not isinstance(item, IndexingHandler | WebhookHandler) for item in selecting):
+        if not all(item.concurrent for item in selecting):  # others only answer questions about the objects
             facts.parents += [target for target, _ in facts.created if target.resource == name]
-        if fields := [item.field or () for item in selecting if _handles_updates(item)]:
+        if fields := [item.field or () for item in selecting if item.handles_updates]:
             facts.updated[name] = [tuple(map(str, field)) for field in fields]
-        elif _is_spawning_only(selecting):
+        elif _is_polling_only(selecting):
             facts.updated[name] = [()]
         if any(source.fn is None and source.selector.check(resource) for item in handlers for source in item.sources):
             facts.owned.append(name)
@@ -841,21 +833,10 @@ def describe(facts: Facts, registry: OperatorRegistry, kinds: Mapping[str, Kind]
         facts.parents = [target for target, _ in facts.created]
 
 
-def _is_periodic(handler: Any) -> bool:
-    return isinstance(handler, SpawningHandler | ScheduleHandler) or bool(getattr(handler, 'interval', None))
-
-
-def _is_spawning_only(handlers: Sequence[ResourceHandler]) -> bool:
-    """Check whether only daemons and timers react to the spec, without any other handlers."""
+def _is_polling_only(handlers: Sequence[ResourceHandler]) -> bool:
+    """Check whether only handlers that act again and again, such as daemons and timers, react to the spec."""
     changing = [item for item in handlers if isinstance(item, ChangingHandler)]
-    spawning = [item for item in handlers if isinstance(item, SpawningHandler)]
-    return bool(spawning) and all(item.reason is Reason.DELETE for item in changing)
-
-
-def _handles_updates(handler: ResourceHandler) -> bool:
-    if isinstance(handler, ChangingHandler):
-        return handler.reason is Reason.UPDATE or (handler.reason is None and handler.needs_change)
-    return isinstance(handler, ReconcilingHandler)
+    return any(item.is_periodic for item in handlers) and all(item.reason is Reason.DELETE for item in changing)
 
 
 def as_data(value: Any) -> Any:

@@ -96,7 +96,7 @@ export class Detail {
 
   #shownEntries() {
     return [...this.entries.values()].filter((entry) => {
-      const type = entry.type === 'routine' ? 'handler' : entry.type === 'wait' ? 'cause' : entry.type === 'log' && entry.framework ? 'framework' : entry.type;
+      const type = entry.type === 'frequent' ? 'handler' : entry.type === 'wait' ? 'cause' : entry.type === 'log' && entry.framework ? 'framework' : entry.type;
       return !this.hiddenTypes.has(type) && !(type === 'framework' && this.hiddenTypes.has('log'));
     }).sort((one, two) => one.id - two.id);
   }
@@ -230,7 +230,7 @@ export class Detail {
 }
 
 function makeLine(entry) {
-  const type = entry.type === 'routine' ? 'handler' : entry.type;
+  const type = entry.type === 'frequent' ? 'handler' : entry.type;
   const took = entry.handler ? duration(entry.seconds ?? Math.max(0, clock.now() - entry.at)) : '';
   return [
     h('time', { title: new Date(entry.at * 1000).toISOString() }, timeOfDay(entry.at, true)),
@@ -243,7 +243,7 @@ function makeLine(entry) {
 function makeText(entry) {
   switch (entry.type) {
     case 'handler':
-    case 'routine': {
+    case 'frequent': {
       const attempt = entry.retry ? ` attempt ${entry.retry + 1}` : '';
       const outcome = { retried: entry.delay ? `retried after ${duration(entry.delay)}` : 'retried', waiting: 'waits for its parts' }[entry.outcome] ?? entry.outcome ?? 'running';
       return [h('code', {}, entry.handler), entry.kind === 'Handler' ? '' : ` ${entry.kind.toLowerCase()}`, attempt, ' ', h('b', { class: `outcome ${entry.outcome ?? 'running'}` }, outcome), entry.message ? h('p', { class: 'message' }, entry.message) : ''];

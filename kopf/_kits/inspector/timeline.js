@@ -10,7 +10,7 @@ const IDLE = 30; // after so long without news, the axis ends with the last entr
 const STEPS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400];
 const LANES = { cause: 'Causes', patch: 'Patches', event: 'Events', log: 'Log' };
 
-const isCall = (entry) => entry.type === 'handler' || entry.type === 'routine';
+const isCall = (entry) => entry.type === 'handler' || entry.type === 'frequent';
 const endOf = (entry) => entry.at + (entry.seconds ?? (isCall(entry) && !entry.outcome ? Math.max(0, clock.now() - entry.at) : 0));
 
 /** Return whether something goes on, so that the axis must move. */

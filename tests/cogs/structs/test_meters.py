@@ -64,7 +64,7 @@ def test_objects_that_leave_the_queue_are_not_measured(clock):
 def test_a_failed_handler_makes_the_reconciliation_of_its_object_fail(clock):
     meters = Meters()
     meter = meters.get(RESOURCE)
-    meters.note_failure('Handler', ObjectKey(RESOURCE, 'default', 'x', 'uid1'))
+    meters.note_failure(ObjectKey(RESOURCE, 'default', 'x', 'uid1'))
     meter.conclude(clock.now - 1, 'requeue_after', 'uid2')
     meter.conclude(clock.now - 1, 'requeue_after', 'uid1')
     meter.conclude(clock.now - 1, 'success', 'uid1')
@@ -72,10 +72,9 @@ def test_a_failed_handler_makes_the_reconciliation_of_its_object_fail(clock):
     assert meter.handling.total == 3
 
 
-@pytest.mark.parametrize('kind, key', [('Daemon', ObjectKey(RESOURCE, None, 'x', 'uid')), ('Handler', None)])
-def test_other_handlers_do_not_make_reconciliations_fail(clock, kind, key):
+def test_handlers_without_an_object_do_not_make_reconciliations_fail(clock):
     meters = Meters()
-    meters.note_failure(kind, key)
+    meters.note_failure(None)
     meters.get(RESOURCE).conclude(clock.now, 'success', 'uid')
     assert meters.get(RESOURCE).results['error'] == 0
 

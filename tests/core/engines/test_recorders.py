@@ -44,9 +44,9 @@ def read(timelines):
             for entry in timelines.read('uid').entries]  # fmt: skip
 
 
-def call(instruments, *, id='fn', kind='Handler', key=KEY, diff=(), retry=0):
+def call(instruments, *, id='fn', key=KEY, diff=(), retry=0, **facts):
     cause = types.SimpleNamespace(occasion='update', key=key, diff=diff)
-    return HandlerCall(instruments, id=id, kind=kind, fn=call, cause=cause, retry=retry)
+    return HandlerCall(instruments, id=id, kind='Handler', fn=call, cause=cause, retry=retry, **facts)
 
 
 def send(instruments, path=URL, method='PATCH', payload=b'{}', status=200):
@@ -89,11 +89,11 @@ def test_an_object_fails_until_the_handler_succeeds(instruments, timelines, outc
 def test_timers_do_not_displace_other_handlers(instruments, timelines):
     with call(instruments, id='rare') as attempt:
         attempt.conclude('succeeded')
-    for _ in range(LIMITS['handler'] + LIMITS['routine']):
-        with call(instruments, id='tick', kind='Timer') as attempt:
+    for _ in range(LIMITS['handler'] + LIMITS['frequent']):
+        with call(instruments, id='tick', frequent=True) as attempt:
             attempt.conclude('succeeded')
     ids = [entry['handler'] for entry in read(timelines)]
-    assert ids == ['rare'] + ['tick'] * LIMITS['routine']
+    assert ids == ['rare'] + ['tick'] * LIMITS['frequent']
 
 
 def test_activities_are_about_no_object(instruments, timelines):

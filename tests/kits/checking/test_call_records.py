@@ -14,8 +14,8 @@ CALL = Call("webs", "w1", "serve", "retried", "not yet")
 OBJECT = ObjectKey(Resource("example.com", "v1", "webs"), "default", "w1", "uid")
 
 
-def make_call(id="serve", kind="Handler"):
-    return types.SimpleNamespace(id=id, kind=kind, key=OBJECT, outcome="succeeded", message=None)
+def make_call(id="serve", concurrent=False):
+    return types.SimpleNamespace(id=id, concurrent=concurrent, key=OBJECT, outcome="succeeded", message=None)
 
 
 @pytest.fixture
