@@ -21,6 +21,7 @@ import os
 import pathlib
 import random
 import signal
+import statistics
 import sys
 import tempfile
 import threading
@@ -40,11 +41,16 @@ from operatorprocess import OperatorProcess  # noqa: E402
 from partitions import Link, sleep_until  # noqa: E402
 from sandboxplane import SandboxPlane  # noqa: E402
 
+LAST_HANDLED = 'kopf.zalando.org/last-handled-configuration'
 API, KIND = 'kopf.dev/v1', 'KopfExample'
 RESPITE = 2.0
 """How long a replica may take to begin to work after the Lease has expired (in seconds)."""
 GRACE = 1.0
 """The same after a graceful end."""
+STALL = 0.2
+"""For how long this process must not have been scheduled so that the report says so (in seconds)."""
+FRESH = 24
+"""How many of the objects are created when the replicas run. The others were handled before, as in a cluster in use."""
 
 
 @dataclasses.dataclass
@@ -57,6 +63,8 @@ class Round:
     next: str
     seconds: float
     limit: float
+    stall: float = 0.0
+    """The longest time for which this process was not scheduled: on a busy machine, others are as late as this one."""
 
     @property
     def is_late(self) -> bool:
@@ -64,10 +72,45 @@ class Round:
 
     def __str__(self) -> str:
         verdict = 'LATE' if self.is_late else 'ok'
+        stall = f', stalled for {self.stall:.2f} s' if self.stall > STALL else ''
         return (
             f'{self.number:5}  {self.action:10} {self.victim:4} -> {self.next:4} {self.seconds:7.2f} s '
-            f'(at most {self.limit:5.2f} s)  {verdict}'
+            f'(at most {self.limit:5.2f} s)  {verdict}{stall}'
         )
+
+
+def make_table(rounds: Sequence[Round]) -> str:
+    """Return the rounds by actions: how many there were, and how long they took (in seconds)."""
+    lines = [f'{"action":10} {"rounds":>6} {"median":>7} {"worst":>7} {"limit":>7} {"late":>4}']
+    for action in dict.fromkeys(each.action for each in rounds):
+        chosen = [each for each in rounds if each.action == action]
+        times = [each.seconds for each in chosen]
+        lines.append(
+            f'{action:10} {len(chosen):6} {statistics.median(times):7.2f} {max(times):7.2f} '
+            f'{max(each.limit for each in chosen):7.2f} {sum(each.is_late for each in chosen):4}'
+        )
+    return '\n'.join(lines)
+
+
+class StallMeter(threading.Thread):
+    """Measures for how long this process was not scheduled."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self._worst = 0.0
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        before = time.monotonic()
+        while not self.ended.wait(STALL / 4):
+            now = time.monotonic()
+            self._worst = max(self._worst, now - before - STALL / 4)
+            before = now
+
+    def take(self) -> float:
+        """Return the longest time since the last call (in seconds)."""
+        worst, self._worst = self._worst, 0.0
+        return worst
 
 
 class Ledger:
@@ -96,10 +139,13 @@ class Ledger:
 
     def find_work(self, since: float, *, other_than: str = '') -> dict[str, Any] | None:
         """Return the first beginning of a handler since then."""
-        for line in self.read():
+        found = None
+        for line in reversed(self.read()):
+            if line['time'] < since - 60:
+                break  # the lines of different processes are not in the order of their times, but nearly
             if line['time'] > since and line['event'] == 'begin' and line['replica'] != other_than:
-                return line
-        return None
+                found = line
+        return found
 
 
 class Replica:
@@ -198,13 +244,20 @@ class Soak:
         return self.replica_class(self, number)
 
     def prepare(self, objects: int) -> None:
-        """Create the objects."""
+        """Create the objects. All but the first ones look as if the operator had handled them before."""
+        bodies: list[Object] = []
         for number in range(objects):
             name = f'obj-{number}'
             self.values[name] = 0
-            labels = {'daemon': 'yes'} if number % 4 == 0 else {}
-            body = {'apiVersion': API, 'kind': KIND, 'metadata': {'name': name, 'labels': labels}, 'spec': {'value': 0}}
-            self.api.apply(body, self.namespace)
+            labels = {'daemon': 'yes'} if number % 4 == 0 and number < FRESH else {}
+            metadata: Object = {'name': name, 'labels': labels}
+            body: Object = {'apiVersion': API, 'kind': KIND, 'metadata': metadata, 'spec': {'value': 0}}
+            if number >= FRESH:
+                metadata['annotations'] = {LAST_HANDLED: json.dumps({'spec': {'value': 0}})}
+                body['status'] = {'seen': 0}
+            bodies.append(body)
+        if bodies:
+            self.api.create_many(bodies, self.namespace)
 
     def edit(self) -> None:
         """Edit objects until stopped; what the API refuses is tried again."""
@@ -223,7 +276,11 @@ class Soak:
             with contextlib.suppress(OSError, ApiError, ValueError):
                 with self.api.open(f'{path}?watch=1&resourceVersion={version}&timeoutSeconds=5') as response:
                     for line in response:
-                        body = json.loads(line)['object']
+                        event = json.loads(line)
+                        if event['type'] == 'ERROR':
+                            version = '0'  # the history is gone: all objects are sent again
+                            break
+                        body = event['object']
                         version = body['metadata']['resourceVersion']
                         self.states[body['metadata']['name']].append((int(version), body.get('status') or {}))
 
@@ -236,12 +293,16 @@ class Soak:
                 thread.start()
             stack.callback(lambda: [thread.join() for thread in threads])
             stack.callback(self.stop.set)
+            stalls = StallMeter()
+            stalls.start()
+            stack.callback(stalls.ended.set)
             wait(lambda: self.ledger.find_work(0), 'the first replica to work')
             for number in range(1, rounds + 1):
                 action = (
                     actions[(number - 1) % len(actions)] if number <= len(actions) else self.chances.choice(actions)
                 )
-                self.rounds.append(self.play(number, action))
+                stalls.take()
+                self.rounds.append(dataclasses.replace(self.play(number, action), stall=stalls.take()))
                 report(str(self.rounds[-1]))
                 self.rest()
             self.conclude()
@@ -456,7 +517,7 @@ def main(kind: type[Soak], description: str | None, **counts: tuple[int, str]) -
         stack.callback(api.delete, 'v1', 'Namespace', None, namespace)
         print('seed {seed}, {rounds} rounds, a duration of {duration:g} s'.format_map(options), flush=True)
         it, wrong = soak(kind, plane.kubeconfig, folder, namespace, **options)
-        print(it.summarize())
+        print(make_table(it.rounds), it.summarize(), sep='\n')
         print(*(f'WRONG: {text}' for text in wrong), f'{len(wrong)} violations', sep='\n')
         return 1 if wrong else 0
 

@@ -2,10 +2,11 @@
 Members of one operator, as processes with real signals: each object is handled by exactly one, whatever happens.
 
 The members share the objects by shards. Objects are edited all the time. In each round, something happens to one of
-the members: it is killed, frozen, ended, or cut off; another one is started, or one is ended for good; or Leases are
-deleted. In the end, all edits must be handled, the handlers of one object must never have run in two members at once,
-no late write may have landed, and no bucket may have been without a working holder for longer than `duration` and two
-seconds.
+the members: it is killed, frozen, ended, or cut off, or its requests are delayed; another one is started, or one is
+ended for good; Leases are deleted or edited; or the API is down for all. In the end, all edits must be handled, the
+handlers of one object must never have run in two members at once, no late write may have landed, and no bucket may have
+been without a working holder for longer than `duration` and two seconds. A further member moves only its own share. In
+between, `kopf shards` must show who holds how many buckets.
 
     python -m tests.soak.sharding --rounds=20 --members=3 --seed=1 --sandbox
 
@@ -14,6 +15,9 @@ everything is as it must be.
 """
 
 import contextlib
+import json
+import math
+import os
 import pathlib
 import signal
 import sys
@@ -27,6 +31,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / 'cluster')]
 
 from election import GRACE, RESPITE, Replica, Round, Soak, main  # noqa: E402
+from forkserver import run_process  # noqa: E402
 from kubeapi import ApiError, wait  # noqa: E402
 from partitions import sleep_until  # noqa: E402
 
@@ -81,7 +86,7 @@ class ShardingSoak(Soak):
     replica_class = Member
     count = MAX_MEMBERS
     title = 'sharding'
-    actions = ('kill', 'grow', 'end', 'freeze', 'shrink', 'cut', 'lease')
+    actions = ('kill', 'grow', 'end', 'freeze', 'shrink', 'cut', 'lease', 'delay', 'outage', 'conflict')
     objects = 24
 
     def __init__(self, *args: Any, members: int = 3, **options: Any) -> None:
@@ -94,6 +99,8 @@ class ShardingSoak(Soak):
         self.worst = 0.0
         self.doubles: set[tuple[Any, ...]] = set()  # the buckets that were held by two members, by their Leases
         self.moved = 0
+        self.shown = 0  # how often the command has shown the members
+        self.growths: dict[int, int] = {}  # the most buckets that have moved, by the number of members afterwards
         self.renewals: dict[str, tuple[str, float]] = {}  # by identities: the last one, and when it was first seen
 
     # The Leases.
@@ -135,11 +142,26 @@ class ShardingSoak(Soak):
                     self.gaps.append(now - self.owned_at.get(bucket, now))
                     self.owned_at[bucket] = now
 
+    def count_buckets(self) -> dict[str, int]:
+        """Return how many buckets each member holds."""
+        holders = list(self.find_holders().values())
+        return {each.identity: holders.count(each.identity) for each in self.members if each.is_working}
+
     def is_balanced(self) -> bool:
         """Check whether the wanted members hold all buckets, evenly."""
-        holders = self.find_holders()
-        counts = [list(holders.values()).count(each.identity) for each in self.members if each.is_working]
+        counts = self.count_buckets().values()
         return sum(counts) == BUCKETS and max(counts) - min(counts) <= 1
+
+    def check_command(self) -> None:
+        """Check that `kopf shards` shows the members with their buckets."""
+        command = ['kopf', 'shards', '--namespace', self.namespace, '--json', GROUP]
+        done = run_process(command, env={**os.environ, 'KUBECONFIG': self.kubeconfig})
+        members = json.loads(done.stdout)[0]['members'] if not done.returncode else []
+        shown = {each['identity'].partition('_')[0]: each['count'] for each in members if each['count']}
+        if shown == self.count_buckets():
+            self.shown += 1
+        else:
+            self.errors.append(f'kopf shards shows {shown} instead of {self.count_buckets()}: {done.stderr[-200:]}')
 
     # The rounds.
 
@@ -157,6 +179,7 @@ class ShardingSoak(Soak):
         for member in self.members:
             member.revive()
         wait(self.is_balanced, 'the members to share the buckets', timeout=self.duration * 4 + 30)
+        self.check_command()
         time.sleep(self.chances.uniform(0.5, 1))
 
     def play(self, number: int, action: str) -> Round:
@@ -212,9 +235,19 @@ class ShardingSoak(Soak):
         spare = next((member for member in self.members if not member.is_wanted), None)
         if spare is None:
             return self._do_shrink(victim)
+        before = self.find_holders()
         spare.is_wanted = True
         spare.start()
-        wait(self.is_balanced, 'the new member to get its part', timeout=self.duration * 2 + 30)
+        wait(
+            lambda: self.count_buckets().get(spare.identity, 0) >= BUCKETS // self.count and self.is_balanced(),
+            'the new member to get its part',
+            timeout=self.duration * 2 + 30,
+        )
+        after, count = self.find_holders(), sum(member.is_working for member in self.members)
+        moved = sum(before[bucket] != after[bucket] for bucket in before)
+        self.growths[count] = max(self.growths.get(count, 0), moved)
+        if moved > math.ceil(BUCKETS / count):
+            self.errors.append(f'{moved} buckets of {BUCKETS} have moved to the member number {count}')
         return spare.name, GRACE + SAMPLING * 3
 
     def _do_shrink(self, victim: Member) -> tuple[str, float]:
@@ -231,6 +264,40 @@ class ShardingSoak(Soak):
             self.api.delete('coordination.k8s.io/v1', 'Lease', self.namespace, name)
         time.sleep(self.duration / 2)
         return name[-4:], self.limit
+
+    def _do_delay(self, victim: Member) -> tuple[str, float]:
+        """Hold its requests back, and deliver them late."""
+        began = time.monotonic()
+        with victim.link.held():
+            victim.is_cut = True
+            sleep_until(began + self.duration * 4 / 3)
+        victim.is_cut = False
+        return victim.name, self.limit
+
+    def _do_outage(self, victim: Member) -> tuple[str, float]:
+        """Cut all members off: without the API, none can hold anything, so the time counts from the end."""
+        with ExitStack() as stack:
+            for member in self.members:
+                stack.enter_context(member.link.refused())
+                member.is_cut = True
+            time.sleep(self.duration * 4 / 3)
+        self.owned_at.clear()
+        self.gaps.clear()
+        for member in self.members:
+            member.is_cut = False
+        self.owned_at.update(dict.fromkeys(range(BUCKETS), time.monotonic()))
+        return 'all', self.limit
+
+    def _do_conflict(self, victim: Member) -> tuple[str, float]:
+        """Write into the Leases as other clients, all the time: that must not end the membership."""
+        until = time.monotonic() + self.duration / 2
+        while time.monotonic() < until:
+            for body in self.api.items('coordination.k8s.io/v1', 'Lease', self.namespace):
+                patch = {'metadata': {'labels': {'edited': str(self.chances.randrange(10**6))}}}
+                with contextlib.suppress(ApiError):  # it can be gone meanwhile
+                    self.api.patch('coordination.k8s.io/v1', 'Lease', self.namespace, body['metadata']['name'], patch)
+            time.sleep(self.chances.uniform(0, 0.3))
+        return 'all', GRACE + SAMPLING * 3
 
     # The verdict.
 
@@ -249,7 +316,8 @@ class ShardingSoak(Soak):
         counts = [line['event'] for line in self.ledger.read()]
         return (
             f'{len(self.rounds)} rounds, {self.edits} edits, {counts.count("begin")} calls of handlers, {self.moved} '
-            f'buckets moved, at most {self.worst:.2f} s without a holder'
+            f'buckets moved, at most {self.worst:.2f} s without a holder, {self.shown} times shown by kopf shards; '
+            + ', '.join(f'{moved / BUCKETS:.1%} moved to member {count}' for count, moved in self.growths.items())
         )
 
 
