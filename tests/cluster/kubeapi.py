@@ -9,6 +9,7 @@ import contextlib
 import functools
 import http.client
 import json
+import os
 import pathlib
 import time
 import urllib.error
@@ -49,6 +50,7 @@ class KubeApi:
         connection = kopf.login_with_kubeconfig(settings=kopf.OperatorSettings())
         if connection is None:
             raise RuntimeError("KUBECONFIG names no cluster")
+        self.kubeconfig = pathlib.Path(os.environ.get("KUBECONFIG") or "~/.kube/config").expanduser()
         self._server = connection.server.rstrip("/")
         self._headers = connection.as_http_headers()
         proxies = {"http": connection.proxy_url, "https": connection.proxy_url} if connection.proxy_url else {}
@@ -189,6 +191,21 @@ class KubeApi:
                 raise
             return False
         return True
+
+
+def make_kubeconfig(api: KubeApi, account: str, folder: pathlib.Path) -> pathlib.Path:
+    """Write a kubeconfig with a token of this service account, which is in the namespace of the same name."""
+    import yaml
+
+    path = f"/api/v1/namespaces/{account}/serviceaccounts/{account}/token"
+    body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    token = wait(lambda: api.request("POST", path, body), "a token")["status"]["token"]
+    config = yaml.safe_load(api.kubeconfig.read_text())
+    context = next(each["context"] for each in config["contexts"] if each["name"] == config["current-context"])
+    config["users"] = [{"name": context["user"], "user": {"token": token}}]
+    target = folder / "kubeconfig"
+    target.write_text(yaml.safe_dump(config))
+    return target
 
 
 def documents(source: pathlib.Path | str | Object) -> Iterator[Object]:

@@ -38,6 +38,26 @@ class ReadyFlag(ServingFlag, asyncio.Event):
     pass
 
 
+@contextlib.asynccontextmanager
+async def running_operator(*, name=None, has_ended=False, **options):
+    """
+    Run an operator in a task. The block begins when the operator is ready or has failed, and ends it.
+
+    The block gets the task. If the operator ends before the block does (`has_ended`), its errors are left in the task.
+    """
+    ready, stop = ReadyFlag(), asyncio.Event()
+    task = asyncio.create_task(kopf.operator(ready_flag=ready, stop_flag=stop, **options), name=name)
+    waiting = asyncio.create_task(ready.wait())
+    await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    try:
+        yield task
+    finally:
+        stop.set()
+        if not has_ended:
+            await task
+
+
 class Log(logging.Handler):
     def __init__(self, changed):
         super().__init__()
@@ -101,17 +121,9 @@ class World:
     @contextlib.asynccontextmanager
     async def operator(self, **options):
         options = {'registry': self.registry, 'settings': self.settings, 'standalone': True} | options
-        ready, stop = ReadyFlag(), asyncio.Event()
-        task = asyncio.create_task(kopf.operator(ready_flag=ready, stop_flag=stop, **options))
-        waiting = asyncio.create_task(ready.wait())
-        await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
-        try:
+        async with running_operator(**options) as task:
             yield task
             assert not task.done(), task.result()
-        finally:
-            stop.set()
-            await task
 
     @contextlib.asynccontextmanager
     async def gap(self):

@@ -4,13 +4,11 @@ On the sandbox and on a real control plane, both with RBAC. The operator has a s
 """
 
 import json
-import pathlib
 import re
 import secrets
 
 import pytest
-import yaml
-from kubeapi import KubeApi, wait
+from kubeapi import KubeApi, make_kubeconfig
 from operatorprocess import OperatorProcess
 from sandboxplane import SandboxPlane
 
@@ -101,10 +99,9 @@ def api(cluster, registry):
         sandbox = Sandbox(rbac=True) if isinstance(cluster, SandboxPlane) else None
         if sandbox is not None:
             sandbox.__enter__()
-        path = pathlib.Path(cluster.kubeconfig if sandbox is None else sandbox.kubeconfig)
-        patching.setenv('KUBECONFIG', str(path))
+        patching.setenv('KUBECONFIG', str(cluster.kubeconfig if sandbox is None else sandbox.kubeconfig))
         api = KubeApi()
-        api.kubeconfig, api.sandbox = path, sandbox
+        api.sandbox = sandbox
         [crd] = make_crds(registry.kinds, warn=print)
         api.apply(crd)
         yield api
@@ -169,18 +166,6 @@ def run(api, registry, tmp_path):
         api.delete('admissionregistration.k8s.io/v1', kind, None, f'{name}.example.dev')
     for obj in reversed(made):
         api.delete(obj['apiVersion'], obj['kind'], obj['metadata'].get('namespace'), obj['metadata']['name'])
-
-
-def make_kubeconfig(api, name, folder):
-    path = f'/api/v1/namespaces/{name}/serviceaccounts/{name}/token'
-    body = {'apiVersion': 'authentication.k8s.io/v1', 'kind': 'TokenRequest', 'spec': {}}
-    token = wait(lambda: api.request('POST', path, body), "a token")['status']['token']
-    config = yaml.safe_load(api.kubeconfig.read_text())
-    context = next(each['context'] for each in config['contexts'] if each['name'] == config['current-context'])
-    config['users'] = [{'name': context['user'], 'user': {'token': token}}]
-    target = folder / 'kubeconfig'
-    target.write_text(yaml.safe_dump(config))
-    return target
 
 
 @pytest.mark.parametrize('scope', SCOPES)

@@ -11,7 +11,7 @@ import textwrap
 import pytest
 import yaml
 from kinds import define
-from kubeapi import KubeApi, wait
+from kubeapi import KubeApi, make_kubeconfig
 from operatorprocess import OperatorProcess
 from sandboxplane import SandboxPlane
 from snippets import find_page
@@ -190,13 +190,11 @@ def api(cluster, tmp_path_factory):
             with sandbox:
                 patching.setenv("KUBECONFIG", str(sandbox.kubeconfig))
                 api = KubeApi()
-                api.kubeconfig = sandbox.kubeconfig
                 prepare(api)
                 yield api
         else:
             patching.setenv("KUBECONFIG", cluster.kubeconfig)
             api = KubeApi()
-            api.kubeconfig = pathlib.Path(cluster.kubeconfig)
             prepare(api)
             yield api
             api.delete("apiextensions.k8s.io/v1", "CustomResourceDefinition", None, "guardeds.kopf.dev")
@@ -259,18 +257,6 @@ def run(api, tmp_path):
 def create(api, made, obj):
     api.apply(obj)
     made.append(obj)
-
-
-def make_kubeconfig(api, name, folder):
-    path = f"/api/v1/namespaces/{name}/serviceaccounts/{name}/token"
-    body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-    token = wait(lambda: api.request("POST", path, body), "a token")["status"]["token"]
-    config = yaml.safe_load(api.kubeconfig.read_text())
-    context = next(each["context"] for each in config["contexts"] if each["name"] == config["current-context"])
-    config["users"] = [{"name": context["user"], "user": {"token": token}}]
-    target = folder / "kubeconfig"
-    target.write_text(yaml.safe_dump(config))
-    return target
 
 
 @pytest.mark.parametrize("feature", FEATURES)

@@ -1,12 +1,12 @@
 """The CRDs of operators: `kopf.ensure_crds` in their handlers, on an API."""
 
 import asyncio
-import contextlib
 import copy
 import json
 import pathlib
 
 import pytest
+from operatorworld import running_operator
 
 import kopf
 from kopf.testing import Sandbox
@@ -66,20 +66,8 @@ def registry():
     return registry
 
 
-@contextlib.asynccontextmanager
-async def running(registry):
-    ready, stop = asyncio.Event(), asyncio.Event()
-    task = asyncio.create_task(
-        kopf.operator(registry=registry, clusterwide=True, standalone=True, ready_flag=ready, stop_flag=stop)
-    )
-    waiting = asyncio.ensure_future(ready.wait())
-    await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
-    waiting.cancel()
-    try:
-        yield
-    finally:
-        stop.set()
-        await task
+def running(registry):
+    return running_operator(registry=registry, clusterwide=True, standalone=True)
 
 
 async def ensure(registry, *sources, **options):

@@ -14,6 +14,7 @@ import time
 
 import pytest
 from click.testing import CliRunner
+from kinds import define
 from snippets import find_page
 
 import kopf
@@ -388,32 +389,18 @@ OUTSIDE = {
     ),
 }
 
-STRICT = {
-    "apiVersion": "apiextensions.k8s.io/v1",
-    "kind": "CustomResourceDefinition",
-    "metadata": {"name": "stricts.kopf.dev"},
-    "spec": {
-        "group": "kopf.dev",
-        "scope": "Namespaced",
-        "names": {"plural": "stricts", "kind": "Strict"},
-        "versions": [
-            {
-                "name": "v1",
-                "served": True,
-                "storage": True,
-                "schema": {
-                    "openAPIV3Schema": {
-                        "type": "object",
-                        "properties": {
-                            "spec": {"type": "object", "properties": {"field": {"type": "string"}}},
-                            "status": {"type": "object"},
-                        },
-                    }
-                },
-            }
-        ],
+STRICT = define(
+    "stricts",
+    "Strict",
+    group="kopf.dev",
+    schema={
+        "type": "object",
+        "properties": {
+            "spec": {"type": "object", "properties": {"field": {"type": "string"}}},
+            "status": {"type": "object"},
+        },
     },
-}
+)
 
 
 @pytest.fixture(scope="module")

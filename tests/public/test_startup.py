@@ -6,25 +6,9 @@ import sys
 import textwrap
 
 import pytest
+from kinds import define
 
-CRD = {
-    'apiVersion': 'apiextensions.k8s.io/v1',
-    'kind': 'CustomResourceDefinition',
-    'metadata': {'name': 'kopfexamples.kopf.dev'},
-    'spec': {
-        'group': 'kopf.dev',
-        'scope': 'Namespaced',
-        'names': {'plural': 'kopfexamples', 'kind': 'KopfExample'},
-        'versions': [
-            {
-                'name': 'v1',
-                'served': True,
-                'storage': True,
-                'schema': {'openAPIV3Schema': {'type': 'object', 'x-kubernetes-preserve-unknown-fields': True}},
-            }
-        ],
-    },
-}
+CRD = define('kopfexamples', 'KopfExample', group='kopf.dev')
 OBJECT = {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'metadata': {'name': 'x'}}
 HANDLERS = """
 import sys

@@ -3,28 +3,12 @@
 import types
 
 import pytest
+from kinds import define
 
 from kopf._kits.testing.serving.faults import SeenRequest
 from kopf.testing import Operator, OperatorFailed
 
-CRD = {
-    "apiVersion": "apiextensions.k8s.io/v1",
-    "kind": "CustomResourceDefinition",
-    "metadata": {"name": "kopfexamples.kopf.dev"},
-    "spec": {
-        "group": "kopf.dev",
-        "scope": "Namespaced",
-        "names": {"plural": "kopfexamples", "kind": "KopfExample"},
-        "versions": [
-            {
-                "name": "v1",
-                "served": True,
-                "storage": True,
-                "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
-            }
-        ],
-    },
-}
+CRD = define("kopfexamples", "KopfExample", group="kopf.dev")
 HANDLERS = """
 import kopf
 

@@ -5,7 +5,7 @@ import contextlib
 import datetime
 
 import pytest
-from operatorworld import ReadyFlag, in_virtual_time, new_world
+from operatorworld import in_virtual_time, new_world, running_operator
 
 import kopf
 from kopf._cogs.clients.api import client_var
@@ -40,7 +40,7 @@ class Replicas:
         await self.world.until(lambda: any(text in line for line in self.world.log.texts), timeout=600)
 
     @contextlib.asynccontextmanager
-    async def run(self, name, declare=None, *, ended=False, **options):
+    async def run(self, name, declare=None, **options):
         """Run a replica; ``declare`` gets its registry, to declare more handlers."""
         registry, settings = kopf.OperatorRegistry(), kopf.OperatorSettings()
         settings.posting.enabled = False
@@ -67,18 +67,9 @@ class Replicas:
 
         if declare is not None:
             declare(registry, settings, lambda *call: self.note(name, *call))
-        ready, stop = ReadyFlag(), asyncio.Event()
         options |= {'registry': registry, 'settings': settings, 'identity': name}
-        task = asyncio.create_task(kopf.operator(ready_flag=ready, stop_flag=stop, **options), name=name)
-        waiting = asyncio.create_task(ready.wait())
-        await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
-        try:
+        async with running_operator(name=name, **options) as task:
             yield task
-        finally:
-            stop.set()
-            if not ended:
-                await task
 
     async def lease(self):
         return (await self.aio.get('leases', LEASE))['spec']

@@ -12,7 +12,7 @@ import threading
 import time
 
 import pytest
-from operatorworld import ReadyFlag, in_virtual_time
+from operatorworld import in_virtual_time, running_operator
 
 import kopf
 from kopf._core.engines import peering_member
@@ -188,7 +188,6 @@ class World:
             async def tick():
                 self.note(identity, 'tick')
 
-        flag, stop = ReadyFlag(), asyncio.Event()
         if exit_timeout is not None:
             settings.queueing.exit_timeout = exit_timeout
 
@@ -197,23 +196,11 @@ class World:
                 self.note(identity, 'block', name)
                 self.unblocked.wait(60)
 
-        task = asyncio.create_task(
-            kopf.operator(
-                registry=registry,
-                settings=settings,
-                identity=identity,
-                ready_flag=flag,
-                stop_flag=stop,
-                indexers=indexers,
-                **({'namespaces': ['default']} | options),
-            )
-        )
-        await asyncio.wait([task, asyncio.ensure_future(flag.wait())], return_when=asyncio.FIRST_COMPLETED)
-        try:
+        options = {'namespaces': ['default']} | options
+        async with running_operator(
+            registry=registry, settings=settings, identity=identity, indexers=indexers, **options
+        ) as task:
             yield task
-        finally:
-            stop.set()
-            await task
 
     async def create(self, name, finalizers=(), **spec):
         await self.aio.create(

@@ -6,7 +6,7 @@ import contextlib
 import json
 
 import pytest
-from operatorworld import ReadyFlag, in_virtual_time
+from operatorworld import in_virtual_time, running_operator
 
 import kopf
 from kopf._cogs.clients.api import decode
@@ -52,7 +52,7 @@ class Members:
         await self.until(lambda: any(text in line for line in self.world.log.texts))
 
     @contextlib.asynccontextmanager
-    async def run(self, name, declare=None, *, is_failing=False, **options):
+    async def run(self, name, declare=None, *, has_ended=False, **options):
         """Run a member; ``declare`` gets its registry, to declare more handlers."""
         registry, settings = kopf.OperatorRegistry(), kopf.OperatorSettings()
         settings.posting.enabled = False
@@ -75,18 +75,9 @@ class Members:
 
         if declare is not None:
             declare(registry, settings, lambda *call: self.note(name, *call))
-        ready, stop = ReadyFlag(), asyncio.Event()
         options = {'shards': 'auto', 'registry': registry, 'settings': settings, 'identity': name} | options
-        task = asyncio.create_task(kopf.operator(ready_flag=ready, stop_flag=stop, **options), name=name)
-        waiting = asyncio.create_task(ready.wait())
-        await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
-        try:
+        async with running_operator(name=name, has_ended=has_ended, **options) as task:
             yield task
-        finally:
-            stop.set()
-            if not is_failing:
-                await task
 
     # The cluster.
 
@@ -887,7 +878,7 @@ async def run_command(command):
 @in_virtual_time
 async def test_without_the_permission_the_operator_ends_and_says_what_to_grant(world, members):
     world.sandbox.faults.error(403, times=None, method='GET', resource='leases')
-    async with members.run('a', is_failing=True) as task:
+    async with members.run('a', has_ended=True) as task:
         with pytest.raises(LeadershipError) as error:
             await task
     assert 'so it cannot share the objects' in str(error.value)
