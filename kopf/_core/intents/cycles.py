@@ -5,7 +5,7 @@ A cycle knows which states its finished handlers have seen. Two promises depend 
 handler runs twice. If another client edits the object during a cycle, the effect depends on the kind of the cycle:
 
 - An update: the finished handlers that match the edit are run again; the other handlers see the edit anyway. If the
-  edit reverts the whole update, this includes the handlers that have failed temporarily.
+  edit reverts the whole update, or the field of a handler, this includes the handlers that have failed temporarily.
 - A creation: an update follows, from the state that the first finished handler has seen. If all remaining handlers are
   delayed for long, this state is stored with their records. Otherwise, only the digests of the states are stored:
   if the operator is killed then, the next one knows that there were edits, but not what they have changed.
@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kopf._cogs.structs.bodies import Body, BodyEssence
-from kopf._cogs.structs.dicts import FieldPath
+from kopf._cogs.structs.dicts import FieldPath, resolve
 from kopf._cogs.structs.diffs import diff, is_same
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.patches import Patch
@@ -166,8 +166,8 @@ class Cycles:
         if not is_same(essence, cycle.known):
             seen = cycle.known
             self._note_edit(cycle, essence)
-            if cause.reason in UNCHANGED:
-                for key in _find_tried(cycle.state):
+            if cycle.state.purpose == Reason.UPDATE:
+                for key in self._find_reverted(cycle.state, cause, essence):
                     cycle.revived.setdefault(key, seen)
         return cycle
 
@@ -205,8 +205,7 @@ class Cycles:
         if purpose is Reason.UPDATE:
             for key in outdated:
                 (cycle.missed if state[key].finished else cycle.revived)[key] = None
-            if cause.reason in UNCHANGED:
-                cycle.revived.update(dict.fromkeys(_find_tried(state)))
+            cycle.revived.update(dict.fromkeys(self._find_reverted(state, cause, essence)))
         elif purpose is Reason.CREATE:
             if last is None and self._is_edited_without_digests(state, cause.body):
                 outdated = [key for key, record in state.items() if record.finished]
@@ -223,6 +222,19 @@ class Cycles:
             return False
         has_status = 'status' in self._table.resource.subresources
         return missed_edits.is_changed_since_created(body, has_status=has_status)
+
+    def _find_reverted(self, state: State, cause: ChangingCause, essence: BodyEssence) -> list[HandlerId]:
+        """
+        Return the handlers that have failed temporarily for an edit that was reverted.
+
+        They are tried again with the former state: a part of the edit may be applied already. If only some fields are
+        back in the former state, these are the handlers of these fields.
+        """
+        tried = [key for key, record in state.items() if not record.finished and record.retries]
+        if cause.reason in UNCHANGED:
+            return tried
+        fields = ((key, self._fields[key]) for key in tried if key in self._fields)
+        return [key for key, field in fields if is_same(resolve(cause.old, field, None), resolve(essence, field, None))]
 
     def _note_edit(self, cycle: Cycle, essence: BodyEssence) -> None:
         """Called when another client has edited the object since the last step."""
@@ -346,16 +358,6 @@ def find_fields(table: HandlerTable) -> Mapping[HandlerId, FieldPath]:
     for handler in table.changing:
         fields.setdefault(handler.id, set()).add(handler.field)
     return {key: field for key, found in fields.items() if len(found) == 1 for field in found if field}
-
-
-def _find_tried(state: State) -> list[HandlerId]:
-    """
-    Return the handlers that have failed temporarily.
-
-    If the edit that they were called for is reverted, they are tried again with the former state: a part of the edit
-    may be applied already.
-    """
-    return [key for key, record in state.items() if not record.finished and record.retries]
 
 
 def _is_put_off(cycle: Cycle, body: Body) -> bool:

@@ -393,6 +393,23 @@ def test_what_has_failed_temporarily_is_tried_again_if_its_edit_is_reverted(rest
     assert not sim.progress
 
 
+@pytest.mark.parametrize('restarting', [False, True])
+def test_what_has_failed_temporarily_is_tried_again_if_only_its_field_is_reverted(restarting):
+    first, second, field_a = updates()
+    sim = Simulation(field_a, first, second)
+    sim.settle()
+    sim.runs.clear()
+    sim.edit(a=1, b=1)
+    sim.step(Outcome(final=False, delay=10, exception=TemporaryError()))
+    if restarting:
+        sim.restart()
+    sim.edit(a=0)
+    sim.settle()
+    seen = [(spec['a'], success) for id, _, spec, success in sim.runs if id == 'field_a/spec.a']
+    assert seen == [(1, False), (0, True)]
+    assert not sim.progress
+
+
 def test_what_is_tried_again_for_a_reverted_edit_waits_until_it_is_due():
     sim = Simulation(*updates())
     sim.settle()
