@@ -466,7 +466,7 @@ def convert(
     returns the whole object in the new version, or changes it by ``patch``. ``apiVersion``, ``kind`` and all of the
     metadata but labels and annotations are filled in. If there is no function for two versions, a chain of functions
     is used where there is one. With the classes of two versions, ``@kopf.on.convert(Old, New)``, it gets and returns
-    objects of these classes. See "Conversion between versions" in the documentation.
+    objects of these classes. See "Convert objects between versions" in the documentation.
 
     Args:
         from_version: the version (``"v1"``) or versions that it converts from; by default, all.

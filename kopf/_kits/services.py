@@ -3,7 +3,7 @@ Serving webhooks inside the cluster, with certificates that are created and rene
 
 The certificates are in a Secret. All replicas of the operator share them, because the API can call any replica through
 the Service. The first replica that notices a due renewal writes the Secret. The other replicas get a conflict, and read
-the new certificates. Specified in the documentation's "Servers and tunnels".
+the new certificates. Specified in the documentation's "Serve webhooks in the cluster".
 """
 
 import asyncio

@@ -3,7 +3,7 @@ Webhook servers, to which the API server sends admission and conversion reviews 
 
 A server is any callable that accepts a function for reviews, and yields client configs, i.e. its addresses for the API.
 The servers here listen on this machine, and differ in the host name by which a cluster resolves the machine. For
-other servers, see `tunnels` and `services`. Specified in the documentation's "Servers and tunnels".
+other servers, see `tunnels` and `services`. Specified in the documentation's "Servers".
 """
 
 import asyncio

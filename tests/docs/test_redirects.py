@@ -41,7 +41,8 @@ def test_a_former_address_leads_to_a_page(name):
 def test_no_page_is_hidden_by_a_redirect():
     redirects = load().read_redirects(DOCS / "redirects.txt")
     assert not set(redirects) & NAMES
-    assert set(redirects.values()) <= NAMES
+    assert {target.partition("#")[0] for target in redirects.values()} <= NAMES
+    assert {old.partition("#")[0] for old in redirects if "#" in old} <= NAMES, "sections move from pages that exist"
 
 
 @pytest.mark.parametrize(
@@ -57,6 +58,40 @@ def test_a_redirect_is_relative_and_keeps_the_section(old, new, suffix, href):
     page = load().render(types.SimpleNamespace(builder=builder), old, new)
     assert f'url={href}"' in page and f'href="{href}"' in page
     assert f'location.replace("{href}" + location.search + location.hash)' in page
+
+
+def test_sections_that_have_moved_are_left_by_a_script_of_their_former_page():
+    builder = types.SimpleNamespace(get_relative_uri=lambda page, name: "" if page == name else f"{name}.html")
+    redirects = {"page#a": "other", "page#b": "other#c", "page#d": "page#e", "pages#f": "other", "old": "page"}
+    script = load().render_script(types.SimpleNamespace(builder=builder), "page", redirects)
+    assert '{"#a": "other.html", "#b": "other.html#c", "#d": "#e"}' in script
+    assert "location.hash" in script
+    assert load().render_script(types.SimpleNamespace(builder=builder), "other", redirects) == ""
+
+
+def test_a_comment_begins_after_a_space(tmp_path):
+    path = tmp_path / "redirects.txt"
+    path.write_text("# all of it\na#b c#d  # the rest\n")
+    assert load().read_redirects(path) == {"a#b": "c#d"}
+
+
+@pytest.mark.parametrize(
+    "old, new, problem",
+    [
+        ("gone", "page", ""),
+        ("page#former", "page#there", ""),
+        ("gone", "gone", "there is no page gone"),
+        ("page", "page", "page is a page itself"),
+        ("gone#former", "page", "gone is no page itself"),
+        ("gone", "page#not-there", "page has no section #not-there"),
+        ("page#there", "page", "page has a section #there"),
+    ],
+)
+def test_redirects_that_lead_nowhere_are_found(old, new, problem, tmp_path):
+    (tmp_path / "page.html").write_text('<section id="there">')
+    builder = types.SimpleNamespace(get_outfilename=lambda name: tmp_path / f"{name}.html")
+    app = types.SimpleNamespace(builder=builder, env=types.SimpleNamespace(found_docs={"page"}))
+    assert load().find_problem(app, old, new) == problem
 
 
 def test_a_line_of_another_form_is_an_error(tmp_path):

@@ -162,7 +162,7 @@ REFUSED = {
         "@kopf.on.validate('kopfexamples')\ndef fn(**_): pass",
         "There are admission handlers (@kopf.on.validate, @kopf.on.mutate) or conversion handlers (@kopf.on.convert), "
         "but no server for them. Set settings.admission.server in a startup handler: for example, to "
-        "kopf.WebhookServer() or to kopf.WebhookAutoServer(); see \"Servers and tunnels\" in the documentation.",
+        "kopf.WebhookServer() or to kopf.WebhookAutoServer(); see \"Servers\" in the documentation.",
     ),
     "a syntax error": (CREATE + "def fn(**_)\n    pass", "Cannot load handlers.py: SyntaxError: expected ':' (...)"),
     "a missing library": (

@@ -71,7 +71,8 @@ class _Group:
         try:
             return int(value) if int in wanted else float(value)
         except (TypeError, ValueError):
-            raise TypeError(f"{name!r} in {type(self).__name__} must be a number, not {value!r}.") from None
+            where = f"{name.lstrip('_')!r} in {type(self).__name__}"
+            raise TypeError(f"{where} must be a number, not {value!r}.") from None
 
 
 @dataclasses.dataclass
@@ -413,13 +414,15 @@ class ExecutionSettings(_Group):
         return self._max_workers
 
     @max_workers.setter
-    def max_workers(self, value: int) -> None:
-        if value < 1:
-            raise ValueError(f"At least one thread is needed for sync handlers, so max_workers cannot be {value!r}.")
-        self._max_workers = value
+    def max_workers(self, value: int | str) -> None:
+        # The group converts only texts of fields, and this is a property.
+        number: int = self._to_number('_max_workers', value) if isinstance(value, str) else value
+        if number < 1:
+            raise ValueError(f"At least one thread is needed for sync handlers, so max_workers cannot be {number!r}.")
+        self._max_workers = number
         executor = self.__dict__['_executor']
         if isinstance(executor, concurrent.futures.ThreadPoolExecutor):
-            executor._max_workers = value  # why not a new pool? it would not count the handlers of the old one
+            executor._max_workers = number  # why not a new pool? it would not count the handlers of the old one
         elif executor is not None:
             warnings.warn(f"max_workers has no effect on {executor!r}: not a thread pool.", UserWarning, stacklevel=2)
 

@@ -4,7 +4,7 @@ Conversion reviews: the API server sends custom objects in one version and reque
 A review is all or nothing: if one object cannot be converted, the whole review fails, as the API server demands. If no
 handler converts between the two versions directly, a chain of handlers through other versions does. The framework
 keeps the fields that conversions must not change (names, uids, …), so handlers can omit them from their results.
-Specified in the documentation's "Conversion between versions".
+Specified in the documentation's "Convert objects between versions".
 """
 
 import asyncio

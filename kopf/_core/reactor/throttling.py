@@ -3,7 +3,7 @@ Throttling: delays for one object after unexpected errors of the framework or of
 
 The API server refuses some requests until the object or the schema changes, e.g. if a value violates the schema. Such
 a refusal is explained once, with a remedy. If the object changes then, it is processed soon, before the delay is over.
-Specified in the documentation's "Timeouts and retries of the API".
+Specified in the documentation's "Change time-outs and retries of API requests".
 """
 
 import contextlib

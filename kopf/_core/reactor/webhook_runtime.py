@@ -42,7 +42,7 @@ class ServerMissingError(ExplainedError):
             else "There are admission handlers (@kopf.on.validate, @kopf.on.mutate) or conversion handlers "
             "(@kopf.on.convert), but no server for them. "
             "Set settings.admission.server in a startup handler: for example, to kopf.WebhookServer() or to "
-            "kopf.WebhookAutoServer(); see \"Servers and tunnels\" in the documentation."
+            "kopf.WebhookAutoServer(); see \"Servers\" in the documentation."
         )
 
 

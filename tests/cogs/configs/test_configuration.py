@@ -235,6 +235,10 @@ def test_texts_become_numbers(settings):
         settings.posting.level = 'WARNING'
     settings.peering.name = '5'
     assert settings.peering.name == '5'
+    settings.execution.max_workers = '7'
+    assert settings.execution.max_workers == 7
+    with pytest.raises(TypeError, match="'max_workers' in ExecutionSettings must be a number, not 'many'"):
+        settings.execution.max_workers = 'many'
 
 
 def test_batching_is_now_queueing(settings):
