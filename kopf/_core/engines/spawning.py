@@ -139,9 +139,10 @@ class OperatorDaemons:
         for daemon in list(self._active):
             daemon.abort()
 
-    def find_running(self) -> list[str]:
-        """Return the names of the daemons whose functions are running, including abandoned ones."""
-        return [str(daemon) for daemon in [*self._active, *self._abandoned] if daemon.is_running]
+    def find_running(self, concerns: Callable[[Any], bool] | None = None) -> list[str]:
+        """Return the names of the running daemons, including abandoned ones; with a check, only of its objects."""
+        daemons = [daemon for daemon in [*self._active, *self._abandoned] if daemon.is_running]
+        return [str(daemon) for daemon in daemons if concerns is None or concerns(daemon.owner.record)]
 
     def resume(self) -> None:
         """Permit daemons to start. Each daemon starts when its object is processed the next time."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
-from kopf._core.actions import invocation
+from kopf._core.actions import execution, invocation
 from kopf._core.engines.blocking import is_own_code
 
 MAX_DEPTH = 100
@@ -74,6 +74,13 @@ def read_stack(task: asyncio.Task[Any], loop_thread: int | None) -> Stack:
             if thread is not None:
                 return Stack(_describe(inner), thread)
     return Stack(_describe(frames))
+
+
+def find_handler(task: asyncio.Task[Any]) -> str | None:
+    """Return the name of the innermost handler that the task runs; ``None`` between the handlers."""
+    code = execution.run_handler.__code__
+    names = [str(frame.f_locals['handler']) for frame in _find_frames(task) if frame.f_code is code]
+    return names[-1] if names else None
 
 
 def _describe(frames: Sequence[FrameType]) -> list[Call]:

@@ -54,6 +54,8 @@ class Controls(NamedTuple):
     """Cancels all work at once, without waiting, because another operator may begin. A pause follows."""
     find_running: Callable[[], list[str]]
     """Returns the names of all running work, including threads and tasks that ignore their cancellation."""
+    find_running_for: Callable[[OwnerCheck], list[str]]
+    """Returns the names of the running handlers and daemons of the objects that the check selects."""
     run_activity: Callable[[Activity], Awaitable[Mapping[HandlerId, Outcome]]]
     """Runs the handlers of an activity; returns their outcomes."""
     relist: Callable[[OwnerCheck], None]

@@ -159,7 +159,13 @@ class Orchestrator:
             identity=identity,
             tasks=tasks,
             controls=Controls(
-                self._adjust, self._abort, self._find_running, tools.run_activity, self._relist, self._surrender
+                changed=self._adjust,
+                abort=self._abort,
+                find_running=self._find_running,
+                find_running_for=tools.workers.find_running_for,
+                run_activity=tools.run_activity,
+                relist=self._relist,
+                surrender=self._surrender,
             ),
         )
         # Why not a function that always permits, if there are no peers? It would be called for each event.

@@ -54,6 +54,9 @@ How long to wait for the running work before the first buckets are released with
 It is doubled with each release, since each one lets the next members list all objects.
 """
 
+MAX_TOLD = 10
+"""The maximal number of running handlers in a message."""
+
 SCHEDULES_BUCKET = 0
 """The bucket whose holder runs the schedules."""
 
@@ -317,6 +320,9 @@ class ShardingCoordinator(ElectionCoordinator):
             self._controls.surrender(Surrender(buckets, self._find_bucket, schedules, ended.update)),
             name='end of the handling',
         )
+        patience = asyncio.get_running_loop().call_later(
+            self._settings.sharding.duration, self._tell_running, ownership, buckets
+        )
         pause = FIRST_RELEASE
         try:
             while not task.done():
@@ -326,9 +332,23 @@ class ShardingCoordinator(ElectionCoordinator):
                     ended.clear()
                 pause *= 2
         finally:
+            patience.cancel()
             task.cancel()
             await asyncio.wait({task})
         await task
+
+    def _tell_running(self, ownership: Ownership, buckets: frozenset[int]) -> None:
+        """Log which handlers keep these buckets from being released."""
+        buckets &= ownership.draining
+        running = self._controls.find_running_for(functools.partial(self._is_in, buckets))
+        if running:
+            more = f' and {len(running) - MAX_TOLD} more' if len(running) > MAX_TOLD else ''
+            logger.warning(
+                "The buckets %s are released to other members when these have ended: %s%s.",
+                format_ranges(buckets),
+                ', '.join(running[:MAX_TOLD]),
+                more,
+            )
 
     def _give_up(self, ownership: Ownership, buckets: frozenset[int]) -> None:
         """Called when all work for the objects of these buckets has ended."""

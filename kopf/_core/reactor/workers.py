@@ -259,6 +259,15 @@ class WorkerPool:
         """Return the names of the running workers and daemons, including those that ignore their cancellation."""
         return [f'handlers of {record!r}' for record in self._tasks.values()] + self.background.find_running()
 
+    def find_running_for(self, concerns: Callable[[ObjectRecord], bool]) -> list[str]:
+        """Return the names of the handlers and daemons that are running for the objects that the check selects."""
+        # Why not at the top? It is needed by very few operators.
+        from kopf._core.engines.stacks import find_handler
+
+        found = [(find_handler(task), record) for task, record in self._tasks.items() if concerns(record)]
+        names = [f'{name or "the worker"} of {record!r}' for name, record in found]
+        return names + self.background.find_running(concerns)
+
     async def drain(self) -> None:
         """Wait until all workers and daemons have ended, after `pause`."""
         while self._tasks or len(self.background):

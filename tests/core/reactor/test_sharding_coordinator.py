@@ -3,8 +3,10 @@
 import asyncio
 import collections
 import contextlib
+import datetime
 import json
 
+import aiohttp
 import pytest
 from operatorworld import in_virtual_time, running_operator
 
@@ -276,9 +278,13 @@ async def test_a_handler_that_does_not_end_keeps_back_only_the_bucket_of_its_obj
     ending = asyncio.Event()
 
     def declare(registry, settings, note):
-        @kopf.on.update('kopfexamples', labels={'slow': 'yes'}, registry=registry)
+        @kopf.on.update('kopfexamples', id='slow', labels={'slow': 'yes'}, registry=registry)
         async def slow(name, **_):
             note('slow', name)
+            await ending.wait()
+
+        @kopf.daemon('kopfexamples', id='patient', labels={'slow': 'yes'}, registry=registry)
+        async def patient(**_):
             await ending.wait()
 
     async with members.run('a', declare):
@@ -293,6 +299,10 @@ async def test_a_handler_that_does_not_end_keeps_back_only_the_bucket_of_its_obj
             while not (report := (await members.reports()).get('b')) or len(report.held) < 7:
                 await asyncio.sleep(0.1)
             assert (await members.reports())['a'].draining == {buckets[kept_back]}
+            await members.until_logged(
+                f"The buckets {buckets[kept_back]} are released to other members when these have ended: "
+                f"Handler 'slow' of <default/{kept_back}>, Daemon 'patient' of <default/{kept_back}>."
+            )
             free = [name for name in others if buckets[name] != buckets[kept_back]]
             await members.edit('3', free)
             await members.handled('3', free)
@@ -598,6 +608,73 @@ async def test_webhooks_are_served_by_every_member_and_memos_are_not_handed_over
     assert len(servers) == 2 and all(server.fn for server in servers)
 
 
+@in_virtual_time
+async def test_peerings_are_not_used(world, members):
+    await world.aio.apply(world.root / 'peering.yaml')
+    record = {'priority': 100, 'lifetime': 60, 'lastseen': datetime.datetime.now(datetime.UTC).isoformat()}
+    peering = {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfPeering', 'metadata': {'name': 'default'}}
+    await world.aio.create(peering | {'status': {'boss': record}})
+    async with members.run('a', namespaces=['default']), members.run('b', namespaces=['default']):
+        await members.balanced('a', 'b')
+        await members.create()
+        await members.handled('1')
+        await asyncio.sleep(60)
+        assert (await world.aio.get('kopfpeerings', 'default'))['status'] == {'boss': record}
+
+
+@in_virtual_time
+async def test_handlers_of_the_leadership_are_not_called(world, members):
+    def declare(registry, settings, note):
+        for decorator in kopf.on.leading, kopf.on.yielding:
+
+            @decorator(registry=registry)
+            async def fn(**_):
+                note('leadership', 'leadership')
+
+    async with members.run('a', declare):
+        await members.create()
+        await members.handled('1')
+        async with members.run('b', declare):
+            await members.balanced('a', 'b')
+        await members.balanced('a')
+    assert not members.find('leadership')
+
+
+async def test_every_member_is_ready_when_its_indices_are_complete_even_without_buckets(
+    world, members, unused_tcp_port_factory
+):
+    gates = {'a': asyncio.Event(), 'b': asyncio.Event()}
+    ports = {name: unused_tcp_port_factory() for name in gates}
+    sharding = {'buckets': 1, 'duration': 15, 'renew_deadline': 10, 'retry_period': 0.2}
+
+    def run(member):
+        def declare(registry, settings, note):
+            @kopf.index('kopfexamples', id='slowly', registry=registry)
+            async def slowly(name, **_):
+                note('index', name)
+                await gates[member].wait()
+
+        return members.run(
+            member, declare, sharding=sharding, liveness_endpoint=f'http://127.0.0.1:{ports[member]}/healthz'
+        )
+
+    async def probe(member, path):
+        url = f'http://127.0.0.1:{ports[member]}{path}'
+        async with aiohttp.ClientSession() as session, session.get(url) as response:
+            return response.status
+
+    await world.create('x', spec={'field': '1'})
+    async with run('a'), run('b'):
+        for member, gate in gates.items():
+            await members.until_done('index', member=member)
+            assert (await probe(member, '/healthz'), await probe(member, '/readyz')) == (200, 503)
+            gate.set()
+            while await probe(member, '/readyz') != 200:
+                await asyncio.sleep(0.01)
+        await world.handled('x', field='1')
+        assert sorted(len(report.held) for report in (await members.reports()).values()) == [0, 1]
+
+
 # Levels: owned kinds are dispatched by their owner.
 
 
@@ -684,6 +761,34 @@ async def test_members_at_rest_make_one_request_a_renewal(world, members):
         await asyncio.sleep(60)
         requests = [request for request in world.sandbox.requests[before:] if request.resource == 'leases']
         assert 85 <= len(requests) <= 95, collections.Counter(request.method for request in requests)
+
+
+@in_virtual_time
+async def test_buckets_that_are_released_one_after_another_cause_few_lists(world, members):
+    names = [f'obj-{number}' for number in range(64)]
+
+    def declare(registry, settings, note):
+        @kopf.on.update('kopfexamples', registry=registry)
+        async def slow(name, **_):
+            note('slow', name)
+            await asyncio.sleep(1 + names.index(name) * 0.25)  # up to 17 seconds
+
+    sharding = {'buckets': 64}
+    async with members.run('a', declare, sharding=sharding):
+        await members.create(names)
+        await members.handled('1', names)
+        await members.edit('2', names)
+        for name in names:
+            await members.until_done('slow', name=name)
+        before = len(world.sandbox.requests)
+        async with members.run('b', declare, sharding=sharding):
+            while not (report := (await members.reports()).get('b')) or len(report.held) < 32:
+                await asyncio.sleep(0.1)
+            requests = world.sandbox.requests[before:]
+            lists = [each for each in requests if each.resource == 'kopfexamples' and 'sendInitialEvents' in each.query]
+            # The pauses between the releases are doubled: 0.2, 0.4, 0.8 seconds, and so on.
+            assert 2 <= len(lists) <= 8
+            await members.handled('2', names)
 
 
 @in_virtual_time
