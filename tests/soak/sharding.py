@@ -138,6 +138,8 @@ class ShardingSoak(Soak):
                 holders, now = self.find_holders(), time.monotonic()
                 self.moved += sum(former.get(bucket, holder) != holder for bucket, holder in holders.items())
                 former |= holders
+                if not any(member.is_working for member in self.members):
+                    self.owned_at = dict.fromkeys(range(BUCKETS), now)  # the time counts from the next one
                 for bucket in holders:
                     self.gaps.append(now - self.owned_at.get(bucket, now))
                     self.owned_at[bucket] = now
@@ -157,11 +159,12 @@ class ShardingSoak(Soak):
         command = ['kopf', 'shards', '--namespace', self.namespace, '--json', GROUP]
         done = run_process(command, env={**os.environ, 'KUBECONFIG': self.kubeconfig})
         members = json.loads(done.stdout)[0]['members'] if not done.returncode else []
-        shown = {each['identity'].partition('_')[0]: each['count'] for each in members if each['count']}
-        if shown == self.count_buckets():
+        counts, shown = self.count_buckets(), {each['identity'].partition('_')[0]: each['count'] for each in members}
+        # Killed members are shown until their Leases are deleted.
+        if counts.items() <= shown.items():
             self.shown += 1
         else:
-            self.errors.append(f'kopf shards shows {shown} instead of {self.count_buckets()}: {done.stderr[-200:]}')
+            self.errors.append(f'kopf shards shows {shown} instead of {counts}: {done.stderr[-200:]}')
 
     # The rounds.
 
@@ -203,7 +206,14 @@ class ShardingSoak(Soak):
 
     def _do_kill(self, victim: Member) -> tuple[str, float]:
         victim.end()
+        self._revive_the_last()
         return victim.name, self.limit
+
+    def _revive_the_last(self) -> None:
+        """Start the members that have ended, if no other one works; otherwise, they start after the round."""
+        if not any(member.is_working for member in self.members):
+            for member in self.members:
+                member.revive()
 
     def _do_end(self, victim: Member) -> tuple[str, float]:
         """End it; its last handlers can take some time, in which it still holds its buckets."""
@@ -211,7 +221,9 @@ class ShardingSoak(Soak):
         # Not `wait` of the process: `sample` asks for its state meanwhile, in another thread.
         wait(lambda: victim.process.poll() is not None, 'the member to end')
         victim.deaths[victim.process.pid] = time.monotonic()
-        return victim.name, GRACE + SAMPLING * 3
+        is_last = not any(member.is_working for member in self.members)
+        self._revive_the_last()
+        return victim.name, self.limit if is_last else GRACE + SAMPLING * 3
 
     def _do_freeze(self, victim: Member) -> tuple[str, float]:
         began = time.monotonic()
@@ -281,11 +293,9 @@ class ShardingSoak(Soak):
                 stack.enter_context(member.link.refused())
                 member.is_cut = True
             time.sleep(self.duration * 4 / 3)
-        self.owned_at.clear()
         self.gaps.clear()
         for member in self.members:
             member.is_cut = False
-        self.owned_at.update(dict.fromkeys(range(BUCKETS), time.monotonic()))
         return 'all', self.limit
 
     def _do_conflict(self, victim: Member) -> tuple[str, float]:
