@@ -4,8 +4,9 @@ Field ownership: the managers of an object's fields, as the API server records t
 The entries are in ``metadata.managedFields``. An entry has the fields as a tree, ``fieldsV1``: the key ``f:name`` is
 a field, ``k:{...}`` is the item of a list with these values in its key fields, ``v:...`` is the value in a set, and
 ``.`` is the structure itself. A client that changes a field of another manager becomes the owner of the field. So the
-digest of an entry is sufficient to detect that another client has changed a field. Why not compare the values? The API
-server changes them: it adds defaults, and normalizes numbers and lists.
+digest of an entry, with the values of its fields, is sufficient to detect that another client has changed a field. Why
+not compare the values with the applied ones? The API server changes them: it adds defaults, and normalizes numbers and
+lists.
 """
 
 import hashlib
@@ -41,13 +42,13 @@ def find_entry(raw: Mapping[str, Any], manager: str) -> Mapping[str, Any] | None
 
 def digest_entry(raw: Mapping[str, Any], manager: str) -> bytes | None:
     """
-    Return the digest of the entry of the manager; ``None`` if it owns no field.
+    Return the digest of the entry of the manager, and of the values of its fields; ``None`` if it owns no field.
 
-    The digest includes the time of the entry: if another client uses the same manager name and changes a value, only
-    the time changes.
+    If another client uses the same manager name and changes a value, only the time of the entry changes: not even that
+    in the same second, as the times are in whole seconds. An example is the delayed request of a former leader.
     """
     entry = find_entry(raw, manager)
-    return None if entry is None else digest(entry)
+    return None if entry is None else digest([entry, _pick(raw, entry.get('fieldsV1') or {})])
 
 
 class Ownership(NamedTuple):
@@ -157,6 +158,23 @@ def _differs_in_items(before: list[Any], after: list[Any], fields: Mapping[str, 
     return False
 
 
+def _pick(value: Any, fields: Mapping[str, Any]) -> Any:
+    """Return the values of the fields, in the order of the fields."""
+    if not fields:
+        return value
+    if isinstance(value, dict):
+        return [_pick(value.get(key[2:]), inner) for key, inner in fields.items() if key != '.']
+    if isinstance(value, list):
+        return [_pick(_find_item(value, key), inner) for key, inner in fields.items() if key != '.']
+    return value
+
+
+def _find_item(items: list[Any], key: str) -> Any:
+    # This is called for each event of a child, so the key is parsed only once for all items, and quickly.
+    wanted = orjson.loads(key[2:])
+    return next((item for item in items if _is_wanted(item, wanted, key)), None)
+
+
 def _iter_leaves(fields: Mapping[str, Any], prefix: Path = ()) -> Iterator[Path]:
     for key, inner in fields.items():
         if key == '.':
@@ -186,11 +204,15 @@ def _find(obj: Any, path: Path) -> tuple[Any, Any] | None:
 
 def _is_item(item: Any, key: str) -> bool:
     """Check whether the key of ``fieldsV1`` identifies this item of a list."""
-    kind, _, text = key.partition(':')
-    if kind == 'v':
-        return bool(item == json.loads(text))
-    if kind != 'k' or not isinstance(item, Mapping):
-        return False
+    return key[:2] in ('k:', 'v:') and _is_wanted(item, orjson.loads(key[2:]), key)
+
+
+def _is_wanted(item: Any, wanted: Any, key: str) -> bool:
+    if key.startswith('v:'):
+        return bool(item == wanted)
     # The desired item can lack key fields that have defaults, such as the protocol of a port.
-    wanted = json.loads(text)
-    return any(name in item for name in wanted) and all(item.get(name, each) == each for name, each in wanted.items())
+    return (
+        isinstance(item, Mapping)
+        and any(name in item for name in wanted)
+        and all(item.get(name, each) == each for name, each in wanted.items())
+    )

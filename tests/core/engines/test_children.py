@@ -753,7 +753,6 @@ async def test_a_child_that_another_operator_of_the_same_name_applies_is_not_app
 
     async def apply(number):
         child = await family.get()
-        await asyncio.sleep(1)  # only the time of the entry tells the writers apart, and it is in seconds
         metadata = {key: value for key, value in child['metadata'].items() if key != 'managedFields'}
         theirs = {**child, 'metadata': metadata, 'data': {'key': f'theirs-{number}'}}
         url = '/api/v1/namespaces/default/configmaps/child'

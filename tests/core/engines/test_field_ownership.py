@@ -48,6 +48,30 @@ def test_the_digest_shows_lost_fields_and_writers_of_the_same_name(change):
     assert digest_entry(body(before), 'kopf-operator') != digest_entry(body(after), 'kopf-operator')
 
 
+@pytest.mark.parametrize(
+    'spec, is_same',
+    [
+        ({'containers': [{'name': 'main', 'image': 'y'}]}, False),
+        ({'containers': [{'name': 'main'}]}, False),
+        ({}, False),
+        (
+            {
+                'containers': [{'name': 'other', 'image': 'y'}, {'name': 'main', 'image': 'x', 'command': ['a']}],
+                'set': ['a'],
+            },
+            True,
+        ),
+        ({'containers': [{'name': 'main', 'image': 'x'}], 'replicas': 3, 'set': ['c']}, True),
+        ({'containers': [{'name': 'main', 'image': 'x'}], 'set': ['a', 'b']}, False),
+    ],
+)
+def test_the_digest_shows_values_of_own_fields_that_were_changed_in_the_same_second(spec, is_same):
+    fields = {'f:containers': {'.': {}, **CONTAINERS['f:containers']}, 'f:set': {'v:"b"': {}}}
+    own = entry(fields={'f:spec': fields})
+    before = body(own, spec={'containers': [{'name': 'main', 'image': 'x'}], 'set': ['a']})
+    assert (digest_entry(before, own['manager']) == digest_entry(body(own, spec=spec), own['manager'])) == is_same
+
+
 def test_lost_fields_are_found_with_the_managers_that_have_them():
     desired = {
         'spec': {
