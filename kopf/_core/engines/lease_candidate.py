@@ -31,7 +31,8 @@ The number of periods without an event after which a standby reads the Lease: a 
 
 RELEASE_ATTEMPTS = 3
 """
-The number of attempts to release the Lease. The first one conflicts if the response to the last write was lost.
+The number of attempts to release the Lease. The first one conflicts if the response to the last write was lost, and
+can take too long if the API server is busy: without a release, the other replicas would wait for the whole duration.
 """
 
 
@@ -417,21 +418,27 @@ class LeaseCandidate:
         """Let other replicas acquire the Lease at once. Called when all work has ended."""
         self.term, self._ready = None, False
         self._set_timer()
-        for _ in range(RELEASE_ATTEMPTS):
+        for left in reversed(range(RELEASE_ATTEMPTS)):
             if self._body is None or self._record.holder != self._identity:
                 return
-            now = format_time(read_wall_clock())
-            record = LeaseRecord(None, 1, acquired=now, renewed=now, transitions=self._record.transitions)
             try:
                 async with asyncio.timeout(self._settings.retry_period):
-                    self.see(await self._store.replace(self._body, record))
-            except errors.APIConflictError:
-                asked_at = read_time()
-                async with asyncio.timeout(self._settings.retry_period):
-                    self.see(await self._store.read(), asked_at=asked_at)
-            else:
-                logger.info("The Lease %s is released.", self._store)
-                return
+                    await self._write_release(self._body)
+            except TimeoutError:
+                if not left:
+                    raise
+
+    async def _write_release(self, body: Mapping[str, Any]) -> None:
+        """Clear the holder; if the known state is outdated, read the newest one instead."""
+        now = format_time(read_wall_clock())
+        record = LeaseRecord(None, 1, acquired=now, renewed=now, transitions=self._record.transitions)
+        try:
+            self.see(await self._store.replace(body, record))
+        except errors.APIConflictError:
+            asked_at = read_time()
+            self.see(await self._store.read(), asked_at=asked_at)
+        else:
+            logger.info("The Lease %s is released.", self._store)
 
 
 def _is_about_namespace(error: errors.APIError) -> bool:

@@ -28,6 +28,7 @@ class Store:
         self.body = None
         self.version = 0
         self.delay = 0.0
+        self.delays = []  # of the next requests, instead of that
         self.lag = 0.0  # of the response, after the request is executed
         self.errors = []
         self.writes = []
@@ -38,7 +39,7 @@ class Store:
         return self.body
 
     async def _begin(self):
-        await asyncio.sleep(self.delay)
+        await asyncio.sleep(self.delays.pop(0) if self.delays else self.delay)
         if self.errors and (error := self.errors.pop(0)) is not None:
             raise error
 
@@ -230,6 +231,33 @@ async def test_the_release_clears_the_holder_as_other_clients_do(store, candidat
     spec = store.body['spec']
     assert (spec['holderIdentity'], spec['leaseDurationSeconds'], spec['leaseTransitions']) == (None, 1, 0)
     assert spec['renewTime'] and spec['acquireTime']
+
+
+async def test_a_release_that_takes_too_long_is_repeated(store, candidates):
+    async with candidates.run() as candidate:
+        await asyncio.sleep(1)
+        store.delays = [100.0]
+        await candidate.release()
+    assert store.body['spec']['holderIdentity'] is None
+
+
+async def test_a_release_whose_response_takes_too_long_is_not_repeated(store, candidates):
+    async with candidates.run() as candidate:
+        await asyncio.sleep(1)
+        store.lag = 100.0
+        await candidate.release()
+    assert store.body['spec']['holderIdentity'] is None
+    assert len(store.writes) == 2
+
+
+async def test_a_release_is_given_up_after_some_attempts(store, candidates):
+    async with candidates.run() as candidate:
+        await asyncio.sleep(1)
+        store.delay = 100.0
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(TimeoutError):
+            await candidate.release()
+        assert asyncio.get_running_loop().time() - began == pytest.approx(6)
 
 
 async def test_a_lease_of_another_holder_is_not_released(store, candidates):
