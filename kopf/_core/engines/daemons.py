@@ -162,13 +162,15 @@ class Daemon:
             # `resume`? It ignores daemons that run.
             changes = self.owner.changes
             outcome: Outcome | None = None
-            try:
-                # Await it directly: thousands of daemons are suspended here, and each coroutine in between takes
-                # memory.
-                outcome = await self._call(patch)
-            except asyncio.CancelledError:
-                pass  # apply the patch nevertheless: it has the changes that the function has made so far
-            at = await self._apply(outcome, patch, began, seen)
+            # Again after `_enter`: if the process was suspended since then, another operator can have taken over.
+            if is_permitted := not self.owner.spawner.background.halted:
+                try:
+                    # Await it directly: thousands of daemons are suspended here, and each coroutine in between takes
+                    # memory.
+                    outcome = await self._call(patch)
+                except asyncio.CancelledError:
+                    pass  # apply the patch nevertheless: it has the changes that the function has made so far
+            at = await self._apply(outcome, patch, began, seen) if is_permitted else began + HALTED_DELAY
             del outcome  # see `Outcome.without_exception`
             if at == math.inf and self.owner.changes != changes:
                 at = self._now()  # the timer waits for a change, and the object has changed while the function ran

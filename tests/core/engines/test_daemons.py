@@ -713,6 +713,17 @@ async def test_the_interval_is_counted_from_the_end_of_a_run(host, clock):
     assert runs == [(0, 0), (1.3, 0), (2.6, 0), (3.9, 0)]
 
 
+async def test_a_timer_waits_if_the_process_was_suspended_after_it_was_due(host, clock):
+    answers = []  # whether another operator can work, when it is asked the next times
+    runs = record_runs(host, clock, interval=1)
+    await host.look()
+    host.background.set_overdue_check(lambda: answers.pop(0) if answers else False)
+    await let_it_run(0.5)
+    answers[:] = [False, True]  # the suspension comes right before the function is called
+    await let_it_run(2)
+    assert runs == [(0, 0), (1.1, 0), (2.1, 0)]
+
+
 async def test_the_interval_of_sharp_timers_is_counted_from_the_beginning(host, clock):
     runs = record_runs(host, clock, interval=1, lasting=0.3, sharp=True)
     await host.look()
