@@ -1,16 +1,19 @@
 """What `kopf manifests` makes: accepted without warnings, unchanged at the second time, and enough for the operator."""
 
+import contextlib
 import pathlib
 import re
 import secrets
 import shutil
 import subprocess
+import urllib.request
 
 import pytest
 import yaml
 from forkserver import run_process
 from kubeapi import KubeApi, wait
 from operatorprocess import OperatorProcess
+from ports import free_port
 from sandboxplane import SandboxPlane
 
 from kopf.testing import Sandbox
@@ -119,13 +122,94 @@ def operate(path, config, kubectl, namespace, folder):
     assert "orbidden" not in operator.output
 
 
+@pytest.mark.parametrize(
+    "options, beginnings",
+    [
+        (["--replicas", "2"], {"Elected: this replica", "Standing by: the Lease"}),
+        (["--replicas", "2", "--shards", "auto"], {"This member handles 128 buckets from now on"}),
+    ],
+    ids=["election", "shards"],
+)
+def test_the_replicas_of_a_deployment_hand_over_with_just_its_roles(
+    plane, kubectl, tmp_path, monkeypatch, options, beginnings
+):
+    monkeypatch.setenv("KUBECONFIG", str(plane))
+    suffix = secrets.token_hex(3)
+    name = namespace = f"notes-{suffix}"
+    path = tmp_path / "app.py"
+    path.write_text(APP.replace("GROUP", f"g{suffix}.example.dev"))
+    text = make(path, "--name", name, "--in", namespace, *options)
+    kubectl("create", "namespace", namespace)
+    try:
+        kubectl("apply", "-f", "-", text=text)
+        config = make_kubeconfig(KubeApi(), plane, namespace, name, tmp_path)
+        [deployment] = [each for each in yaml.safe_load_all(text) if each["kind"] == "Deployment"]
+        with contextlib.ExitStack() as stack:
+            replicas = []
+            for number in range(deployment["spec"]["replicas"]):
+                replica = Replica(deployment, path, config, tmp_path / f"log-{number}")
+                replicas.append(stack.enter_context(replica.operator))
+                wait(replica.is_ready, "the replica to be ready")
+            found = [
+                beginning
+                for operator in replicas
+                for beginning in beginnings
+                if operator.wait_output("|".join(beginnings)) and beginning in operator.output
+            ]
+            assert set(found) == beginnings and len(found) == len(replicas)
+            handle(kubectl, f"g{suffix}.example.dev", namespace, "a")
+            for leaving, operator in enumerate(replicas[:-1]):
+                operator.stop()
+                handle(kubectl, f"g{suffix}.example.dev", namespace, f"b-{leaving}")
+            replicas[-1].stop()
+        for operator in replicas:
+            assert "ermitted" not in operator.output and "orbidden" not in operator.output
+    finally:
+        kubectl("delete", "-f", "-", "--wait=false", text=text)
+        kubectl("delete", "namespace", namespace, "--wait=false")
+
+
+class Replica:
+    """One pod of a Deployment, as a process with the command of its container."""
+
+    def __init__(self, deployment, path, config, log):
+        [container] = deployment["spec"]["template"]["spec"]["containers"]
+        port, probe = free_port(), container["readinessProbe"]["httpGet"]["path"]
+        self._url = f"http://127.0.0.1:{port}{probe}"
+        words = [word.replace("0.0.0.0:8080", f"127.0.0.1:{port}") for word in container["command"]]
+        assert words[:2] == ["kopf", "run"]
+        self.operator = OperatorProcess(
+            *[str(path) if word == f"/app/{path.name}" else word for word in words[2:]],
+            log=log,
+            kubeconfig=str(config),
+        )
+
+    def is_ready(self):
+        """Check whether the probe of the container succeeds."""
+        with contextlib.suppress(OSError):  # including refusals by HTTP
+            with urllib.request.urlopen(self._url, timeout=5) as response:
+                return response.status == 200
+        return False
+
+
+def handle(kubectl, group, namespace, name):
+    """Create an object, and delete it when it is handled."""
+    meta = {"name": name, "namespace": namespace}
+    note = {"apiVersion": f"{group}/v1", "kind": "Note", "metadata": meta, "spec": {"text": "hello"}}
+    kubectl("apply", "-f", "-", text=yaml.safe_dump(note))
+    get = ("get", f"notes.{group}", name, "-n", namespace, "-o", "jsonpath={.status.done}")
+    wait(lambda: kubectl(*get) == "hello", "the status")
+    kubectl("delete", f"notes.{group}", name, "-n", namespace)
+
+
 def make_kubeconfig(api, plane, namespace, name, folder):
-    """Return a kubeconfig with a token of the operator's service account."""
+    """Return a kubeconfig with a token of the operator's service account, and with its namespace, as in a pod."""
     path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
     body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
     token = wait(lambda: api.request("POST", path, body), "a token")["status"]["token"]
     config = yaml.safe_load(pathlib.Path(plane).read_text())
     context = next(each["context"] for each in config["contexts"] if each["name"] == config["current-context"])
+    context["namespace"] = namespace
     config["users"] = [{"name": context["user"], "user": {"token": token}}]
     target = folder / "kubeconfig"
     target.write_text(yaml.safe_dump(config))
