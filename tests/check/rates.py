@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from kopf._kits.checking import reports
 from kopf._kits.checking.checks import CannotCheck, Check, Progress
 from kopf._kits.checking.command_line import count_jobs
-from kopf._kits.checking.courses import Loading
-from kopf._kits.checking.courses import Subject as CheckedSubject
+from kopf._kits.checking.subjects import Loading
+from kopf._kits.checking.subjects import Subject as CheckedSubject
 from kopf._kits.testing.wire.manifests import read
 from tests.check import corpus
 from tests.check.corpus import Subject

@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kopf._kits.checking import schema_edits
-from kopf._kits.checking.courses import HIDDEN, Facts, Outcome, Request
 from kopf._kits.checking.end_states import ANNOTATION
+from kopf._kits.checking.outcomes import HIDDEN, Facts, Outcome, Request
 from kopf._kits.checking.plans import Edit, Moment, Plan, Target
 
 MAX_EDITS = 40

@@ -25,23 +25,48 @@ class Call(NamedTuple):
     message: str
 
 
+class ObservedCall(NamedTuple):
+    """A call of a handler, at its beginning or its end."""
+
+    uid: str
+    resource: str
+    name: str
+    id: str
+    outcome: str = ''
+    message: str = ''
+
+    @classmethod
+    def of(cls, call: HandlerCall) -> 'ObservedCall | None':
+        """Return the call, if it is one for an object, and only one at a time is expected."""
+        if call.concurrent or call.key is None or call.key.uid is None:
+            return None
+        resource, name = call.key.resource.plural, call.key.name or ''
+        return cls(call.key.uid, resource, name, call.id, call.outcome or '', call.message or '')
+
+
 @dataclasses.dataclass(eq=False)
 class Running:
     """One call of a handler."""
 
-    call: HandlerCall
+    call: ObservedCall
     started: float
     lasted: float = math.inf
     """The duration of the call (in seconds); infinite while it runs."""
 
 
 class CallRecord:
-    """All calls of handlers in one course, for all operators that were started in it."""
+    """
+    All calls of handlers in one course, for all operators that were started in it.
 
-    def __init__(self) -> None:
+    Args:
+        moment: the longest duration of a call without any requests (in seconds).
+    """
+
+    def __init__(self, moment: float = MOMENT) -> None:
+        self._moment = moment
         self.last: dict[Key, Call] = {}
         self._recorders: list[CallRecorder] = []
-        self._repeated: list[HandlerCall] = []
+        self._repeated: list[ObservedCall] = []
         self._pairs: list[tuple[Running, Running]] = []
 
     def add(self) -> 'CallRecorder':
@@ -86,12 +111,8 @@ class CallRecord:
     def overlaps(self) -> list[str]:
         """The handlers that were called for an object while another call for the same object was running."""
         # Ignore short calls: handlers can check themselves that their replica is not the leader, and return at once.
-        doubled = [one.call for one, other in self._pairs if min(one.lasted, other.lasted) > MOMENT]
-        return [
-            f'{call.id} of {call.key.resource.plural} {call.key.name}'
-            for call in (*self._repeated, *doubled)
-            if call.key is not None
-        ]
+        doubled = [one.call for one, other in self._pairs if min(one.lasted, other.lasted) > self._moment]
+        return [f'{call.id} of {call.resource} {call.name}' for call in (*self._repeated, *doubled)]
 
     def list_unsuccessful(self, uids: frozenset[str], outcome: str) -> list[Call]:
         """Return the last calls of handlers for existing objects, if they have ended with this outcome."""
@@ -120,25 +141,27 @@ class CallRecorder(Instrument):
 
     def handler_begins(self, call: HandlerCall) -> None:
         """Record the start, and the other calls for the same object that run already."""
-        if (key := _get_key(call)) is not None:
-            running = Running(call, time.monotonic())
-            self._record.begin(key, running, self)
-            self.running[key] = running
-            self.last_at = running.started
+        if (observed := ObservedCall.of(call)) is not None:
+            self.note_begin(observed, time.monotonic())
 
     def handler_ends(self, call: HandlerCall) -> None:
         """Record the end."""
-        if (key := _get_key(call)) is not None and call.key is not None:
-            running = self.running.pop(key, None)
-            if running is not None:
-                running.lasted = time.monotonic() - running.started
-                if key[0] not in self.handled or running.lasted > self.handled[key[0]].lasted:
-                    self.handled[key[0]] = running
-            resource, name = call.key.resource.plural, call.key.name or ''
-            self._record.end(key, Call(resource, name, call.id, call.outcome or '', call.message or ''))
+        if (observed := ObservedCall.of(call)) is not None:
+            self.note_end(observed, time.monotonic())
 
+    def note_begin(self, call: ObservedCall, at: float) -> None:
+        """Record the start at this time (by the monotonic clock)."""
+        key, running = (call.uid, call.id), Running(call, at)
+        self._record.begin(key, running, self)
+        self.running[key] = running
+        self.last_at = at
 
-def _get_key(call: HandlerCall) -> Key | None:
-    if call.concurrent or call.key is None or call.key.uid is None:
-        return None
-    return call.key.uid, call.id
+    def note_end(self, call: ObservedCall, at: float) -> None:
+        """Record the end at this time (by the monotonic clock)."""
+        key = call.uid, call.id
+        running = self.running.pop(key, None)
+        if running is not None:
+            running.lasted = at - running.started
+            if call.uid not in self.handled or running.lasted > self.handled[call.uid].lasted:
+                self.handled[call.uid] = running
+        self._record.end(key, Call(call.resource, call.name, call.id, call.outcome, call.message))

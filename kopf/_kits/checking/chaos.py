@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from kopf._kits.checking import reports
-from kopf._kits.checking.checks import Check, Report
+from kopf._kits.checking.checks import CannotCheck, Check, Report
 from kopf._kits.checking.command_line import count_jobs
-from kopf._kits.checking.courses import Scenario, Subject
 from kopf._kits.checking.outside_calls import find_modules
 from kopf._kits.checking.plans import Plan
+from kopf._kits.checking.subjects import Scenario, Subject
 from kopf._kits.checking.user_modules import is_users
 
 __tracebackhide__ = True  # pytest shows the test instead
@@ -74,7 +74,7 @@ class KopfChaos:
 
         Raises:
             ChecksFailed: with a disturbance, the operator does not reach the same end state as without it.
-            CannotCheck: the operator cannot be checked.
+            CannotCheck: the operator cannot be checked, or the budget has ended before anything was disturbed.
         """
         files = [paths] if isinstance(paths, (str, os.PathLike)) else paths
         with tempfile.TemporaryDirectory(prefix='kopf-check-') as folder:
@@ -90,6 +90,9 @@ class KopfChaos:
             report = check.run() if plan is None else check.run_plan(Plan.read(Path(plan)))
         if report.findings:
             raise ChecksFailed('\n' + reports.format_report(report, self._write(report)))
+        if report.is_vain:
+            raise CannotCheck(reports.summarize(report))
+        print(reports.format_report(report, []))  # pytest shows it on request: what was tried, and what was not
         return report
 
     def _find_outside(self) -> set[str]:

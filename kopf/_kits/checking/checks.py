@@ -15,20 +15,19 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from kopf._kits.checking.agendas import Agenda, Planner
-from kopf._kits.checking.courses import Course, Loading, Outcome, Recreation, Subject
+from kopf._kits.checking.courses import Course
 from kopf._kits.checking.disturbances import EDITING
 from kopf._kits.checking.end_states import Normalizer
 from kopf._kits.checking.forks import ForkFailed, ForkPool
 from kopf._kits.checking.oracles import Expectation, Violation, judge, judge_annotation, judge_undisturbed
+from kopf._kits.checking.outcomes import Outcome
 from kopf._kits.checking.plans import Edit, Plan
 from kopf._kits.checking.schema_edits import revert
+from kopf._kits.checking.subjects import Loading, Recreation, Subject
 from kopf._kits.testing.virtual.virtual_loops import NO_SOCKETS
 
 COURSE_TIMEOUT = 30.0
 """The time limit of one course (in seconds of real time)."""
-
-IDLE = 130.0
-"""The additional idle time of each undisturbed course, compared with the previous one (in seconds)."""
 
 REFERENCES = 3
 """The number of undisturbed courses that are compared to find the fields that differ without any disturbance."""
@@ -95,6 +94,11 @@ class Report:
     def is_disturbed(self) -> bool:
         """Return whether any plan was tried besides the undisturbed course."""
         return len(self.tried) > 1
+
+    @property
+    def is_vain(self) -> bool:
+        """Return whether the budget has ended before anything was disturbed, so that the report says nothing."""
+        return bool(self.left) and not self.is_disturbed and not self.findings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,7 +208,7 @@ class Check:
             with contextlib.suppress(Exception), contextlib.redirect_stdout(io.StringIO()):
                 importlib.import_module(name)
         others = [
-            self._run_alone(Plan(seed=self._seed + number, restart=True), idle=IDLE * number)
+            self._run_alone(Plan(seed=self._seed + number, restart=True), number=number)
             for number in range(1, REFERENCES)
         ]
         for outcome in others:
@@ -239,11 +243,11 @@ class Check:
     def _pool(self) -> ForkPool[Plan]:
         return ForkPool(self._jobs, COURSE_TIMEOUT)
 
-    def _make_course(self, plan: Plan, *, idle: float = 0, log: bool = False) -> Course:
+    def _make_course(self, plan: Plan, *, number: int = 0, log: bool = False) -> Course:
         scenario = None
         if plan.fresh:
             scenario = Recreation([apply_edits(target, body, plan.edits) for target, body in self._list_written()])
-        return Course(self._subject, plan, periodic=self._is_periodic, scenario=scenario, idle=idle, log=log)
+        return Course(self._subject, plan, periodic=self._is_periodic, scenario=scenario, number=number, log=log)
 
     def _list_written(self) -> Iterator[tuple[Any, dict[str, Any]]]:
         """Yield the user's objects with the specs that they have at the end."""

@@ -13,8 +13,8 @@ from typing import Any, TextIO
 from kopf._cogs.helpers import loaders
 from kopf._kits.checking import reports
 from kopf._kits.checking.checks import CannotCheck, Check, Progress
-from kopf._kits.checking.courses import Loading, Subject
 from kopf._kits.checking.plans import Plan, PlanError
+from kopf._kits.checking.subjects import Loading, Subject
 from kopf._kits.testing.wire.manifests import ManifestError, read
 
 NOTHING_FOUND, FOUND, NOT_RUN = 0, 1, 2
@@ -157,7 +157,7 @@ def check(
         reports.write_junit(report, Path(junit), ' '.join([*paths, *modules]))
     if log is not None:
         Path(log).write_text(report.log, encoding='utf-8')
-    if report.left and not report.is_disturbed and not report.findings:
+    if report.is_vain:
         return NOT_RUN
     return FOUND if report.findings else NOTHING_FOUND
 

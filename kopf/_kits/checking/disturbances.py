@@ -1,33 +1,17 @@
 """
 Disturbances: crashes, network faults, and writes of other clients, at the point of the course that the plan names.
 
-They happen in the event loop of the course, during a request or between two requests. A disturbance ends before the
+They happen during a request or between two requests. A disturbance ends before the
 states are compared.
 """
 
-import asyncio
-import contextlib
-import contextvars
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from kopf._kits.checking.end_states import is_bookkeeping
+from kopf._kits.checking.grounds import Ground, Write
 from kopf._kits.checking.plans import CALL, Moment, Plan, Target
-from kopf._kits.testing.sandbox import Sandbox
 from kopf._kits.testing.serving.faults import SeenRequest
-from kopf._kits.testing.wire.statuses import Refusal
-
-KILLED_FOR = 1.0
-"""How long a killed operator does not run (in seconds), if the plan has no duration."""
-
-ANSWERED = 0.005
-"""How long to wait until a response has reached the operator (in seconds): connections in memory are faster."""
-
-STALE_FOR = 5.0
-"""How long a watch is silent before the user edits the object (in seconds)."""
-
-COLLECTED_IN = 5.0
-"""How long the user waits between the deletion and the creation (in seconds)."""
 
 EDITING = frozenset({'edit', 'stale', 'tamper', 'annotate'})
 """The disturbances that make the first edit of the plan themselves, so that it is not made at rest."""
@@ -54,7 +38,7 @@ ACTIONS: Mapping[str, str] = {
 class Stage(Protocol):
     """The operations on a course that disturbances need."""
 
-    sandbox: Sandbox
+    ground: Ground
 
     def kill_operator(self) -> None:
         """Kill the operator at once."""
@@ -80,16 +64,14 @@ class Disturbance:
         self._plan = plan
         self._count = 0
         self._failed = 0
-        self._context = contextvars.copy_context()
-        self._tasks: set[asyncio.Task[None]] = set()
         self.has_begun = False
         """Whether the course has reached the point of the plan, and the writes of other clients were possible there."""
         self.ends_at = 0.0
-        """The time when the disturbance ends (in seconds of virtual time)."""
+        """The time when the disturbance ends (in seconds)."""
 
     @property
-    def _world(self) -> Any:
-        return self._stage.sandbox.world
+    def _ground(self) -> Ground:
+        return self._stage.ground
 
     @property
     def happens_at_rest(self) -> bool:
@@ -98,7 +80,7 @@ class Disturbance:
 
     def arm(self) -> None:
         """Set the faults that begin when the operator makes the request of the plan."""
-        plan, faults = self._plan, self._stage.sandbox.faults
+        plan, faults = self._plan, self._ground.faults
         if plan.request is None:
             return
         moment = plan.request
@@ -134,74 +116,64 @@ class Disturbance:
         if self._count != moment.number:
             return False
         self._begin(0)
-        self._later(self._plan.seconds or KILLED_FOR, self._stage.start_operator)
+        self._later(self._plan.seconds or self._ground.pace.killed, self._stage.start_operator)
         return True
 
     def _begin(self, seconds: float) -> None:
         self.has_begun = True
-        self.ends_at = self._world.clock.now + seconds
+        self.ends_at = self._ground.now + seconds
 
-    def _happen_in_request(self) -> None:
+    def _happen_in_request(self) -> Any:
         if self._plan.when == 'after':
-            self._later(ANSWERED, self._happen)
-        else:
-            self._happen()
+            self._later(self._ground.pace.answered, self._happen)
+            return None
+        return self._ground.call_in_request(self._happen, ends=self._plan.do == 'kill' and self._plan.replicas == 1)
 
     def _later(self, seconds: float, function: Callable[[], object]) -> None:
-        self.ends_at = max(self.ends_at, self._world.clock.now + seconds)
-        # Not in the context of an operator: it would not be called if that operator was killed.
-        self._world.loop.call_later(seconds, function, context=self._context.copy())
+        self.ends_at = max(self.ends_at, self._ground.now + seconds)
+        self._ground.call_later(seconds, function)
 
     def _happen(self) -> None:
-        """Do what the plan says, within the event loop."""
+        """Do what the plan says, during a request or between two requests."""
         plan = self._plan
         match plan.do:
             case 'kill':
                 self._stage.kill_operator()
-                self._later(plan.seconds or KILLED_FOR, self._stage.start_operator)
+                self._later(plan.seconds or self._ground.pace.killed, self._stage.start_operator)
             case 'hang':
                 self._stage.hang_operator(plan.seconds)
             case 'freeze':
                 self._freeze()
             case 'stale':
                 self._freeze()
-                self._later(STALE_FOR, self._start_writing)
+                self._later(self._ground.pace.stale, self._write)
             case 'edit' | 'tamper' | 'annotate' | 'delete':
-                self._start_writing()
-
-    def _start_writing(self) -> None:
-        task = self._world.loop.create_task(self._write())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+                self._write()
 
     def _freeze(self) -> None:
-        faults = self._stage.sandbox.faults
+        faults = self._ground.faults
         if self._plan.target is not None:
             faults.freeze_watches(resource=self._plan.target.resource.partition('.')[0])
             self._later(self._plan.seconds, faults.clear)
 
-    async def _write(self) -> None:
+    def _write(self, *, waits: bool = False) -> None:
         """Change or delete the object as another client; do nothing if the object does not exist any more."""
-        aio = self._stage.sandbox.aio
         self.has_begun = False
-        with contextlib.suppress(Refusal):
-            for kind, name, namespace, patch in self._list_writes():
-                if patch is None:
-                    await aio.delete(kind, name, namespace=namespace)
-                else:
-                    await aio.patch(kind, name, patch, namespace=namespace)
-                self.has_begun = True
+        self._ground.write(self._list_writes, self._note_written, waits=waits)
 
-    def _list_writes(self) -> list[tuple[str, str, str, Mapping[str, Any] | None]]:
+    def _note_written(self) -> None:
+        self.has_begun = True
+
+    def _list_writes(self) -> list[Write]:
         plan = self._plan
         wanted = [(edit.target, edit.patch) for edit in plan.edits[:1]] if plan.do in EDITING else []
         targets: list[tuple[Target | None, Mapping[str, Any] | None]] = [*wanted] or [(plan.target, None)]
-        found: list[tuple[str, str, str, Mapping[str, Any] | None]] = []
+        found: list[Write] = []
         for target, patch in targets:
             body = self._stage.find(target) if target is not None else None
             if target is not None and body is not None:
                 meta = body['metadata']
-                found.append((target.resource, meta['name'], meta.get('namespace', ''), patch))
+                found.append(Write(target.resource, meta['name'], meta.get('namespace', ''), patch))
         return found
 
     # Between the writes of the scenario.
@@ -224,12 +196,12 @@ class Disturbance:
     def after_step(self, number: int) -> None:
         """Called after a write of the user."""
         if self._plan.step == number and number != 0 and self._plan.do in ('kill', 'stop'):
-            self._stage.sandbox.advance(self._plan.seconds)
+            self._ground.advance(self._plan.seconds)
             self._stage.start_operator()
 
     def happen_at_rest(self) -> None:
         """Called after the scenario and the edits."""
-        plan, sandbox = self._plan, self._stage.sandbox
+        plan = self._plan
         if plan.step != 0:
             return
         self._begin(0)
@@ -238,7 +210,7 @@ class Disturbance:
             self._stage.kill_operator()
         match plan.do:
             case 'edit' | 'tamper' | 'annotate' | 'delete':
-                sandbox.run(self._write())
+                self._write(waits=True)
             case 'recreate':
                 self._recreate()
             case 'hang':
@@ -251,20 +223,21 @@ class Disturbance:
                 self._stage.stop_operator()
                 is_away = True
         if is_away:
-            sandbox.advance(plan.seconds or KILLED_FOR)
+            self._ground.advance(plan.seconds or self._ground.pace.killed)
             self._stage.start_operator()
 
     def _recreate(self) -> None:
-        sandbox, target = self._stage.sandbox, self._plan.target
+        ground, target = self._ground, self._plan.target
         body = self._stage.find(target) if target is not None else None
         if target is None or body is None:
             return
-        meta = body['metadata']
-        Sandbox.delete(sandbox, target.resource, meta['name'], namespace=meta.get('namespace'))
-        Sandbox.wait_gone(sandbox, target.resource, meta['name'], namespace=meta.get('namespace'), timeout=3600)
-        # Wait for the garbage collector: until then, the old children occupy the names of the new ones.
-        sandbox.advance(COLLECTED_IN)
-        Sandbox.create(sandbox, clean(body))
+        user, meta = ground.user, body['metadata']
+        with user.writes.unrecorded():
+            user.delete(target.resource, meta['name'], namespace=meta.get('namespace'))
+            user.wait_gone(target.resource, meta['name'], namespace=meta.get('namespace'))
+            # Wait for the garbage collector: until then, the old children occupy the names of the new ones.
+            ground.advance(ground.pace.collected)
+            user.create(clean(body))
 
 
 def clean(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from kopf._kits.checking.courses import MAX_WRITES, Outcome
 from kopf._kits.checking.end_states import ANNOTATION, Normalizer, find_differences
+from kopf._kits.checking.outcomes import MAX_WRITES, Outcome
 from kopf._kits.checking.plans import Target
 
 LIMIT = 12

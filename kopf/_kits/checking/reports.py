@@ -107,10 +107,10 @@ def format_report(report: Report, commands: Sequence[str]) -> str:
         parts.append('\n'.join(['Not tried:', *(f'- {text}' for text in report.untried)]))
     if report.noticed:
         parts.append('\n'.join(['Noticed:', *(f'- {text}' for text in report.noticed)]))
-    return '\n\n'.join([*parts, _summarize(report)])
+    return '\n\n'.join([*parts, summarize(report)])
 
 
-def _summarize(report: Report) -> str:
+def summarize(report: Report) -> str:
     """Return the last line, which says what was tried and found."""
     count, rate = len(report.tried), len(report.tried) / max(report.seconds, 0.001) * 60
     if report.left and not report.findings:

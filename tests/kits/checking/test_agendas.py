@@ -1,8 +1,8 @@
 """The order of plans, and which plans follow from an undisturbed course."""
 
 from kopf._kits.checking.agendas import Agenda, Planner, find_tampering, get_field, list_moments, spread
-from kopf._kits.checking.courses import Facts, Outcome, Request
 from kopf._kits.checking.end_states import State, StoredObject
+from kopf._kits.checking.outcomes import Facts, Outcome, Request
 from kopf._kits.checking.plans import Edit, Moment, Plan, Target
 
 WEB = Target(resource="webs", namespace="default", name="w1")

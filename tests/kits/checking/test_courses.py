@@ -2,9 +2,10 @@
 
 import pytest
 
-from kopf._kits.checking.courses import Course, Loading, Subject, find_repeated
+from kopf._kits.checking.courses import Course, find_repeated
 from kopf._kits.checking.forks import ForkPool
 from kopf._kits.checking.plans import Edit, Moment, Plan, Target
+from kopf._kits.checking.subjects import Loading, Subject
 from kopf._kits.testing.serving.faults import SeenRequest
 from kopf._kits.testing.wire.manifests import read
 

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from kopf._kits.checking.call_records import Call
-from kopf._kits.checking.courses import Facts, Outcome
 from kopf._kits.checking.end_states import Normalizer, State, StoredObject
 from kopf._kits.checking.oracles import Expectation, Violation, judge, judge_undisturbed
+from kopf._kits.checking.outcomes import Facts, Outcome
 
 
 def make_state(**sizes):

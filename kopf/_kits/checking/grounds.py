@@ -1,0 +1,226 @@
+"""
+Grounds: where a course takes place. A ground is an API with faults, a clock, and operators that work with that API.
+
+There is a ground in virtual time, one in real time with a sandbox, and one in real time with a cluster. Courses and
+disturbances are the same on all of them.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from kopf._cogs.structs.references import Resource
+from kopf._core.intents.registries import OperatorRegistry
+from kopf._kits.checking.call_records import CallRecorder
+from kopf._kits.checking.end_states import StoredObject
+from kopf._kits.testing.serving.faults import Faults, SeenRequest
+
+
+class Pace(NamedTuple):
+    """The times of a course (in seconds)."""
+
+    start: float
+    """How long an operator may take until it watches its resources."""
+    silence: float
+    """After how long without writes an operator is at rest."""
+    patience: float
+    """How long an operator may take to come to rest."""
+    periodic_patience: float
+    """The same for operators that write periodically, and so never rest."""
+    quiet: float
+    """How long an operator at rest is observed."""
+    idle: float
+    """The additional idle time of each undisturbed course, compared with the previous one."""
+    stride: float
+    """By how much time is advanced at once."""
+    short_stride: float
+    """The same while the operator writes often."""
+    killed: float
+    """How long a killed operator does not run, if the plan has no duration."""
+    answered: float
+    """How long to wait until a response has reached the operator."""
+    stale: float
+    """How long a watch is silent before the user edits the object."""
+    collected: float
+    """How long the user waits between the deletion and the creation."""
+
+
+VIRTUAL = Pace(
+    start=60.0,
+    silence=100.0,  # longer than the usual delays of retries
+    patience=1800.0,
+    periodic_patience=300.0,
+    quiet=600.0,
+    idle=130.0,
+    stride=25.0,
+    short_stride=0.25,
+    killed=1.0,
+    answered=0.005,  # connections in memory are faster
+    stale=5.0,
+    collected=5.0,
+)
+"""The pace of courses in virtual time."""
+
+
+def make_real_pace(rest: float) -> Pace:
+    """Return the pace of courses in real time, with operators that are at rest after this time without writes."""
+    return Pace(
+        start=60.0,
+        silence=rest,
+        patience=150.0 + 10 * rest,  # two usual delays of retries
+        periodic_patience=10 * rest,
+        quiet=2 * rest,
+        idle=1.0,
+        stride=max(0.1, rest / 10),
+        short_stride=0.1,
+        killed=1.0,
+        answered=0.1,
+        stale=min(rest, 2.0),
+        collected=2.0,
+    )
+
+
+class KindFacts(NamedTuple):
+    """A kind of objects, as far as checks need to know it."""
+
+    resource: Resource
+    schema: Mapping[str, Any] | None = None
+    """The schema of a custom resource; None for others."""
+
+
+class Write(NamedTuple):
+    """A write of a client other than the operator: an edit by a merge patch, or a deletion."""
+
+    resource: str
+    name: str
+    namespace: str
+    patch: Mapping[str, Any] | None
+
+
+class GroundFailed(Exception):
+    """Raised when a course cannot continue, though the operator is not necessarily the cause; it has the reason."""
+
+
+class RunningOperator(Protocol):
+    """One operator on a ground."""
+
+    recorder: CallRecorder
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code; None while it runs."""
+
+    @property
+    def output(self) -> str:
+        """The output so far, including the log."""
+
+    def kill(self) -> None:
+        """Kill it at once."""
+
+    def stop(self) -> None:
+        """Stop it gracefully."""
+
+    def hang(self, seconds: float) -> None:
+        """Suspend it for a time (in seconds)."""
+
+
+class Ground(ABC):
+    """The base class of all grounds; each is used for one course."""
+
+    pace: Pace
+    user: Any
+    """The API for the user: the sandbox, or an object with its methods."""
+    registry: OperatorRegistry | None = None
+    """The handlers of the operator; None before it was started."""
+    has_cheap_lists: bool = True
+    """Whether all objects can be listed after each write."""
+    untried: Sequence[str] = ()
+    """What is impossible on this ground, for the report: one sentence each."""
+
+    @abstractmethod
+    def open(self) -> None:
+        """Open the ground."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop everything that was started."""
+
+    @property
+    @abstractmethod
+    def now(self) -> float:
+        """The time (in seconds)."""
+
+    @abstractmethod
+    def get_time(self, request: SeenRequest) -> float:
+        """Return the time of a request, on the scale of `now`."""
+
+    @property
+    @abstractmethod
+    def requests(self) -> Sequence[SeenRequest]:
+        """All requests of the operators."""
+
+    @property
+    @abstractmethod
+    def faults(self) -> Faults:
+        """The faults for the operator's requests."""
+
+    @abstractmethod
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+
+    @abstractmethod
+    def call_later(self, seconds: float, function: Callable[[], object]) -> None:
+        """Call the function after the time (in seconds)."""
+
+    @abstractmethod
+    def call_in_request(self, function: Callable[[], object], *, ends: bool) -> Any:
+        """
+        Call the function during a request; return a coroutine to wait for, if there is one.
+
+        Args:
+            function: the function to call.
+            ends: whether the function kills the client of the request, so that the request ends there.
+        """
+
+    @abstractmethod
+    def write(self, get_writes: Callable[[], Sequence[Write]], done: Callable[[], None], *, waits: bool) -> None:
+        """
+        Make the writes of another client, and call ``done`` after each one; ignore refusals.
+
+        Args:
+            get_writes: returns the writes.
+            done: the function to call.
+            waits: whether to wait for the writes. It must be false while a request is processed.
+        """
+
+    @abstractmethod
+    def start_operator(self, number: int, recorder: CallRecorder) -> RunningOperator:
+        """Start one operator: the only one, or one of several (by its number, from 0)."""
+
+    def list_imports(self) -> Sequence[str]:
+        """Return the modules that the operator imports from the standard library and from installed packages."""
+        return ()
+
+    @abstractmethod
+    def check(self) -> None:
+        """Update what is known of the operators, such as the calls of their handlers."""
+
+    @abstractmethod
+    def is_stable(self) -> bool:
+        """Check whether nothing happens by itself, even if the operators have written nothing for a while."""
+
+    @abstractmethod
+    def list_objects(self) -> list[StoredObject]:
+        """Return all objects that were created or changed since the start."""
+
+    @abstractmethod
+    def list_versions(self) -> Mapping[tuple[str, str], Any]:
+        """Return the versions of all objects, by their resources and keys."""
+
+    @abstractmethod
+    def list_kinds(self) -> Mapping[str, KindFacts]:
+        """Return the kinds of objects by the names of their resources."""
+
+    @abstractmethod
+    def name_resource(self, api_version: str, kind: str) -> str:
+        """Return the name of the resource of an object."""

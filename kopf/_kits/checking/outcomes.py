@@ -1,0 +1,121 @@
+"""The result of a course: what was done, what was seen, and what the operator and its objects are like."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from kopf._kits.checking.call_records import Call
+from kopf._kits.checking.end_states import State
+from kopf._kits.checking.plans import Target
+from kopf._kits.testing.operator_processes import WEBHOOKS
+from kopf._kits.testing.sandbox import UNIMPORTANT
+
+MAX_WRITES = 600
+"""The number of writes after which an operator that has not come to rest is considered to be in a loop."""
+
+HIDDEN = UNIMPORTANT | WEBHOOKS | {'selfsubjectrulesreviews', 'selfsubjectaccessreviews', 'selfsubjectreviews'}
+"""
+The resources that are not compared as a part of the end state.
+
+Configurations of webhooks, for example, belong to the operator and not to its objects.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """One request of the operator."""
+
+    verb: str
+    resource: str
+    subresource: str
+    method: str
+    path: str
+    status: int
+    phase: str
+    """The phase of the course: ``start``, ``scenario``, ``edits``, ``quiet``, ``restart``, ``deletion``."""
+    is_apply: bool = False
+    """Whether it is a server-side apply."""
+
+    @property
+    def is_write(self) -> bool:
+        """Return whether it can change something."""
+        return self.method not in ('GET', 'HEAD')
+
+    def __str__(self) -> str:
+        return f'{self.method} {self.path}: {self.status}'
+
+
+@dataclasses.dataclass
+class Facts:
+    """The facts about an operator and its objects that an undisturbed course has shown."""
+
+    created: list[tuple[Target, Mapping[str, Any]]] = dataclasses.field(default_factory=list)
+    """The objects of the user, as they were created, in the order of their creation."""
+    parents: list[Target] = dataclasses.field(default_factory=list)
+    """The objects of the user that the operator handles."""
+    children: list[Target] = dataclasses.field(default_factory=list)
+    """The objects that the operator has created."""
+    watched: list[str] = dataclasses.field(default_factory=list)
+    """The resources that the operator watches."""
+    owned: list[str] = dataclasses.field(default_factory=list)
+    """The resources whose objects level-triggered handlers restore after edits by others."""
+    updated: dict[str, list[tuple[str, ...]]] = dataclasses.field(default_factory=dict)
+    """The fields whose changes the handlers handle, by the resource."""
+    results: list[str] = dataclasses.field(default_factory=list)
+    """The ids of the handlers whose results are stored in the status."""
+    schemas: dict[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    """The schemas of custom resources."""
+    is_limited: bool = False
+    """Whether some handlers have a limit for their retries or their time."""
+    is_coordinated: bool = False
+    """Whether several operators would agree on the one that works: by peering, or by the election of a leader."""
+    is_periodic: bool = False
+    """Whether some handlers are called periodically."""
+    imports: list[str] = dataclasses.field(default_factory=list)
+    """The modules that the operator imports from the standard library and from installed packages."""
+    untried: list[str] = dataclasses.field(default_factory=list)
+    """What was impossible where the course took place: one sentence each."""
+
+
+@dataclasses.dataclass
+class Outcome:
+    """The result of a course."""
+
+    problem: str = ''
+    """Why the course was not completed, if the operator is not necessarily the cause."""
+    failure: str = ''
+    """The failure of the operator that has ended the course: it has not started, or has exited, or a wait timed out."""
+    scenario_error: str = ''
+    """The error of the scenario."""
+    has_begun: bool = False
+    """Whether the disturbance has happened."""
+    rests: bool = True
+    """Whether the operator has come to rest after the scenario."""
+    requests: list[Request] = dataclasses.field(default_factory=list)
+    calls: list[Request] = dataclasses.field(default_factory=list)
+    """The calls of what is outside of the cluster."""
+    steps: list[str] = dataclasses.field(default_factory=list)
+    """The writes of the user."""
+    quiet: float = 600.0
+    """How long the operator was observed at rest (in seconds)."""
+    end: State = State((), {})
+    final: State = State((), {})
+    """The state after the deletion of the user's objects."""
+    restarted: State | None = None
+    """The state after a restart at rest."""
+    restart_writes: list[str] = dataclasses.field(default_factory=list)
+    quiet_writes: list[str] = dataclasses.field(default_factory=list)
+    needless_writes: list[str] = dataclasses.field(default_factory=list)
+    """The writes at rest that were repeated without need."""
+    overlaps: list[str] = dataclasses.field(default_factory=list)
+    early: list[str] = dataclasses.field(default_factory=list)
+    """The children that were created although their owners were Ready already."""
+    failed: list[Call] = dataclasses.field(default_factory=list)
+    """The handlers that have failed for good."""
+    retried: list[Call] = dataclasses.field(default_factory=list)
+    """The handlers that are still being retried at the end."""
+    facts: Facts = dataclasses.field(default_factory=Facts)
+    log: str = ''
+    """The log of all requests, if it was requested."""
+    output: str = ''
+    """The end of the output of the operators."""

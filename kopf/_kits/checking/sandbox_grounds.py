@@ -1,0 +1,107 @@
+"""The common part of the grounds with sandboxes: their objects and kinds are read without requests."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from kopf._kits.checking.end_states import StoredObject
+from kopf._kits.checking.grounds import Ground, KindFacts
+from kopf._kits.checking.outcomes import HIDDEN
+from kopf._kits.checking.user_writes import CourseSandbox
+from kopf._kits.testing.controllers import workloads
+from kopf._kits.testing.kinds.kinds import Kind
+from kopf._kits.testing.serving.faults import Faults, SeenRequest
+from kopf._kits.testing.serving.server import Server
+
+Versions = Mapping[tuple[str, str], tuple[str, int]]
+"""The uids and versions of objects."""
+
+
+class SandboxGround(Ground):
+    """
+    A ground with a sandbox.
+
+    Args:
+        sandbox: the sandbox, which is not running yet.
+        pods: whether the sandbox emulates the controllers of deployments, and so on.
+    """
+
+    def __init__(self, sandbox: CourseSandbox, *, pods: bool) -> None:
+        self.sandbox = self.user = sandbox
+        self._pods = pods
+        self._initial: Versions = {}
+
+    def open(self) -> None:
+        """Start the sandbox."""
+        self.sandbox.__enter__()
+        self._initial = self.list_versions()
+
+    @property
+    def requests(self) -> Sequence[SeenRequest]:
+        """The requests that the sandbox has seen."""
+        return self.sandbox.requests
+
+    @property
+    def faults(self) -> Faults:
+        """The faults of the sandbox."""
+        return self.sandbox.faults
+
+    def is_stable(self) -> bool:
+        """Return true: what the controllers of the sandbox do is done at once."""
+        return True
+
+    @property
+    def _server(self) -> Server:
+        return self.sandbox._runner.instance.server
+
+    def list_versions(self) -> Versions:
+        """Return the versions of all objects, by their resources and keys."""
+        return self._server.call(self._list_versions)
+
+    def _list_versions(self) -> Versions:
+        return {
+            (self._name(kind), record.key): (record.uid, record.version)
+            for kind in self._iter_kinds()
+            if len(kind.store)
+            for record in kind.store.records()
+        }
+
+    def list_objects(self) -> list[StoredObject]:
+        """Return all objects that were created or changed since the start."""
+        return self._server.call(self._list_objects)
+
+    def _list_objects(self) -> list[StoredObject]:
+        found = []
+        storage = self._server.api.storage
+        for kind in self._iter_kinds():
+            if len(kind.store):
+                resource = self._name(kind)
+                for record in kind.store.records():
+                    if self._initial.get((resource, record.key)) != (record.uid, record.version):
+                        body = {'apiVersion': kind.storage_api_version, 'kind': kind.name, **record.body()}
+                        is_created = self._pods and workloads.is_created(kind.store, body, storage)
+                        found.append(StoredObject(resource, record.namespace, record.name, body, is_created))
+        return [item for item in found if item.resource != 'customresourcedefinitions']
+
+    def list_kinds(self) -> Mapping[str, KindFacts]:
+        """Return the kinds of objects by the names of their resources."""
+        return {
+            self._name(kind): KindFacts(kind.as_resource(), (kind.schema or {}) if kind.custom else None)
+            for kind in self._iter_kinds()
+        }
+
+    def name_resource(self, api_version: str, kind: str) -> str:
+        """Return the name of the resource of an object."""
+        return self._name(self._server.api.catalog.of_object(api_version, kind))
+
+    def _iter_kinds(self) -> Iterator[Kind]:
+        """Yield one kind for each table of stored objects."""
+        tables = set()
+        for kind in self._server.api.catalog:
+            if kind.table is not None and kind.table.name not in tables and kind.plural not in HIDDEN:
+                tables.add(kind.table.name)
+                yield kind
+
+    def _name(self, kind: Kind) -> str:
+        catalog: Any = self._server.api.catalog
+        same = {other.table.name for other in catalog if other.table is not None and other.plural == kind.plural}
+        return kind.plural if len(same) < 2 else f'{kind.plural}.{kind.group}'

@@ -1,0 +1,154 @@
+"""
+The user of an operator in a course: the writes of the scenario, of which the course is notified.
+
+Disturbances can begin at these writes. The course is not notified of the writes that disturbances make.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from typing import Any, Protocol, TypeVar
+
+from kopf._kits.testing.kinds.kinds import Bodies, Body
+from kopf._kits.testing.sandbox import Sandbox
+from kopf._kits.testing.wire.manifests import Source
+from kopf._kits.testing.wire.statuses import Refusal
+
+T = TypeVar('T')
+
+WAIT = 3600.0
+"""The minimal timeout of the waits in scenarios (in seconds): disturbances delay the expected states."""
+
+_is_unrecorded: ContextVar[bool] = ContextVar('_is_unrecorded', default=False)
+
+
+class Host(Protocol):
+    """The operations on a course that its user needs."""
+
+    def settle(self) -> bool:
+        """Wait until the operator is at rest."""
+
+    def step(self, text: str) -> AbstractContextManager[None]:
+        """Record a write of the user, which is made within the context."""
+
+    def note_created(self, body: Mapping[str, Any]) -> None:
+        """Record an object of the user."""
+
+
+class RecordedWrites:
+    """
+    Notifies the course of each write.
+
+    Args:
+        host: the course.
+        pause: called before a refused write is tried again.
+    """
+
+    def __init__(self, host: Host, pause: Callable[[], None]) -> None:
+        self._host = host
+        self._pause = pause
+
+    def settle(self) -> None:
+        """Wait until the operator is at rest."""
+        self._host.settle()
+
+    @contextlib.contextmanager
+    def unrecorded(self) -> Iterator[None]:
+        """Do not notify the course of the writes in this context."""
+        token = _is_unrecorded.set(True)
+        try:
+            yield
+        finally:
+            _is_unrecorded.reset(token)
+
+    def write(self, text: str, write: Callable[[], T]) -> T:
+        """Do a write of the user; retry it while the operator's webhooks are unavailable."""
+        if _is_unrecorded.get():
+            return write()
+        try:
+            with self._host.step(text), self.unrecorded():
+                return write()
+        except Refusal as error:
+            if error.code < 500:
+                raise
+            self._pause()
+            with self.unrecorded():
+                return write()
+
+    def create(self, text: str, write: Callable[[], Body]) -> Body:
+        """Create an object, and record it as one of the user's objects."""
+        body = self.write(text, write)
+        if not _is_unrecorded.get():
+            self._host.note_created(body)
+        return body
+
+    def apply(self, text: str, write: Callable[[], Bodies]) -> Bodies:
+        """Apply objects, and record them as the user's objects."""
+        bodies = self.write(text, write)
+        for body in bodies if not _is_unrecorded.get() else ():
+            self._host.note_created(body)
+        return bodies
+
+
+class CourseSandbox(Sandbox):
+    """
+    The sandbox of a course.
+
+    Args:
+        writes: the notification of the course.
+        wait: the minimal timeout of waits (in seconds).
+        options: the options of the sandbox.
+    """
+
+    def __init__(self, writes: RecordedWrites, *, wait: float = WAIT, **options: Any) -> None:
+        super().__init__(**options)
+        self.writes = writes
+        self._wait = wait
+
+    def create(self, what: Any, name: str | None = None, *, namespace: str | None = None, **fields: Any) -> Body:
+        """Create an object, and record it as one of the user's objects."""
+        kind = what if isinstance(what, str) else what.get('kind')
+        create = super().create
+        return self.writes.create(
+            f'create {kind} {name or get_name(what)}', lambda: create(what, name, namespace=namespace, **fields)
+        )
+
+    def apply(self, source: Source) -> Bodies:
+        """Apply objects, and record them as the user's objects."""
+        apply = super().apply
+        return self.writes.apply(f'apply {get_name(source)}', lambda: apply(source))
+
+    def patch(self, resource: str, name: str, patch: Any, **options: Any) -> Body:
+        """Edit an object."""
+        send = super().patch
+        return self.writes.write(f'patch {resource} {name}', lambda: send(resource, name, patch, **options))
+
+    def replace(self, body: Mapping[str, Any], **options: Any) -> Body:
+        """Replace an object."""
+        replace = super().replace
+        return self.writes.write(f'replace {body.get("kind")} {get_name(body)}', lambda: replace(body, **options))
+
+    def delete(self, resource: str, name: str, **options: Any) -> None:
+        """Delete an object."""
+        delete = super().delete
+        self.writes.write(f'delete {resource} {name}', lambda: delete(resource, name, **options))
+
+    def wait_for(self, *args: Any, timeout: float = 0, **options: Any) -> Body:
+        """Wait for a state, with a longer timeout than in ordinary tests."""
+        return super().wait_for(*args, timeout=max(timeout, self._wait), **options)
+
+    def wait_gone(self, *args: Any, timeout: float = 0, **options: Any) -> None:
+        """Wait for the absence of an object, with a longer timeout than in ordinary tests."""
+        super().wait_gone(*args, timeout=max(timeout, self._wait), **options)
+
+    def rest(self, *, quiet: float = 0, timeout: float = 0) -> None:
+        """Wait until the operator is at rest, except for periodic writes."""
+        self.writes.settle()
+
+
+def get_name(source: Any) -> str:
+    """Return the name of an object, or the beginning of another source of objects."""
+    if isinstance(source, Mapping):
+        return str((source.get('metadata') or {}).get('name', ''))
+    return str(source).partition('\n')[0]
