@@ -918,19 +918,33 @@ async def test_members_with_other_buckets_work_only_after_the_others(world, memb
 
 
 @in_virtual_time
-async def test_a_rolling_update_to_other_buckets_loses_and_doubles_nothing(world, members):
+@pytest.mark.parametrize('division', [{}, {'buckets': 32}, {'key': 'namespace'}], ids=['same', 'buckets', 'key'])
+async def test_a_rolling_update_loses_and_doubles_nothing(world, members, division):
+    async def edit():
+        for number in range(2, 1000):
+            await members.edit(str(number), NAMES[number % 3 :: 3])
+            await asyncio.sleep(0.3)
+
+    def run(member):
+        return members.run(member, sharding=division if member in 'cd' else {})
+
     async with contextlib.AsyncExitStack() as stack:
-        async with members.run('a'):
-            await members.create()
-            await members.handled('1')
-            await stack.enter_async_context(members.run('c', sharding={'buckets': 32}))
+        stacks = {member: await stack.enter_async_context(contextlib.AsyncExitStack()) for member in 'abcd'}
+        for member in 'ab':
+            await stacks[member].enter_async_context(run(member))
+        await members.create()
+        await members.handled('1')
+        editing = asyncio.create_task(edit())
+        for former, following in ('ac', 'bd'):
+            await stacks[following].enter_async_context(run(following))
             await asyncio.sleep(5)
-            await members.edit('2')
-        await members.handled('2')
-        await members.edit('3')
-        await members.handled('3')
-        assert set(members.find('begin', value='3')) == {'c'}
-        assert (await members.record()).division == (32, 'uid')
+            await stacks[former].aclose()
+            await asyncio.sleep(5)
+        editing.cancel()
+        await members.edit('last')
+        await members.handled('last')
+        assert set(members.find('begin', value='last')) <= {'c', 'd'}
+        assert (await members.record()).division == (division.get('buckets', 16), division.get('key', 'uid'))
 
 
 @in_virtual_time
