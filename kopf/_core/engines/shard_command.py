@@ -1,12 +1,15 @@
 """
 The command that shows the shards of operators: the members, their buckets, and the times.
 
-The command reads the Leases that the members have written. The times in the Leases are from the clocks of the members.
-So if the clocks differ, the command can report a member as silent too early or too late.
+The command reads the Leases that the members have written. The times in the Leases are from the clocks of the members,
+which can differ from that of the command. So if a member seems to be silent, or to come from the future, the command
+reads the Leases once more after a while: a member that has renewed its Lease meanwhile works.
 """
 
+import asyncio
 import datetime
 import json
+import logging
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -29,6 +32,11 @@ from kopf._core.engines.shard_leases import (
     parse_time,
 )
 
+logger = logging.getLogger(__name__)
+
+TOLERANCE = datetime.timedelta(seconds=1)
+"""How far a clock may be ahead of the command's without any doubt."""
+
 
 class ShardsError(ExplainedError):
     """Raised when there are no shards to show. The message contains the reason and the remedy."""
@@ -40,11 +48,20 @@ class MemberFacts(NamedTuple):
     name: str
     record: LeaseRecord
     state: MemberState
+    is_renewed: bool | None = None
+    """Whether the Lease was renewed while the command waited for that; ``None`` if it has not waited."""
 
     def is_silent(self, now: datetime.datetime) -> bool:
         """Check whether the Lease was not renewed for its duration."""
+        if self.is_renewed is not None:
+            return not self.is_renewed
         renewed = parse_time(self.record.renewed)
         return renewed is not None and now > renewed + datetime.timedelta(seconds=self.record.duration or 0)
+
+    def is_doubtful(self, now: datetime.datetime) -> bool:
+        """Check whether the member is silent, or has another clock, so that it is not known whether it is silent."""
+        renewed = parse_time(self.record.renewed)
+        return renewed is not None and (self.is_silent(now) or renewed > now + TOLERANCE)
 
 
 class GroupFacts(NamedTuple):
@@ -91,19 +108,39 @@ class ShardsCommand:
             errors.APIError: if the API server refuses the request, or is unavailable.
         """
         namespaces: Collection[Namespace] = select_specific_namespaces(patterns) if patterns else [None]
-        bodies: list[Mapping[str, Any]] = []
-        for namespace in namespaces:
-            path = LEASES.get_url(namespace=namespace)
-            answer = await client.get_json(path, {'labelSelector': GROUP_LABEL})
-            bodies += answer.get('items') or []
-        names = None if self._name is None else {self._name, f'kopf-{self._name}-shards'}
-        self.groups = [group for group in find_groups(bodies) if names is None or group.name in names]
+        self.groups = await self._read(client, namespaces)
+        if delay := _find_delay(self.groups, read_wall_clock()):
+            logger.info("Waiting for %g seconds to see which members renew their Leases.", delay)
+            former = {member.name: member.record for group in self.groups for member in group.members}
+            await asyncio.sleep(delay)
+            self.groups = [_compare(group, former) for group in await self._read(client, namespaces)]
         if not self.groups:
             where = ', '.join(sorted(str(each) for each in namespaces if each)) or 'the cluster'
             what = "an operator with shards" if self._name is None else f"the operator {self._name!r} with shards"
             # Without namespaces, the Leases of the whole cluster were listed.
             hint = f" Name their namespace, e.g.: kopf shards -n {find_namespace(client)}" if patterns else ""
             raise ShardsError(f"No Leases of {what} exist in {where}: it does not run there.{hint}")
+
+    async def _read(self, client: ApiClient, namespaces: Collection[Namespace]) -> list[GroupFacts]:
+        bodies: list[Mapping[str, Any]] = []
+        for namespace in namespaces:
+            path = LEASES.get_url(namespace=namespace)
+            answer = await client.get_json(path, {'labelSelector': GROUP_LABEL})
+            bodies += answer.get('items') or []
+        names = None if self._name is None else {self._name, f'kopf-{self._name}-shards'}
+        return [group for group in find_groups(bodies) if names is None or group.name in names]
+
+
+def _find_delay(groups: Collection[GroupFacts], now: datetime.datetime) -> float:
+    """Return how long to wait for renewals (in seconds): members renew several times in the duration."""
+    members = [member for group in groups for member in group.members if member.is_doubtful(now)]
+    return max((member.record.duration or 0.0 for member in members), default=0.0) / 3
+
+
+def _compare(group: GroupFacts, former: Mapping[str, LeaseRecord]) -> GroupFacts:
+    """Return the group with what is known by the former state of its Leases. New members have just written theirs."""
+    members = [member._replace(is_renewed=former.get(member.name) != member.record) for member in group.members]
+    return group._replace(members=members)
 
 
 def find_groups(bodies: Collection[Mapping[str, Any]]) -> Iterator[GroupFacts]:

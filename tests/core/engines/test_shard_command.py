@@ -1,5 +1,6 @@
 """What `kopf shards` shows: the groups, their members, who holds what and since when, and what no member holds."""
 
+import asyncio
 import datetime
 import json
 
@@ -63,6 +64,35 @@ def test_a_silent_member_holds_nothing():
     assert '(silent)' in shard_command.render(groups)
     assert '8 buckets are held by no member: 0-7' in shard_command.render(groups)
     assert json.loads(shard_command.dump(groups))[0]['members'][0]['silent'] is True
+
+
+class Client:
+    """Returns these states of the Leases, one after another."""
+
+    def __init__(self, *states):
+        self.states = list(states)
+
+    async def get_json(self, path, params):
+        return {'items': self.states.pop(0)}
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize('age', [300, -300])
+async def test_clocks_that_differ_by_minutes_do_not_matter(age):
+    former = [make_group(), make_member('ops-a', 'a', range(4), age=age), make_member('ops-b', 'b', range(4), age=age)]
+    latter = [make_group(), make_member('ops-a', 'a', range(4), age=age - 2), former[2]]
+    command = shard_command.ShardsCommand(None)
+    await command(Client(former, latter), None, [], [])
+    assert asyncio.get_running_loop().time() == pytest.approx(5)  # a third of the duration
+    members = json.loads(shard_command.dump(command.groups))[0]['members']
+    assert [(member['identity'], member['silent']) for member in members] == [('a', False), ('b', True)]
+
+
+@pytest.mark.looptime
+async def test_the_leases_are_read_once_if_no_member_seems_to_be_silent():
+    command = shard_command.ShardsCommand(None)
+    await command(Client([make_group(), make_member('ops-a', 'a', range(8), age=14)]), None, [], [])
+    assert asyncio.get_running_loop().time() == pytest.approx(0)
 
 
 def test_ended_members_and_damaged_leases_are_left_out():
