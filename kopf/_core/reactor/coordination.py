@@ -67,6 +67,20 @@ class Controls(NamedTuple):
     """
 
 
+class CoordinatorContext(NamedTuple):
+    """The things of the operator that its coordinators use."""
+
+    client: ApiClient
+    """The client of the API. A coordinator can fence it, so that it writes only while this operator may write."""
+    settings: OperatorSettings
+    """The settings, as the startup handlers have left them."""
+    identity: str | None
+    """The name of this operator among others; if absent, it is detected when needed."""
+    tasks: asyncio.TaskGroup
+    """The group for the tasks of the coordinators; if one of them fails, the operator does."""
+    controls: Controls
+
+
 class Coordinator(Protocol):
     """
     One way of coordination with other operators.
@@ -252,47 +266,23 @@ def find_group_name(settings: OperatorSettings) -> str:
     return settings.sharding.name or f'kopf-{settings.applying.operator}-shards'
 
 
-def make_coordinator(
-    client: ApiClient,
-    settings: OperatorSettings,
-    *,
-    identity: str | None,
-    tasks: asyncio.TaskGroup,
-    controls: Controls,
-) -> Coordinator:
-    """
-    Create the coordinators that the settings enable. This is the only place that knows their classes.
-
-    Args:
-        client: the client of the API.
-        settings: the settings of the operator, after its startup handlers.
-        identity: the identity of the operator among other operators; if absent, it is detected when needed.
-        tasks: the group for the tasks of the coordinators.
-        controls: the functions that control the work of the operator.
-    """
+def make_coordinator(context: CoordinatorContext) -> Coordinator:
+    """Create the coordinators that the settings enable. This is the only place that knows their classes."""
+    settings = context.settings
     if settings.sharding.enabled:
         # Imported here, as is the election below. Peers would pause each other, so shards exclude a peering.
         from kopf._core.reactor.sharding_coordinator import ShardingCoordinator
 
-        return ShardingCoordinator(client, settings, identity=identity, tasks=tasks, controls=controls)
+        return ShardingCoordinator(context)
     coordinators: list[Coordinator] = []
     elected, peerings = settings.leadership.enabled, []
     if not settings.peering.standalone:
         # Why not at the top? The coordinators inherit from the protocol in this module.
         from kopf._core.reactor.peering_coordinator import PeeringCoordinator
 
-        peerings.append(
-            PeeringCoordinator(
-                client,
-                settings,
-                # All replicas share one identity, because only the leader has a record: the next leader takes it over
-                # at once.
-                identity=find_lease_name(settings) if elected else identity,
-                tasks=tasks,
-                changed=controls.changed,
-                find_running=controls.find_running,
-            )
-        )
+        # Replicas share one identity, because only the leader has a record: the next leader takes it over at once.
+        identity = find_lease_name(settings) if elected else context.identity
+        peerings.append(PeeringCoordinator(context._replace(identity=identity)))
     coordinators += peerings
     if elected:
         # Why not at the top? Most operators have no replicas, and would start more slowly.
@@ -300,7 +290,5 @@ def make_coordinator(
 
         for peering in peerings:
             peering.stand_by(True)
-        coordinators.append(
-            ElectionCoordinator(client, settings, identity=identity, tasks=tasks, controls=controls, followers=peerings)
-        )
+        coordinators.append(ElectionCoordinator(context, followers=peerings))
     return coordinators[0] if len(coordinators) == 1 else Unanimity(coordinators)

@@ -18,9 +18,7 @@ import uuid
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence, Set
 from typing import Any, Protocol
 
-from kopf._cogs.clients.api import ApiClient
 from kopf._cogs.clients.errors import APIError, APIFencedError
-from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import RawEvent
 from kopf._cogs.structs.credentials import LoginError
 from kopf._cogs.structs.references import Namespace, Resource
@@ -28,7 +26,7 @@ from kopf._core.engines.activities import check_outcomes
 from kopf._core.engines.lease_candidate import LeaseCandidate, Term, check_settings, read_time
 from kopf._core.engines.leases import LEASES, LeaseStore, find_namespace
 from kopf._core.intents.causes import Activity
-from kopf._core.reactor.coordination import Affected, Controls, Coordinator, find_lease_name
+from kopf._core.reactor.coordination import Affected, Coordinator, CoordinatorContext, find_lease_name
 from kopf._core.reactor.object_records import ObjectRecord
 from kopf._core.reactor.sinks import EventSink
 from kopf._core.reactor.watches import ResourceWatch
@@ -68,33 +66,20 @@ class Phase(enum.Enum):
 class ElectionCoordinator(Coordinator):
     """The election of one replica: a coordinator, see `coordination.Coordinator`."""
 
-    def __init__(
-        self,
-        client: ApiClient,
-        settings: OperatorSettings,
-        *,
-        identity: str | None,
-        tasks: asyncio.TaskGroup,
-        controls: Controls,
-        followers: Collection[Follower] = (),
-    ) -> None:
+    def __init__(self, context: CoordinatorContext, followers: Collection[Follower] = ()) -> None:
         """
-        Create the coordinator. The candidacy begins later, in `adjust`.
+        Create the coordinator. The candidacy begins later, in `adjust`; until then, the client does not write.
 
         Args:
-            client: the client of the API. It is fenced: it writes only while this replica leads.
-            settings: the settings of the operator.
-            identity: the first part of the identity of this replica; by default, the name of the host or the pod.
-            tasks: the group of the operator's tasks, which fails if the election does.
-            controls: the functions that control the work of the operator.
+            context: the things of the operator; its identity is the first part of that of this replica.
             followers: other coordinators that only the leader takes part in.
         """
-        check_settings(settings.leadership)
-        self._client = client
-        self._settings = settings
-        self._identity = make_identity(identity)
-        self._tasks = tasks
-        self._controls = controls
+        check_settings(context.settings.leadership)
+        self._client = context.client
+        self._settings = context.settings
+        self._identity = make_identity(context.identity)
+        self._tasks = context.tasks
+        self._controls = context.controls
         self._followers = followers
         self._phase = Phase.STANDING_BY
         self._candidate: LeaseCandidate | None = None
@@ -109,7 +94,7 @@ class ElectionCoordinator(Coordinator):
         self._own_tasks: set[asyncio.Task[None]] = set()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._watchdog: TermWatchdog | None = None
-        client.fence(self._check_fence)
+        context.client.fence(self._check_fence)
 
     @property
     def leases(self) -> Mapping[str, bool]:

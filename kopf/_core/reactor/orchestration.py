@@ -38,7 +38,7 @@ from kopf._core.intents.causes import Activity
 from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.handlers import ReconcilingHandler
 from kopf._core.intents.registries import HandlerTable
-from kopf._core.reactor.coordination import Controls, OwnerCheck, Surrender, make_coordinator
+from kopf._core.reactor.coordination import Controls, CoordinatorContext, OwnerCheck, Surrender, make_coordinator
 from kopf._core.reactor.discovery_sinks import DefinitionsSink, NamespaceSink, join_names
 from kopf._core.reactor.indexing_gate import IndexingGate
 from kopf._core.reactor.informer import Informer
@@ -153,20 +153,17 @@ class Orchestrator:
         self._tools = tools
         self._patterns = patterns
         self._tasks = tasks
+        controls = Controls(
+            changed=self._adjust,
+            abort=self._abort,
+            find_running=self._find_running,
+            find_running_for=tools.workers.find_running_for,
+            run_activity=tools.run_activity,
+            relist=self._relist,
+            surrender=self._surrender,
+        )
         self.coordinator = make_coordinator(
-            tools.client,
-            tools.context.settings,
-            identity=identity,
-            tasks=tasks,
-            controls=Controls(
-                changed=self._adjust,
-                abort=self._abort,
-                find_running=self._find_running,
-                find_running_for=tools.workers.find_running_for,
-                run_activity=tools.run_activity,
-                relist=self._relist,
-                surrender=self._surrender,
-            ),
+            CoordinatorContext(tools.client, tools.context.settings, identity, tasks, controls)
         )
         # Why not a function that always permits, if there are no peers? It would be called for each event.
         if (overdue_check := self.coordinator.overdue_check) is not None:

@@ -11,12 +11,10 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kopf._cogs.clients.api import ApiClient
 from kopf._cogs.clients.errors import APIError, APIForbiddenError
-from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import RawEvent
 from kopf._cogs.structs.references import PEERING_GROUPS, Namespace, Resource, select_peerings
-from kopf._core.reactor.coordination import Coordinator
+from kopf._core.reactor.coordination import Coordinator, CoordinatorContext
 from kopf._core.reactor.object_records import ObjectRecord
 from kopf._core.reactor.sinks import EventSink
 from kopf._core.reactor.watches import ResourceWatch
@@ -58,33 +56,13 @@ class JoinedPeering(NamedTuple):
 class PeeringCoordinator(Coordinator):
     """All peering members of one operator: a coordinator, see `coordination.Coordinator`."""
 
-    def __init__(
-        self,
-        client: ApiClient,
-        settings: OperatorSettings,
-        *,
-        identity: str | None,
-        tasks: asyncio.TaskGroup,
-        changed: Callable[[Collection[Namespace] | None], None],
-        find_running: Callable[[], Collection[str]],
-    ) -> None:
-        """
-        Create the coordinator. It joins peerings later, in `adjust`.
-
-        Args:
-            client: the client of the API.
-            settings: the settings of the operator.
-            identity: the identity of the operator among its peers; if absent, it is detected when needed.
-            tasks: the group for the tasks of the members.
-            changed: the function to call when the decision has changed, for these namespaces or for all of them.
-            find_running: returns the names of all running work, including threads.
-        """
-        self._client = client
-        self._settings = settings
-        self._identity = identity
-        self._tasks = tasks
-        self._changed = changed
-        self._find_running = find_running
+    def __init__(self, context: CoordinatorContext) -> None:
+        """Create the coordinator. It joins peerings later, in `adjust`."""
+        self._client = context.client
+        self._settings = context.settings
+        self._identity = context.identity
+        self._tasks = context.tasks
+        self._controls = context.controls
         self._resource: Resource | None = None
         self._joined: dict[Namespace, JoinedPeering] = {}
         self._complained = False
@@ -269,7 +247,7 @@ class PeeringCoordinator(Coordinator):
         (self._pausing.add if member.paused else self._pausing.discard)(namespace)
         was_oriented = self._oriented
         self._orient()
-        self._changed([namespace] if namespace is not None and self._oriented == was_oriented else None)
+        self._controls.changed([namespace] if namespace is not None and self._oriented == was_oriented else None)
 
     def _orient(self) -> None:
         if self._joined and not self._unknown:
@@ -305,7 +283,7 @@ class PeeringCoordinator(Coordinator):
             self._staying.cancel()
             await asyncio.wait({self._staying})
         # Why not wait for the threads? They can run for minutes, and the time-outs of the exit limit how long it takes.
-        respite = min(RESPITE, self._settings.peering.lifetime) if self._joined and self._find_running() else 0
+        respite = min(RESPITE, self._settings.peering.lifetime) if self._joined and self._controls.find_running() else 0
         await asyncio.gather(*(joined.member.leave(respite) for joined in self._joined.values()))
 
 

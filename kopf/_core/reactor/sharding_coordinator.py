@@ -15,7 +15,6 @@ import logging
 import uuid
 from collections.abc import Callable, Collection, Mapping
 
-from kopf._cogs.clients.api import ApiClient
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.helpers.clocks import read_wall_clock
 from kopf._cogs.structs.bodies import RawEvent
@@ -33,7 +32,7 @@ from kopf._core.engines.shard_leases import (
     encode_member,
     make_member,
 )
-from kopf._core.reactor.coordination import Controls, Surrender, find_group_name
+from kopf._core.reactor.coordination import CoordinatorContext, Surrender, find_group_name
 from kopf._core.reactor.election_coordinator import ElectionCoordinator, Phase, TermWatchdog
 from kopf._core.reactor.object_records import ObjectRecord
 from kopf._core.reactor.sinks import EventSink
@@ -75,29 +74,12 @@ class MemberCandidate(LeaseCandidate):
 class ShardingCoordinator(ElectionCoordinator):
     """One member of a sharded operator: a coordinator, see `coordination.Coordinator`."""
 
-    def __init__(
-        self,
-        client: ApiClient,
-        settings: OperatorSettings,
-        *,
-        identity: str | None,
-        tasks: asyncio.TaskGroup,
-        controls: Controls,
-    ) -> None:
-        """
-        Create the coordinator. The membership begins later, in `adjust`.
-
-        Args:
-            client: the client of the API. It is fenced: it writes only while this member holds its Lease.
-            settings: the settings of the operator.
-            identity: the first part of the identity of this member; by default, the name of the host or the pod.
-            tasks: the group of the operator's tasks, which fails if the membership does.
-            controls: the functions that control the work of the operator.
-        """
-        check_sharding(settings)
-        super().__init__(client, settings, identity=identity, tasks=tasks, controls=controls)
-        sharding = settings.sharding
-        self._name = find_group_name(settings)
+    def __init__(self, context: CoordinatorContext) -> None:
+        """Create the coordinator. The membership begins later, in `adjust`; until then, the client does not write."""
+        sharding = context.settings.sharding
+        check_sharding(context.settings)
+        super().__init__(context)
+        self._name = find_group_name(context.settings)
         self._own_name = f'{self._name}-{uuid.uuid4().hex[:10]}'
         self._division = Division(sharding.buckets, sharding.key)
         self._epoch = 1

@@ -141,10 +141,9 @@ def switches(monkeypatch, world):
     """Return the second coordinators of all operators, beside their peerings."""
     switches = []
 
-    def make_both(client, settings, *, identity, tasks, controls):
-        switches.append(Switch(controls.changed, world.changed.set))
-        peering = make_coordinator(client, settings, identity=identity, tasks=tasks, controls=controls)
-        return Unanimity([peering, switches[-1]])
+    def make_both(context):
+        switches.append(Switch(context.controls.changed, world.changed.set))
+        return Unanimity([make_coordinator(context), switches[-1]])
 
     monkeypatch.setattr(orchestration, 'make_coordinator', make_both)
     return switches
