@@ -31,6 +31,7 @@ from kopf._cogs.helpers import loaders, malloc, versions
 from kopf._cogs.helpers.explanations import ExplainedError, name_error
 from kopf._cogs.structs import credentials
 from kopf._core.actions import loggers
+from kopf._core.actions.message_codes import name_code
 from kopf._core.intents import causes, registries
 
 if TYPE_CHECKING:
@@ -169,7 +170,8 @@ def failing_shortly(*, debug: bool) -> Iterator[None]:
     except (click.ClickException, click.exceptions.Exit, click.Abort):
         raise
     except ExplainedError as exc:
-        logger.critical("%s", _summarise(exc), exc_info=debug)
+        extra = {'message_code': name_code(type(exc))}
+        logger.critical("%s", _summarise(exc), exc_info=debug, extra=extra)
         raise SystemExit(exc.exit_code) from exc
     except Exception as exc:
         logger.critical("The operator has failed unexpectedly: %s", name_error(exc), exc_info=True)

@@ -1,27 +1,48 @@
 """The directive `message-tables`: the warnings and errors in the logs, each with an anchor."""
 
 import pathlib
+import types
 from typing import Any
 
 from docutils import nodes
-from message_texts import LEVELS, Message, find_messages
+from message_texts import LEVELS, Message, find_errors, find_messages
+from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 import kopf
+from kopf._core.actions.message_codes import CODES, name_code
 
 
 class MessageTables(SphinxDirective):
-    """One definition list for each level of the logs, with the texts as they are in the code."""
+    """One list for each level of the logs, with the texts as they are in the code, and one of errors."""
 
     def run(self) -> list[nodes.Node]:
         """Return the sections."""
         assert kopf.__file__
-        messages = find_messages(pathlib.Path(kopf.__file__).parent)
+        package = pathlib.Path(kopf.__file__).parent
+        messages = find_messages(package)
         return [
-            self._make_section(level, [message for message in messages if message.level == level])
-            for level in reversed(LEVELS)
+            self._make_errors(find_errors(package)),
+            *(
+                self._make_section(level, [message for message in messages if message.level == level])
+                for level in reversed(LEVELS)
+            ),
         ]
+
+    def _make_errors(self, errors: dict[str, str]) -> nodes.section:
+        title = "Errors that end a command"
+        section = nodes.section("", nodes.title(title, title), ids=["messages-commands"])
+        section.document = self.state.document
+        entries = nodes.bullet_list()
+        for name, text in errors.items():
+            code = name_code(types.new_class(name, (Exception,)))
+            paragraph = nodes.paragraph("", "", nodes.literal(f"[{code}]", f"[{code}]"), nodes.Text(" "))
+            paragraph += nodes.Text(" ".join(text.split("\n\n")[0].replace("`", "").split()) + " ")
+            paragraph += nodes.reference("", "¶", refid=code, internal=True, classes=["headerlink", "shown"])
+            entries += nodes.list_item("", _index(code), paragraph, ids=[code])
+        section += entries
+        return section
 
     def _make_section(self, level: str, messages: list[Message]) -> nodes.section:
         title = {"critical": "Critical errors", "error": "Errors", "warning": "Warnings"}[level]
@@ -29,11 +50,19 @@ class MessageTables(SphinxDirective):
         section.document = self.state.document
         entries = nodes.bullet_list()
         for message in messages:
-            link = nodes.reference("", "¶", refid=message.anchor, internal=True, classes=["headerlink", "shown"])
-            paragraph = nodes.paragraph("", "", nodes.literal(message.text, message.text), nodes.Text(" "), link)
-            entries += nodes.list_item("", paragraph, ids=[message.anchor])
+            codes = [code for beginning, code in CODES.items() if message.has_beginning(beginning)]
+            anchor = codes[0] if codes else message.anchor
+            link = nodes.reference("", "¶", refid=anchor, internal=True, classes=["headerlink", "shown"])
+            text = f"{message.text} [{codes[0]}]" if codes else message.text
+            paragraph = nodes.paragraph("", "", nodes.literal(text, text), nodes.Text(" "), link)
+            entries += nodes.list_item("", *map(_index, codes), paragraph, ids=[*codes, message.anchor])
         section += entries
         return section
+
+
+def _index(code: str) -> addnodes.index:
+    """Return an entry of the index: the search shows the place of a code before pages that contain its words."""
+    return addnodes.index(entries=[("single", code, code, "main", None)])
 
 
 def add_anchors(app: Sphinx, doctree: nodes.document) -> None:

@@ -22,6 +22,10 @@ class Message(NamedTuple):
         words = re.findall(r"[a-z0-9]+", self.text.lower())
         return "message-" + "-".join(words[:8])
 
+    def has_beginning(self, beginning: str) -> bool:
+        """Check whether the template of the message begins so; `%s` and the like stand for what varies."""
+        return self.text.startswith(_mark_values(beginning))
+
 
 def find_messages(package: pathlib.Path) -> list[Message]:
     """Return all messages of the package, in the order of their texts; "…" stands for what varies.
@@ -44,9 +48,37 @@ def _iter_messages(tree: ast.Module) -> Iterator[Message]:
             and node.func.attr in (*LEVELS, "exception")
             and node.args
         ):
-            text = re.sub(r"(\{…\}|…)+", "…", PLACEHOLDER.sub("…", _read_text(node.args[0]) or "").replace("%%", "%"))
+            text = _mark_values(_read_text(node.args[0]) or "")
             if len(re.findall(r"[A-Za-z]{2,}", text)) > 2:  # others are made of placeholders only
                 yield Message(text, "error" if node.func.attr == "exception" else node.func.attr)
+
+
+def _mark_values(template: str) -> str:
+    """Return the template of a message with "…" for each value."""
+    return re.sub(r"(\{…\}|…)+", "…", PLACEHOLDER.sub("…", template).replace("%%", "%"))
+
+
+def find_errors(package: pathlib.Path, base: str = "ExplainedError") -> dict[str, str]:
+    """Return the descriptions of all errors that end a command with their texts alone, by the names of their types."""
+    classes = {
+        node.name: node
+        for path in sorted(package.rglob("*.py"))
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef)
+    }
+    names = {base}
+    while found := {
+        name
+        for name, node in classes.items()
+        if name not in names
+        and any(isinstance(each, ast.Name | ast.Attribute) and _name(each) in names for each in node.bases)
+    }:
+        names |= found
+    return {name: ast.get_docstring(classes[name]) or "" for name in sorted(names - {base}) if not name.startswith("_")}
+
+
+def _name(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
 
 
 def _read_text(node: ast.expr) -> str | None:

@@ -46,6 +46,8 @@ QUESTIONS = {
     "annotation prefix": "howto/prefixes",
     "handler is not called": "howto/troubleshooting",
     "metrics": "howto/metrics",
+    "watch-forbidden": "reference/messages",
+    "load-error": "reference/messages",
     "stuck terminating": "howto/troubleshooting",
     "predicates": "reference/filters",
     "informer cache": "howto/indexing",

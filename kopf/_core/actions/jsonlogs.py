@@ -14,8 +14,9 @@ from pythonjsonlogger.core import RESERVED_ATTRS, BaseJsonFormatter, LogData
 from pythonjsonlogger.json import JsonEncoder
 
 from kopf._core.actions.loggers import DEFAULT_REFKEY, prefix_message
+from kopf._core.actions.message_codes import find_code
 
-_OWN_ATTRS = ('settings', 'k8s_skip', 'k8s_ref')
+_OWN_ATTRS = ('settings', 'k8s_skip', 'k8s_ref', 'message_code')
 """The attributes that the loggers of objects add to records. Unlike the user's extra fields, they are not logged."""
 
 _encode = json.JSONEncoder(default=JsonEncoder().default, skipkeys=True).encode  # once, as encoders are slow to make
@@ -26,7 +27,7 @@ class JsonFormatter(BaseJsonFormatter):
     A formatter for machines: one JSON object on each line.
 
     It has the ``message``, the traceback and the stack if any, the extra fields of the record, the ``timestamp``
-    (ISO 8601, UTC), the reference to the object, and the ``severity``.
+    (ISO 8601, UTC), the reference to the object, the ``code`` of some messages, and the ``severity``.
 
     Args:
         refkey: the key for the reference to the object.
@@ -44,12 +45,14 @@ class JsonFormatter(BaseJsonFormatter):
         record: logging.LogRecord,
         message_dict: dict[str, Any],
     ) -> None:
-        """Add the reference to the object, the prefix, and the severity."""
+        """Add the reference to the object, the code, the prefix, and the severity."""
         super().add_fields(log_data, record, message_dict)
         if self._prefix:
             log_data['message'] = prefix_message(log_data['message'], record)
         if (ref := getattr(record, 'k8s_ref', None)) is not None:
             log_data[self._refkey] = ref
+        if (code := find_code(record)) is not None:
+            log_data.setdefault('code', code)
         log_data.setdefault('severity', _get_severity(record.levelno))
 
     def jsonify_log_record(self, log_data: LogData) -> str:

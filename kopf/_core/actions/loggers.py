@@ -12,8 +12,6 @@ second. The formatter of JSON is in `jsonlogs`.
 import contextlib
 import enum
 import logging
-import os
-import pathlib
 import sys
 import time
 from collections.abc import Mapping, MutableMapping
@@ -22,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from kopf._cogs.helpers.explanations import name_error
 from kopf._cogs.structs import bodies
 from kopf._core.actions.logrecords import make_record
+from kopf._core.actions.message_codes import PACKAGE, find_code
 
 if TYPE_CHECKING:
     from kopf._cogs.configs import configuration
@@ -36,7 +35,6 @@ MAX_MESSAGE = 500
 
 _MAX_TAIL = 150
 _MIN_CUT = 50
-_PACKAGE = str(pathlib.Path(__file__).parents[2]) + os.sep
 
 _NO_CALLERS = frozenset({logging.Logger.log.__code__.co_filename, (lambda: None).__code__.co_filename})
 """The files of functions that pass messages on: the caller of the logger is the first frame above them in the stack."""
@@ -159,6 +157,8 @@ class TextFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:
         if len(record.message) > MAX_MESSAGE:
             record.message = shorten_message(record.message, record)
+        if record.levelno >= logging.WARNING and (code := find_code(record)) is not None:
+            record.message = f'{record.message} [{code}]'
         if self._prefix:
             record.message = prefix_message(record.message, record)
         try:
@@ -186,7 +186,7 @@ def shorten_message(message: str, record: logging.LogRecord) -> str:
     cut. The same holds for debugging messages, which show whole objects, and for critical ones, which can contain
     a traceback.
     """
-    if not logging.DEBUG < record.levelno < logging.CRITICAL or not record.pathname.startswith(_PACKAGE):
+    if not logging.DEBUG < record.levelno < logging.CRITICAL or not record.pathname.startswith(PACKAGE):
         return message
     cut = len(message) - MAX_MESSAGE
     if cut <= _MIN_CUT:  # the number of cut characters would take as much space
