@@ -335,10 +335,10 @@ def chained(error, cause):
 @pytest.mark.parametrize(
     'error, text',
     [
-        (LoginError("Nothing to log in with."), "Nothing to log in with."),
-        (ActivityError(Activity.STARTUP, {}), "The activity 'startup' has failed: "),
-        (chained(LoginError("No way."), ValueError("boo")), "No way. Caused by ValueError: boo"),
-        (chained(LoginError("No way: boo"), ValueError("boo")), "No way: boo"),
+        (LoginError("Nothing to log in with."), "Nothing to log in with. [login-error]"),
+        (ActivityError(Activity.STARTUP, {}), "The activity 'startup' has failed:  [activity-error]"),
+        (chained(LoginError("No way."), ValueError("boo")), "No way. Caused by ValueError: boo [login-error]"),
+        (chained(LoginError("No way: boo"), ValueError("boo")), "No way: boo [login-error]"),
     ],
 )
 def test_known_failures_are_short(invoke, operator, handlers, error, text):
