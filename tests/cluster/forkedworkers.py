@@ -4,8 +4,10 @@ Workers that run the tests at the same time: forks of the process that has colle
 The workers of pytest-xdist are new interpreters, each of which imports and collects all tests: that takes longer than
 to run most of them. A fork has all of it, and shares the memory. The tests of a file run in one worker, one after
 another, so that fixtures of modules are set up once; fixtures of the session are set up by each worker that needs them.
+When no more files are left, a worker without tests takes half of those that another one still has: otherwise, most
+workers would wait for the longest file at the end.
 
-The process that has collected the tests runs none of them: it hands out files, and reports what the workers send.
+The process that has collected the tests runs none of them: it hands them out, and reports what the workers send.
 """
 
 import asyncio
@@ -57,7 +59,26 @@ class Worker:
         name = f"fork {number}"
         self.node = SimpleNamespace(gateway=SimpleNamespace(id=name), _workerinfocache=f"[{name}]")
         self.pending: collections.deque[int] = collections.deque()
+        """The tests that it has not begun: those of one file."""
+        self.known = 0
+        """How many of them it knows: those stay, since the fixtures that they share are kept for the second one."""
         self.location: tuple[str, Any] | None = None
+
+    def tell(self) -> None:
+        """Send the next test, and the one after it; nothing if there are none."""
+        tests = list(itertools.islice(self.pending, 2))
+        self.known = len(tests)
+        self.connection.send(tests)
+
+    def take(self) -> None:
+        """Called when it begins with the next test."""
+        self.pending.popleft()
+        self.known -= 1
+
+    def give_up(self) -> collections.deque[int]:
+        """Return the last half of the tests that it does not know; another worker runs them."""
+        half = (len(self.pending) - self.known + 1) // 2
+        return collections.deque(reversed([self.pending.pop() for _ in range(half)]))
 
     def kill(self) -> None:
         """Kill the process, if it runs, and wait for its end."""
@@ -124,10 +145,11 @@ class ForkedWorkers:
             self._replace(session, worker, queue)
             return
         if kind == "next":
-            worker.pending = queue.popleft() if queue else collections.deque()
-            worker.connection.send(list(worker.pending))
+            if not worker.pending:
+                worker.pending = queue.popleft() if queue else self._take_over()
+            worker.tell()
         elif kind == "take":
-            worker.pending.popleft()
+            worker.take()
         elif kind == "start":
             worker.location = data
             hook.pytest_runtest_logstart(nodeid=data[0], location=data[1])
@@ -151,6 +173,10 @@ class ForkedWorkers:
             raise session.Failed(session.shouldfail)
         if session.shouldstop:
             raise session.Interrupted(session.shouldstop)
+
+    def _take_over(self) -> collections.deque[int]:
+        """Return some tests of the worker that has the most."""
+        return max(self._workers, key=lambda worker: len(worker.pending)).give_up()
 
     def _replace(self, session: pytest.Session, worker: Worker, queue: Files) -> None:
         """Report the test that has ended its process, and let another worker run the rest of the file."""
@@ -252,11 +278,11 @@ def _detach(config: pytest.Config, number: int) -> None:
 
 
 def _iter_items(session: pytest.Session, sender: Sender, connection: Connection) -> Iterator[tuple[Any, Any]]:
-    """Ask for files; yield their tests, each with the one after it. After the last of a file, it is the session."""
+    """Ask for each test; yield it with the one after it. After the last of a file, it is the session."""
     while True:
         sender.send("next")
         indexes: Sequence[int] = connection.recv()
         if not indexes:
             return
-        items = [session.items[index] for index in indexes]
-        yield from itertools.zip_longest(items, items[1:], fillvalue=session)
+        item, nextitem, *_ = [*(session.items[index] for index in indexes), session]
+        yield item, nextitem

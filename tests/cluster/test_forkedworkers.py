@@ -76,6 +76,30 @@ def test_each_file_runs_in_one_worker_with_fixtures_of_its_own(run, tmp_path):
     assert sorted(notes[::2]) == ["close", "close", "open", "open"] and len(set(notes[1::2])) == 2
 
 
+def test_workers_without_files_take_tests_of_others(run, tmp_path):
+    # The first test lasts until another worker has run the last one. The second one stays where the first one runs.
+    code, output = run(
+        """
+        LAST = os.path.join(os.path.dirname(__file__), "last")
+
+        @pytest.mark.parametrize("number", range(7))
+        def test_it(number, pid, opened):
+            assert pid == os.getpid()
+            if number == 6:
+                open(LAST, "x").close()
+            deadline = time.monotonic() + 30
+            while number == 0 and not os.path.exists(LAST):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        """,
+        "def test_other(): pass",
+    )
+    assert code == 0, output
+    assert re.search(r"\b8 passed in ", output)
+    notes = (tmp_path / "notes").read_text().split()
+    assert sorted(notes[::2]) == ["close", "close", "open", "open"] and len(set(notes[1::2])) == 2
+
+
 def test_all_results_are_reported_with_what_was_printed(run):
     code, output = run(
         """

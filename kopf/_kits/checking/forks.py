@@ -55,6 +55,7 @@ class ForkPool(Generic[T]):
         deadline (on the monotonic clock), the running copies are killed, and not reported.
         """
         copies: dict[int, _Copy] = {}
+        is_frozen = gc.get_freeze_count() > 0  # by the program, for example by tests: it stays so
         gc.freeze()
         try:
             with selectors.DefaultSelector() as selector:
@@ -85,7 +86,8 @@ class ForkPool(Generic[T]):
                 os.kill(copy.pid, signal.SIGKILL)
                 os.close(fd)
                 os.waitpid(copy.pid, 0)
-            gc.unfreeze()
+            if not is_frozen:
+                gc.unfreeze()
 
     def call(self, function: Callable[[], Any], tag: T) -> Any:
         """Call one function in a copy, and return its result."""

@@ -1,5 +1,6 @@
 """Copies of the process."""
 
+import gc
 import os
 import time
 
@@ -67,3 +68,20 @@ def test_tasks_can_follow_from_results():
 
 def test_one_function_can_be_called_alone():
     assert ForkPool(1, 10).call(lambda: 5, None) == 5
+
+
+def count_frozen(freeze):
+    """Return how many objects are frozen before a copy of this process is made, and after it."""
+    freeze()
+    before = gc.get_freeze_count()
+    ForkPool(1, 10).call(os.getpid, None)
+    return before, gc.get_freeze_count()
+
+
+def test_what_the_program_has_frozen_stays_frozen():
+    before, after = ForkPool(1, 20).call(lambda: count_frozen(gc.freeze), None)
+    assert 0 < before <= after
+
+
+def test_what_was_frozen_for_copies_alone_is_collected_again():
+    assert ForkPool(1, 20).call(lambda: count_frozen(gc.unfreeze), None) == (0, 0)
