@@ -1,5 +1,7 @@
 """Lists and watches of shards."""
 
+import functools
+import pathlib
 import ssl
 
 import aiohttp
@@ -56,15 +58,17 @@ def sandbox(request):
 
 @pytest.fixture
 async def ask(sandbox):
+    return functools.partial(get, sandbox, PATH)
+
+
+async def get(sandbox, path, **params):
     context = ssl.create_default_context(cadata=sandbox.ca.decode())
     headers = {"Authorization": f"Bearer {sandbox.token}"}
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context), headers=headers) as session:
-
-        async def ask(**params):
-            async with session.get(sandbox.url + PATH, params=params) as response:
-                return await response.json() if "watch" not in params else await response.text()
-
-        yield ask
+    async with (
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context), headers=headers) as session,
+        session.get(sandbox.url + path, params=params) as response,
+    ):
+        return await response.json() if "watch" not in params else await response.text()
 
 
 def names(answer):
@@ -82,6 +86,18 @@ async def test_shards_are_disjoint_and_complete_where_they_are_on(sandbox, ask):
     assert low["metadata"]["shardInfo"] == {"selector": shard(LOW, MIDDLE)}
     both = await ask(shardSelector=f"{shard(LOW, MIDDLE)}||{shard(MIDDLE, HIGH)}")
     assert names(both) == everything
+
+
+async def test_lists_of_custom_resources_do_not_say_that_they_are_shards():
+    with Sandbox(crds=[pathlib.Path(__file__).parents[2] / "examples" / "crd.yaml"], sharding=True) as sandbox:
+        for number in range(10):
+            sandbox.create({"apiVersion": "kopf.dev/v1", "kind": "KopfExample", "metadata": {"name": f"e{number}"}})
+        path = "/apis/kopf.dev/v1/kopfexamples"
+        lists = []
+        for start, end in [(LOW, MIDDLE), (MIDDLE, HIGH)]:
+            lists.append(await get(sandbox, path, shardSelector=shard(start, end)))
+    assert sum(len(names(each)) for each in lists) == 10 == len(names(lists[0]) | names(lists[1]))
+    assert not any("shardInfo" in each["metadata"] for each in lists)
 
 
 async def test_watches_show_the_same_part(sandbox, ask):

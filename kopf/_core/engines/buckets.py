@@ -31,12 +31,6 @@ def find_bucket(text: str, buckets: int) -> int:
     return digest(text) * buckets >> 64
 
 
-@functools.lru_cache(maxsize=65536)
-def find_bucket_of_bytes(text: bytes, buckets: int) -> int:
-    """Return the bucket of a uid as it is in the response of the API server."""
-    return find_bucket(text.decode(errors='replace'), buckets)
-
-
 def format_ranges(buckets: Iterable[int]) -> str:
     """Return the buckets as text, such as ``0-63,70``."""
     ranges: list[list[int]] = []

@@ -8,7 +8,7 @@ handling.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence, Set
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from kopf._cogs.clients.api import ApiClient
 from kopf._cogs.configs.configuration import OperatorSettings
@@ -18,6 +18,9 @@ from kopf._core.actions.execution import Outcome
 from kopf._core.intents.causes import Activity
 from kopf._core.reactor.object_records import ObjectRecord
 from kopf._core.reactor.watches import ResourceWatch
+
+if TYPE_CHECKING:
+    from kopf._core.engines.shard_filters import ShardFilter
 
 Affected = Collection[Namespace] | None
 """The namespaces for which a decision can have changed; ``None`` for all of them."""
@@ -60,6 +63,8 @@ class Controls(NamedTuple):
     """Runs the handlers of an activity; returns their outcomes."""
     relist: Callable[[OwnerCheck], None]
     """Lists all objects again, as the operator also handles the objects that the check selects from now on."""
+    narrow: Callable[[], None]
+    """Requests the streams again, but no lists, as the operator handles fewer objects from now on."""
     surrender: Callable[[Surrender], Coroutine[Any, Any, None]]
     """
     Ends the handling of these objects; returns when all work for them has ended. When it is called,
@@ -114,8 +119,8 @@ class Coordinator(Protocol):
         return None
 
     @property
-    def foreign_line_check(self) -> Callable[[bytes], bool] | None:
-        """The function that checks whether a line of a stream is surely of an object that other operators handle."""
+    def shard_filter(self) -> 'ShardFilter | None':
+        """The filter of the objects that this operator handles, for its watches; ``None`` if it handles all of them."""
         return None
 
     @property
@@ -205,8 +210,8 @@ class Unanimity:
         return next((check for each in self._coordinators if (check := each.owner_check) is not None), None)
 
     @property
-    def foreign_line_check(self) -> Callable[[bytes], bool] | None:
-        return next((check for each in self._coordinators if (check := each.foreign_line_check) is not None), None)
+    def shard_filter(self) -> 'ShardFilter | None':
+        return next((each.shard_filter for each in self._coordinators if each.shard_filter is not None), None)
 
     @property
     def runs_schedules(self) -> bool:

@@ -84,6 +84,16 @@ SETTLING_DELAYS = (0.2, 0.5, 1, 2, 5, 10, 20, 30)
 SAVING_DELAYS = (0.5, 1, 2, 4)
 """The delays of the next attempts to store progress before other members take objects over (in seconds)."""
 
+GATHERING_DELAY = 0.1
+"""How long to wait for more of the objects that other members hand over, before all objects are listed (in seconds)."""
+
+NARROWING_DELAYS = (1, 2, 4, 8, 16)
+"""
+The delays of the requests for narrower streams, after objects were handed over to other members (in seconds).
+
+Each one is for the streams that were still listing objects at the former one.
+"""
+
 LAST_EVENTS_DELAYS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4)
 """The delays (in seconds) until the watch has brought the last events of a deleted namespace or resource."""
 
@@ -160,6 +170,7 @@ class Orchestrator:
             find_running_for=tools.workers.find_running_for,
             run_activity=tools.run_activity,
             relist=self._relist,
+            narrow=self._narrow,
             surrender=self._surrender,
         )
         self.coordinator = make_coordinator(
@@ -187,6 +198,7 @@ class Orchestrator:
         self._saving: asyncio.Task[None] | None = None
         self._handed_over = False  # in a pause, whether all handlers have ended, so that peers can work
         self._resuming: asyncio.Task[None] | None = None
+        self._narrowing: asyncio.Task[None] | None = None
         self._observers: list[ResourceWatch] = []
         self._problems = ResourceProblems()
         self._resources: Collection[Resource] | None = None
@@ -586,7 +598,25 @@ class Orchestrator:
             task.cancel()
             watch.relist()
             sink.relisting(watch, taken)
-            self._watches[scope] = watch, sink, self._run_watch(watch, task)
+            # Why not at once? When a member begins, several others release their buckets one after another.
+            self._watches[scope] = watch, sink, self._run_watch(watch, delay=GATHERING_DELAY)
+
+    def _narrow(self) -> None:
+        """Request the streams again, as the operator handles fewer objects from now on; see `Controls`."""
+        if self._narrowing is None or self._narrowing.done():
+            self._narrowing = self._tasks.create_task(self._narrow_later(), name='narrowing of the streams')
+
+    async def _narrow_later(self) -> None:
+        # Why not at once? It saves only traffic, and more buckets are often taken away, or returned, soon.
+        for delay in NARROWING_DELAYS:
+            await asyncio.sleep(delay)
+            for scope, (watch, sink, task) in self._watches.items():
+                # A watch that is listing or waiting goes on from there; it mostly needs another request anyway.
+                if watch.is_too_wide and watch.state is WatchState.STREAMING and not self._ending:
+                    task.cancel()
+                    self._watches[scope] = watch, sink, self._run_watch(watch)
+            if not any(watch.is_too_wide for watch, _, _ in self._watches.values()):
+                return
 
     def _find_sinks(self) -> list[tuple[ResourceWatch, ObjectSink]]:
         """Return all watches with their sinks, including those that are being stopped."""
@@ -636,6 +666,8 @@ class Orchestrator:
             await self.save(found)
         for sink, records in found:
             sink.disowned(records)
+        for watch, _ in self._find_sinks():
+            watch.forget(everything)
         surrender.ended(buckets)
 
     def _find_running(self) -> list[str]:
@@ -722,16 +754,16 @@ class Orchestrator:
             watch.restart()
             watch.pause(False)
             sink.resumed(watch)
-            self._watches[scope] = watch, sink, self._run_watch(watch, task)
+            self._watches[scope] = watch, sink, self._run_watch(watch)
         self._tools.workers.resume()
 
-    def _run_watch(self, watch: ResourceWatch, former: asyncio.Task[None] | None = None) -> asyncio.Task[None]:
-        return self._tasks.create_task(self._watch(watch, former), name=f'watch of {watch}')
+    def _run_watch(self, watch: ResourceWatch, *, delay: float = 0) -> asyncio.Task[None]:
+        return self._tasks.create_task(self._watch(watch, delay), name=f'watch of {watch}')
 
-    async def _watch(self, watch: ResourceWatch, former: asyncio.Task[None] | None) -> None:
-        # Wait until the cancelled task has ended: two tasks of one watch would mix two lists.
-        if former is not None:
-            await asyncio.wait({former})
+    @staticmethod
+    async def _watch(watch: ResourceWatch, delay: float) -> None:
+        if delay:
+            await asyncio.sleep(delay)
         await watch.run()
 
     def _is_gone(self, resource: Resource, namespace: Namespace) -> bool:
@@ -794,7 +826,7 @@ class Orchestrator:
             label_selector=table.label_selector,
             instruments=tools.context.instruments,
             # Indices and relations need all objects.
-            is_foreign=None if table.indexing or table.dependents else self.coordinator.foreign_line_check,
+            shard=None if table.indexing or table.dependents else self.coordinator.shard_filter,
         )
         sink.processor.attach_watch(watch)
         # This comes before the watch runs: the gate must expect the list before the list can be complete.

@@ -1,7 +1,7 @@
 """
 The filter of events in sharded operators: the processor of a resource gets only the objects that this member handles.
 
-All members watch all objects, as indices and relations need them. The processor of a member does not get the objects of
+Where indices or relations need all objects, all members watch them. The processor of a member does not get those of
 other members. When the member begins to handle an object, its processor gets only states from lists that are requested
 afterwards: older states can precede the last writes of the former member.
 """

@@ -20,9 +20,10 @@ from kopf._cogs.helpers.clocks import read_wall_clock
 from kopf._cogs.structs.bodies import RawEvent
 from kopf._cogs.structs.labelselectors import LabelSelector
 from kopf._core.engines.assignments import Division, Ownership, Report
-from kopf._core.engines.buckets import MAX_BUCKETS, find_bucket, find_bucket_of_bytes, format_ranges
+from kopf._core.engines.buckets import MAX_BUCKETS, find_bucket, format_ranges
 from kopf._core.engines.lease_candidate import LeadershipError, LeaseCandidate, check_settings
 from kopf._core.engines.leases import LEASES, find_namespace, format_time
+from kopf._core.engines.shard_filters import ShardFilter
 from kopf._core.engines.shard_group import RULES, ShardGroup
 from kopf._core.engines.shard_leases import (
     GROUP_LABEL,
@@ -42,9 +43,6 @@ logger = logging.getLogger(__name__)
 
 NAME_LIMIT = 52
 """The maximal length of the name of a group: it is the value of a label, and the names of the members add to it."""
-
-UID = b'"uid":"'
-"""What precedes the uids in a line of a stream: that of the object, of its owners, and of whatever it refers to."""
 
 FIRST_RELEASE = 0.2
 """
@@ -84,6 +82,7 @@ class ShardingCoordinator(ElectionCoordinator):
         self._division = Division(sharding.buckets, sharding.key)
         self._epoch = 1
         self._ownership = self._make_ownership()
+        self._filter = ShardFilter(self._division, lambda: self._ownership.active)
         self._since: str | None = None
         self._group: ShardGroup | None = None
         self._draining: set[asyncio.Task[None]] = set()
@@ -113,24 +112,8 @@ class ShardingCoordinator(ElectionCoordinator):
         return self.owns
 
     @property
-    def foreign_line_check(self) -> Callable[[bytes], bool] | None:
-        # Why not by namespace? An object without a namespace can mention the namespaces of others.
-        return self._is_foreign_line if self._division.key == 'uid' else None
-
-    def _is_foreign_line(self, line: bytes) -> bool:
-        """Check whether the line mentions uids, that of its object among them, but none of the own buckets."""
-        active, buckets = self._ownership.active, self._division.buckets
-        # Why not a regular expression? It takes as long as decoding the line.
-        at = line.find(UID)
-        if at < 0:
-            return False
-        while at >= 0:
-            start = at + len(UID)
-            end = line.find(b'"', start)
-            if find_bucket_of_bytes(line[start:end], buckets) in active:
-                return False
-            at = line.find(UID, end)
-        return True
+    def shard_filter(self) -> ShardFilter:
+        return self._filter
 
     @property
     def runs_schedules(self) -> bool:
@@ -266,6 +249,7 @@ class ShardingCoordinator(ElectionCoordinator):
         changes = self._ownership.follow(self._group.assignment)
         if changes.dropped:
             self._drain(changes.dropped)
+            self._controls.narrow()
         if changes.taken:
             logger.info("This member handles %d buckets from now on: %s.", *self._tell_buckets())
             if self._oriented:

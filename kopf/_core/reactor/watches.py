@@ -10,6 +10,9 @@ With WatchList, the list is a part of the stream: its objects come as events, fo
 before that bookmark must not be used to continue. Servers without WatchList refuse the request, or ignore its
 parameters and stream only changes (mocks, aggregated APIs): their objects are listed in chunks.
 
+In a sharded operator, a member requests only its own objects from the API server. Servers without sharded lists and
+watches send all objects; the watch ignores those of other members, without decoding their lines.
+
 A failure concerns only its own resource: it is retried with growing delays.
 """
 
@@ -20,7 +23,7 @@ import logging
 import random
 import time
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from kopf._cogs.aiokits.inactivity_timeouts import InactivityTimeout
@@ -37,6 +40,7 @@ from kopf._core.reactor.object_records import ObjectRecord, get_api_version, ide
 from kopf._core.reactor.sinks import EventSink
 
 if TYPE_CHECKING:
+    from kopf._core.engines.shard_filters import Selection, ShardFilter
     from kopf._core.reactor.seen_states import SeenStates
 
 logger = logging.getLogger(__name__)
@@ -131,8 +135,8 @@ class ResourceWatch:
         instruments: the instruments that are notified of changes of the watch.
         refusal_delays: the delays (in seconds) of the next requests while the first list is refused. The sink is
             asked only when all of these were refused, too.
-        is_foreign: checks whether a line of the stream is of an object that other operators handle, so that the line is
-            not even decoded. When this operator is to handle more objects, it must call `relist` or `restart`.
+        shard: the filter of the objects that this operator handles, if others handle the rest and nothing here needs
+            them. When it selects more objects than before, `relist` or `restart` must be called.
     """
 
     def __init__(
@@ -148,7 +152,7 @@ class ResourceWatch:
         label_selector: LabelSelector | None = None,
         instruments: Instruments = NO_INSTRUMENTS,
         refusal_delays: Sequence[float] = (),
-        is_foreign: Callable[[bytes], bool] | None = None,
+        shard: 'ShardFilter | None' = None,
     ) -> None:
         self.resource = resource
         self.namespace = namespace
@@ -168,12 +172,15 @@ class ResourceWatch:
         self._client = client
         self._settings = settings
         self._sink = sink
+        self._run_lock = asyncio.Lock()
         self._instruments = instruments
         self._selective = selective  # whether the selectors of the settings apply
         self._name = name  # the name of the only object to watch, if there is only one
         self._label_selectors = [] if label_selector is None else [str(label_selector)]  # the selectors of the handlers
         self._refusal_delays = iter(refusal_delays)
-        self._is_foreign = is_foreign
+        self._shard = shard
+        self._requested: Selection | None = None  # the objects of this operator in the current list or stream
+        self._is_cut: bool | None = None  # whether the server sends only these objects; None if that is unknown
         self._path = resource.get_url(namespace=namespace)
         self._since: str | None = None
         # The position in the stream; without it, all objects are listed. An empty one is valid: see `_list`.
@@ -189,7 +196,8 @@ class ResourceWatch:
         self._is_relisting = False  # whether the sink waits for another list, see `relist`
         # the states from responses to writes, ahead of the stream; None if there were none yet
         self._seen: SeenStates | None = None
-        self._streamed_list = f'streamed lists of {resource}'  # the name of the feature in `ApiClient.lacks`
+        # the names of the features in `ApiClient.lacks`
+        self._streamed_list, self._sharded_list = f'streamed lists of {resource}', f'shards of {resource}'
         self._endless_lists = 0  # the number of streamed lists in a row without an end
         self._backoff = MIN_BACKOFF
         self._healthy_since: float | None = None
@@ -217,7 +225,17 @@ class ResourceWatch:
             await asyncio.sleep(delay * random.uniform(1.0, 1.2))
 
     async def run(self) -> None:
-        """Watch until cancelled, until a login fails, or until the sink accepts a refusal."""
+        """
+        Watch until cancelled, until a login fails, or until the sink accepts a refusal.
+
+        Another task can continue the watch: it begins when the cancelled one has ended.
+        """
+        # Why not wait for the task? A task that is cancelled before its first step does not wait for its own
+        # predecessor, and two running tasks would mix two lists.
+        async with self._run_lock:
+            await self._run()
+
+    async def _run(self) -> None:
         logger.debug("Starting the watch-stream for %s.", self)
         try:
             while True:
@@ -247,6 +265,13 @@ class ResourceWatch:
 
     async def _recover(self, error: errors.APIError) -> None:
         """Wait after an error of the API; list all objects again if the stream cannot be continued."""
+        if self._is_selector_refused(error):
+            logger.info(
+                "The API server refuses the shard selector for %s; reading all of them: %s", self.resource, error
+            )
+            self._client.note_lack(self._sharded_list)
+            self._since = None
+            return
         if error.status == 410 or error.reason in EXPIRATIONS:
             logger.debug("Restarting the watch-stream for %s: %s", self, error)
             self._since = None
@@ -272,6 +297,13 @@ class ResourceWatch:
         is_lasting = forbidden and self._failures >= QUICK_REFUSALS
         await self._fail(error, at_least=FORBIDDEN_BACKOFF if is_lasting else error.retry_after or 0)
 
+    def _is_selector_refused(self, error: errors.APIError) -> bool:
+        """Check whether the server does not accept the shard selector, so that the next request must not have it."""
+        if self._requested is None or self._client.lacks(self._sharded_list):
+            return False
+        # Kubernetes answers 500 to a malformed selector: the syntax of an alpha feature can change.
+        return error.status == 400 or ((error.status or 0) in (422, 500) and 'shard selector' in str(error))
+
     def _is_refused(self, error: Exception) -> bool:
         """Check whether the API server has refused the first list, and the refusal is probably not temporary."""
         return (
@@ -291,10 +323,29 @@ class ResourceWatch:
 
     def relist(self) -> None:
         """Forget the position in the stream, after the watch was cancelled: `run` lists all objects once more."""
-        self._since, self._is_relisting = None, True
+        self._since, self._is_relisting, self._is_cut = None, True, None
         self._conclude_list()
         if self._seen is not None:
             self._seen.clear()
+
+    @property
+    def is_too_wide(self) -> bool:
+        """Return whether the stream brings objects of other members that the next request would not bring."""
+        if self._shard is None or self._requested is None or self._is_cut is False:
+            return False
+        return self._requested != self._shard.selection
+
+    def forget(self, records: Collection[ObjectRecord]) -> None:
+        """Forget the objects that other members handle from now on, unless the watch reads all objects."""
+        if self._shard is None:
+            return
+        for record in records:
+            known = record.uid in self.records and not record.in_use
+            if known and self._shard.excludes(record.uid, record.namespace):
+                del self.records[record.uid]
+                self._unlisted.pop(record.uid, None)
+                if self._seen is not None:
+                    self._seen.forget_name(record.uid, (record.namespace, record.name))
 
     def inherit(self, predecessor: 'ResourceWatch') -> None:
         """Take over the records of a stopped watch of the same objects, e.g. in another version of the resource."""
@@ -316,7 +367,7 @@ class ResourceWatch:
 
     def has_reached(self, version: str) -> bool:
         """Check whether the stream has certainly passed this version, so that it brings no older states."""
-        if self.state is WatchState.STOPPED:
+        if self.state is WatchState.STOPPED and not self._is_relisting:
             return True
         return self._since is not None and not is_older_version(self._since, version)
 
@@ -355,7 +406,7 @@ class ResourceWatch:
                 except errors.APIClientError as error:
                     # The server does not accept the parameters: Kubernetes
                     # answers 422 if it lacks the feature, others can answer 400.
-                    if error.status not in (400, 422):
+                    if error.status not in (400, 422) or self._is_selector_refused(error):
                         raise
                     logger.debug("The server has no streaming lists of %s; using chunked ones.", self)
                     self._client.note_lack(self._streamed_list)
@@ -377,9 +428,19 @@ class ResourceWatch:
             'allowWatchBookmarks': 'true',
             # The API requires whole seconds; at least 1, as zero means the server's default.
             'timeoutSeconds': None if watching.server_timeout is None else max(1, int(watching.server_timeout)),
-            **self._selectors(),
+            **self._select(),
             **params,
         }
+
+    def _select(self) -> dict[str, str]:
+        """Return the selectors of the next request; remember which objects of this operator it selects."""
+        selectors = self._selectors()
+        # The users' shards win: there is no syntax for the intersection of two selectors.
+        if self._shard is None or 'shardSelector' in selectors or self._client.lacks(self._sharded_list):
+            self._requested = None
+            return selectors
+        self._requested = self._shard.selection
+        return selectors | {'shardSelector': str(self._requested)}
 
     def _selectors(self) -> dict[str, str]:
         if not self._selective:
@@ -400,10 +461,11 @@ class ResourceWatch:
         """List all objects in chunks. An expired continue token (HTTP 410) restarts the list."""
         limit = self._settings.watching.chunk_size or CHUNK_SIZE
         token: str | None = None
+        selectors = self._select()  # the same for all chunks
         while True:
             # Why not resourceVersion=0, so that servers answer from their caches? Such a list can be older than the
             # known objects: the newest of them would look deleted.
-            params = {'limit': limit, 'continue': token, **self._selectors()}
+            params = {'limit': limit, 'continue': token, **selectors}
             page = await self._client.get_json(self._path, params, logger=logger)
             if not isinstance(page, dict) or not isinstance(page.get('items', 0), list | None):
                 # If this were treated as an empty list, all objects would be reported as deleted.
@@ -411,9 +473,13 @@ class ResourceWatch:
             # API servers omit both fields in listed items of built-in resources, but not in events. Handlers must not
             # see a difference.
             defaults = {'apiVersion': page.get('apiVersion'), 'kind': (page.get('kind') or '').removesuffix('List')}
+            is_cut = self._note_echo(page)
             for number, item in enumerate(page.get('items') or (), start=1):
                 raw = {**defaults, **item} if isinstance(item, dict) else item
-                self._take({'type': None, 'object': cast(RawBody, raw)})
+                if self._shard is None or not self._is_foreign(raw):
+                    self._take({'type': None, 'object': cast(RawBody, raw)})
+                elif self._is_cut is not False:
+                    self._note_foreign(raw, is_cut=is_cut)
                 if number % MAX_AT_ONCE == 0:
                     await asyncio.sleep(0)
             meta = page.get('metadata') or {}
@@ -421,6 +487,46 @@ class ResourceWatch:
             if not token:
                 self._end_list(meta.get('resourceVersion') or '')  # if it is empty, the stream begins with all objects
                 return
+
+    def _note_echo(self, page: Mapping[str, Any]) -> bool:
+        """Return whether the server says that the list has only the selected objects."""
+        # Kubernetes 1.36 does not say it for custom resources, although it selects them.
+        if self._requested is None or not isinstance(page.get('metadata'), dict) or not get_meta(page).get('shardInfo'):
+            return False
+        if self._is_cut is None:
+            logger.debug("The API server sends only the objects of this member: %s.", self)
+        self._is_cut = True
+        return True
+
+    def _is_foreign(self, raw: object) -> bool:
+        """Check whether other members handle the object, and nothing here needs it."""
+        meta = get_meta(raw)
+        return (
+            self._shard is not None
+            and bool(meta.get('uid'))
+            and self._shard.excludes(str(meta['uid']), meta.get('namespace'))
+        )
+
+    def _note_foreign_line(self, requested: 'Selection', line: bytes) -> None:
+        """Note whether the server sends all objects, as it has sent a foreign one."""
+        try:
+            raw = decode(line)['object']
+        except (ValueError, KeyError, TypeError):
+            return
+        if self._is_foreign(raw) and not requested.covers_object(get_meta(raw)):
+            self._is_cut = False
+
+    def _note_foreign(self, raw: object, *, is_cut: bool) -> None:
+        """Note whether the server sends all objects, as the list has a foreign one."""
+        if self._requested is None or self._requested.covers_object(get_meta(raw)):
+            return  # it was requested before this member has lost it
+        if not is_cut:
+            self._is_cut = False
+            return
+        # The function of hashes differs from that of Kubernetes, so the list does not have all own objects.
+        self._client.note_lack(self._sharded_list)
+        logger.warning("The API server selects wrong shards of %s; reading all objects instead.", self.resource)
+        raise errors.APIGoneError("the list does not have the requested shard", status=410)
 
     def _end_list(self, version: str | None) -> None:
         """Report the objects that are not in the list as deleted; continue from its resource version."""
@@ -448,7 +554,7 @@ class ResourceWatch:
             for parked in self._seen.end_list():
                 self.see(parked.raw, is_deleted=parked.is_deleted)
                 uid = identify(parked.raw)
-                if uid not in self.records and self._is_selected(parked.raw):
+                if uid not in self.records and self._is_selected(parked.raw) and not self._is_foreign(parked.raw):
                     self._sink.missed(uid)
 
     def _begin_list(self) -> None:
@@ -499,9 +605,10 @@ class ResourceWatch:
 
     def _take_line(self, line: bytes) -> bool:
         """Process a line of the stream; return whether it is an event of an object."""
-        # Why not also with states from responses to writes? The stream must bring each of them: see `_take_bookmark`.
-        if self._is_foreign is not None and self._seen is None and self._is_foreign(line):
+        if self._shard is not None and self._shard.excludes_line(line, namespaced=bool(self.resource.namespaced)):
             self._listed += self._since is None
+            if self._is_cut is None and self._requested is not None:
+                self._note_foreign_line(self._requested, line)
             return True
         try:
             event = decode(line)
@@ -626,6 +733,8 @@ class ResourceWatch:
         """
         if not get_meta(raw).get('name') or not get_meta(raw).get('uid'):
             return None
+        if self._is_foreign(raw):
+            return None  # the stream will not bring it
         if self._seen is None:
             # Why not at the top? The watches of most operators never need it.
             from kopf._core.reactor.seen_states import SeenStates

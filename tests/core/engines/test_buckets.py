@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kopf._core.engines.buckets import digest, find_bucket, find_bucket_of_bytes, format_ranges, parse_ranges
+from kopf._core.engines.buckets import digest, find_bucket, format_ranges, parse_ranges
 from kopf._kits.testing.storing import sharding
 
 
@@ -32,11 +32,6 @@ def test_uids_are_spread_evenly_over_the_buckets():
     uids = [str(uuid.uuid5(uuid.NAMESPACE_DNS, str(number))) for number in range(16000)]
     buckets = [find_bucket(uid, 16) for uid in uids]
     assert all(800 < buckets.count(bucket) < 1200 for bucket in range(16))
-
-
-@given(st.uuids())
-def test_bytes_have_the_bucket_of_their_text(uid):
-    assert find_bucket_of_bytes(str(uid).encode(), 64) == find_bucket(str(uid), 64)
 
 
 @given(st.integers(1, 300).flatmap(lambda n: st.tuples(st.just(n), st.frozensets(st.integers(0, n - 1)))))

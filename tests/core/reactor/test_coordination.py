@@ -17,7 +17,7 @@ class Switch:
     groups = ('switches.dev',)
     watches = ()
     keeps_warm = False
-    owner_check = foreign_line_check = unowned = None
+    owner_check = shard_filter = unowned = None
     runs_schedules = True
 
     def __init__(self, changed=lambda affected: None, noticed=lambda: None):

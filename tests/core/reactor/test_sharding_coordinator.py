@@ -8,10 +8,10 @@ import json
 
 import aiohttp
 import pytest
-from operatorworld import in_virtual_time, running_operator
+from operatorworld import in_virtual_time, new_world, running_operator
 
 import kopf
-from kopf._cogs.clients.api import decode
+from kopf._cogs.clients.api import ApiClient, decode
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._core.engines.buckets import find_bucket
 from kopf._core.engines.lease_candidate import LeadershipError
@@ -21,6 +21,12 @@ from kopf._core.reactor import election_coordinator, watches
 from kopf._core.reactor.sharding_coordinator import check_sharding
 
 GROUP = 'kopf-operator-shards'
+HALVES = [
+    "shardRange(object.metadata.uid, '0x0000000000000000', '0x8000000000000000')",
+    "shardRange(object.metadata.uid, '0x8000000000000000', '0x10000000000000000')",
+    "shardRange(object.metadata.uid, '0x0000000000000000', '0x10000000000000000')",
+]
+"""The selectors of either half of all objects, and of the whole."""
 NAMES = [f'obj-{number}' for number in range(12)]
 
 
@@ -150,6 +156,17 @@ def now():
 
 
 @pytest.fixture
+def world(request):
+    """Yield a sandbox that sends all objects to each member, unless it is to cut the streams itself."""
+    is_cut = getattr(request, 'param', None) == 'cut'
+    with new_world(virtual_time=hasattr(request.function, 'in_virtual_time'), sharding=is_cut) as world:
+        yield world
+
+
+with_and_without_cuts = pytest.mark.parametrize('world', ['whole', 'cut'], indirect=True)
+
+
+@pytest.fixture
 def members(world):
     members = Members(world)
     yield members
@@ -182,6 +199,7 @@ async def test_one_member_handles_all_objects(world, members):
     assert decode_member('x', lease['metadata']['annotations']['kopf.dev/shard']).report.held == frozenset()
 
 
+@with_and_without_cuts
 @in_virtual_time
 async def test_members_share_the_objects(world, members):
     async with members.run('a'), members.run('b'), members.run('c'):
@@ -196,6 +214,7 @@ async def test_members_share_the_objects(world, members):
             assert members.find('begin', name=name, value='2') == [first]
 
 
+@with_and_without_cuts
 @in_virtual_time
 async def test_objects_follow_their_buckets_when_members_come_and_go(world, members):
     async with members.run('a'):
@@ -215,6 +234,7 @@ async def test_objects_follow_their_buckets_when_members_come_and_go(world, memb
         assert began - ended < 1  # a graceful end hands over at once
 
 
+@with_and_without_cuts
 @in_virtual_time
 async def test_edits_in_the_middle_of_a_hand_over_are_handled_once(world, members):
     async with members.run('a'):
@@ -229,6 +249,7 @@ async def test_edits_in_the_middle_of_a_hand_over_are_handled_once(world, member
             await members.balanced('a', 'b', 'c')
 
 
+@with_and_without_cuts
 @in_virtual_time
 async def test_a_running_handler_ends_before_its_object_changes_hands(world, members):
     ending = asyncio.Event()
@@ -315,6 +336,7 @@ async def test_a_handler_that_does_not_end_keeps_back_only_the_bucket_of_its_obj
             assert members.find('begin', name=kept_back, value='4') == ['b']
 
 
+@with_and_without_cuts
 @in_virtual_time
 async def test_a_member_that_cannot_renew_stops_and_others_take_its_buckets_over_in_time(world, members, ends):
     async with members.run('a'), members.run('b'):
@@ -393,6 +415,7 @@ def declare_kinds(registry, settings, note):
         note('delete', name)
 
 
+@with_and_without_cuts
 @in_virtual_time
 async def test_each_kind_of_work_changes_hands(world, members):
     async with members.run('a', declare_kinds):
@@ -535,6 +558,7 @@ async def test_progress_that_is_only_in_memory_is_stored_before_a_hand_over(worl
             assert not members.find('begin', member='b') and theirs
 
 
+@with_and_without_cuts
 @in_virtual_time
 async def test_retries_go_on_with_their_attempts_in_the_next_member(world, members):
     def declare(registry, settings, note):
@@ -556,6 +580,7 @@ async def test_retries_go_on_with_their_attempts_in_the_next_member(world, membe
         assert attempts[-1][0] == ('b' if name in theirs else 'a')
 
 
+@with_and_without_cuts
 @in_virtual_time
 async def test_objects_of_a_namespace_stay_together_by_key(world, members):
     await world.aio.create({'apiVersion': 'v1', 'kind': 'Namespace', 'metadata': {'name': 'other'}})
@@ -688,6 +713,7 @@ def declare_level(registry, settings, note):
         note('level end', name)
 
 
+@with_and_without_cuts
 @in_virtual_time
 async def test_owned_objects_trigger_the_member_that_handles_their_owner(world, members):
     async with members.run('a', declare_level), members.run('b', declare_level):
@@ -808,6 +834,7 @@ async def test_lines_of_foreign_objects_are_not_decoded(world, members, monkeypa
         assert all(len(lines[uid]) == len(set(lines[uid])) >= 1 for uid in uids)
 
 
+@with_and_without_cuts
 @in_virtual_time
 @pytest.mark.parametrize('key', ['uid', 'namespace'])
 async def test_objects_that_mention_foreign_ones_are_handled(world, members, key):
@@ -820,6 +847,101 @@ async def test_objects_that_mention_foreign_ones_are_handled(world, members, key
         for name in NAMES:
             await world.edit(name, field='2', references=[{'uid': uid, 'namespace': 'other'} for uid in uids])
         await members.handled('2')
+
+
+class Requests:
+    """The requests for the objects, as the members have sent them; and the names of the objects in the answers."""
+
+    def __init__(self, monkeypatch):
+        self.selectors = []  # of lists and streams
+        self.lists = 0
+        get_json, stream = ApiClient.get_json, ApiClient.stream
+
+        async def note_list(client, path, params=None, **options):
+            self.note(path, params or {}, is_list=True)
+            return await get_json(client, path, params, **options)
+
+        def note_stream(client, path, params, **options):
+            self.note(path, params, is_list=bool(params.get('sendInitialEvents')))
+            return stream(client, path, params, **options)
+
+        monkeypatch.setattr(ApiClient, 'get_json', note_list)
+        monkeypatch.setattr(ApiClient, 'stream', note_stream)
+
+    def note(self, path, params, *, is_list):
+        if path.endswith('/kopfexamples'):
+            self.selectors.append(params.get('shardSelector'))
+            self.lists += is_list
+
+    async def until(self, *selectors):
+        """Wait until these selectors have been requested."""
+        while not set(selectors) <= set(self.selectors):
+            await asyncio.sleep(0.1)
+
+
+@pytest.fixture
+def requests(monkeypatch):
+    return Requests(monkeypatch)
+
+
+@in_virtual_time
+async def test_members_request_only_their_own_objects(world, members, requests):
+    async with members.run('a'):
+        await requests.until(HALVES[2])
+        async with members.run('b'):
+            await members.balanced('a', 'b')
+            await requests.until(*HALVES[:2])
+            requests.selectors.clear()
+        await requests.until(HALVES[2])
+    assert None not in requests.selectors
+
+
+@with_and_without_cuts
+@in_virtual_time
+async def test_a_smaller_part_needs_no_list(world, members, requests):
+    async with members.run('a'):
+        await members.create()
+        await members.handled('1')
+        requests.selectors.clear()
+        requests.lists = 0
+        async with members.run('b'):
+            await members.balanced('a', 'b')
+            await members.edit('2')
+            await requests.until(*HALVES[:2])
+            await members.edit('3')
+            await members.handled('3')
+            assert requests.lists == 1  # of b
+
+
+@in_virtual_time
+@pytest.mark.parametrize('kind', ['index', 'event'])
+async def test_what_is_indexed_is_requested_whole(world, members, requests, kind):
+    def declare(registry, settings, note):
+        if kind == 'index':
+            kopf.index('kopfexamples', registry=registry)(lambda **_: None)
+
+    async with members.run('a', declare), members.run('b', declare):
+        await members.balanced('a', 'b')
+        await members.create()
+        await members.handled('1')
+        assert (None in requests.selectors) is (len(set(requests.selectors)) == 1) is (kind == 'index')
+
+
+@in_virtual_time
+async def test_kinds_that_others_own_are_requested_whole(world, members, monkeypatch):
+    requested = {}
+    stream = ApiClient.stream
+
+    def note_stream(client, path, params, **options):
+        requested.setdefault(path.rpartition('/')[2], set()).add(params.get('shardSelector'))
+        return stream(client, path, params, **options)
+
+    monkeypatch.setattr(ApiClient, 'stream', note_stream)
+    async with members.run('a', declare_level), members.run('b', declare_level):
+        await members.balanced('a', 'b')
+        await members.create()
+        await members.until_done('level end', times=len(NAMES))
+        assert requested['configmaps'] == {None} and set(HALVES[:2]) <= requested['kopfexamples']
 
 
 # Trouble.

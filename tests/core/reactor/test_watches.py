@@ -20,6 +20,9 @@ from kopf._cogs.clients import errors
 from kopf._cogs.clients.api import ApiClient
 from kopf._cogs.structs.credentials import ConnectionInfo, LoginError, Vault
 from kopf._cogs.structs.references import Resource
+from kopf._core.engines.assignments import Division
+from kopf._core.engines.buckets import find_bucket
+from kopf._core.engines.shard_filters import ShardFilter
 from kopf._core.reactor import watches
 from kopf._core.reactor.watches import ResourceWatch, WatchState
 
@@ -72,6 +75,11 @@ def page(*objs, version=None, token=None):
     }
 
 
+def encode(line):
+    """Return the line without spaces, as API servers send it."""
+    return json.dumps(line, separators=(',', ':')).encode()
+
+
 class Refusal(dict):
     def __init__(self, status, **kwargs):
         super().__init__(kind='Status', status='Failure', code=status, **kwargs)
@@ -82,7 +90,7 @@ class Stream(list):
     """Lines of a stream; it stays open in the end, unless it is to be ended or cut, or is never even opened."""
 
     def __init__(self, *lines, ending='open', pace=0):
-        super().__init__(line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines)
+        super().__init__(line if isinstance(line, bytes) else encode(line) for line in lines)
         self.ending = ending
         self.pace = pace  # the seconds after each line
 
@@ -839,9 +847,9 @@ async def test_objects_without_uids_are_identified_by_name(watch, server, sink):
         Stream(added('a', 4, uid=''), bookmark(5, end=True)),
     ]
     for event in server.script[0][:2]:
-        assert b'"uid": "uid-' in event
+        assert b'"uid":"uid-' in event
     server.script = [
-        Stream(*(line.replace(b'"uid": "uid-a", ', b'').replace(b'"uid": "uid-b", ', b'') for line in stream))
+        Stream(*(line.replace(b'"uid":"uid-a",', b'').replace(b'"uid":"uid-b",', b'') for line in stream))
         for stream in server.script
     ]
     async with running(watch):
@@ -1051,3 +1059,187 @@ async def test_a_running_watch_knows_which_states_its_stream_can_still_bring(wat
         assert not watch.has_reached('7') and watch.has_reached('opaque')
     assert reached == [(False, False), (True, False), (True, False)]
     assert watch.has_reached('7')  # it brings nothing any more
+
+
+# Shards: only a part of the objects is of this operator.
+
+
+class Buckets:
+    """The buckets of this operator, so many that each object has its own."""
+
+    NUMBER = 2**32
+
+    def __init__(self, *names):
+        self.filter = ShardFilter(Division(self.NUMBER, 'uid'), lambda: self.active)
+        self.hold(*names)
+
+    def hold(self, *names):
+        self.active = frozenset(find_bucket(f'uid-{name}', self.NUMBER) for name in names)
+
+    @property
+    def selector(self):
+        return {'shardSelector': str(self.filter.selection)}
+
+
+@pytest.fixture
+def buckets():
+    return Buckets('a', 'b')
+
+
+@pytest.fixture
+async def sharded(server, settings, sink, buckets, watch):
+    yield ResourceWatch(watch._client, settings, RESOURCE, None, sink, shard=buckets.filter)
+
+
+@pytest.mark.parametrize('streamed', [True, False])
+async def test_only_own_objects_are_requested_and_all_others_ignored(
+    sharded, server, settings, sink, buckets, streamed
+):
+    settings.watching.streaming_lists = streamed
+    stream = [modified('a', 5), modified('c', 6), deleted('c', 7), deleted('b', 8)]
+    server.script = [
+        *([] if streamed else [page(obj('a', 1), obj('b', 2), obj('c', 3), version=4)]),
+        Stream(*([added('a', 1), added('b', 2), added('c', 3), bookmark(4, end=True)] if streamed else []), *stream),
+    ]
+    async with running(sharded):
+        await sink.until(lambda: ('DELETED', 'b') in sink.events)
+        assert set(sharded.records) == {'uid-a'}
+    assert [name for _, name in sink.events] == ['a', 'b', 'a', 'b']
+    first = INITIAL if streamed else LIST
+    assert server.queries == [first | buckets.selector, *([] if streamed else [since(4) | buckets.selector])]
+
+
+async def test_the_users_own_shards_win(sharded, server, settings, sink):
+    settings.watching.shard_selectors['kopfexamples'] = 'mine'
+    server.script = [Stream(added('a', 1), added('c', 3), bookmark(4, end=True))]
+    async with running(sharded):
+        await sink.has(a=1)
+        await sink.until(lambda: sink.lists)
+        assert server.queries == [INITIAL | {'shardSelector': 'mine'}]
+
+
+@pytest.mark.parametrize(
+    'refusal',
+    [
+        Refusal(400, message='unknown'),
+        Refusal(500, message='invalid shard selector: no'),
+        Refusal(422, message='shard selector'),
+    ],
+    ids=lambda refusal: refusal.status,
+)
+async def test_a_server_that_refuses_the_selector_sends_everything(sharded, server, sink, buckets, caplog, refusal):
+    caplog.set_level(logging.INFO)
+    server.script = [
+        refusal,
+        Stream(added('a', 1), added('c', 3), bookmark(4, end=True), ending='end'),
+        Stream(modified('a', 5)),
+    ]
+    async with running(sharded):
+        await sink.has(a=5)
+    assert server.queries == [INITIAL | buckets.selector, INITIAL, since(4)]
+    assert [record.message.partition(':')[0] for record in caplog.records if record.name == watches.__name__] == [
+        'The API server refuses the shard selector for kopfexamples.v1.kopf.dev; reading all of them'
+    ]
+
+
+async def test_other_failures_keep_the_selector(sharded, server, sink, buckets):
+    server.script = [
+        Refusal(500),
+        Refusal(422),
+        page(obj('a', 1), version=4),
+        Refusal(410),
+        page(obj('a', 5), version=6),
+    ]
+    async with running(sharded):
+        await sink.has(a=5)
+    assert all(query.get('shardSelector') == buckets.selector['shardSelector'] for query in server.queries)
+
+
+async def test_a_server_with_other_hashes_is_asked_for_everything(sharded, server, settings, sink, buckets, caplog):
+    settings.watching.streaming_lists = False
+    wrong = page(obj('c', 1), version=4)
+    wrong['metadata']['shardInfo'] = buckets.selector
+    server.script = [wrong, page(obj('a', 2), obj('c', 1), version=5), Stream(modified('a', 6))]
+    async with running(sharded):
+        await sink.has(a=6)
+    assert server.queries == [LIST | buckets.selector, LIST, since(5)]
+    assert 'selects wrong shards' in caplog.text
+
+
+async def test_a_smaller_part_continues_the_stream_from_its_position(sharded, server, sink, buckets):
+    server.script = [Stream(added('a', 1), added('b', 2), bookmark(4, end=True), modified('a', 5))]
+    async with running(sharded):
+        await sink.has(a=5, b=2)
+        before = buckets.selector
+        assert not sharded.is_too_wide
+        buckets.hold('a')
+        assert sharded.is_too_wide
+        sharded.forget([*sharded.records.values()])
+    server.script = [Stream(modified('a', 6))]
+    async with running(sharded):
+        await sink.has(a=6, b=2)
+        assert set(sharded.records) == {'uid-a'} and not sharded.is_too_wide
+    assert server.queries == [INITIAL | before, since(5) | buckets.selector]
+
+
+@pytest.mark.parametrize('streamed', [True, False])
+async def test_a_server_that_sends_everything_needs_no_narrower_request(
+    sharded, server, settings, sink, buckets, streamed
+):
+    settings.watching.streaming_lists = streamed
+    server.script = [
+        *([] if streamed else [page(obj('a', 1), obj('c', 3), version=4)]),
+        Stream(*([added('a', 1), added('c', 3), bookmark(4, end=True)] if streamed else []), modified('a', 5)),
+    ]
+    async with running(sharded):
+        await sink.has(a=5)
+        buckets.hold('a')
+        assert not sharded.is_too_wide
+
+
+@pytest.mark.parametrize('streamed', [True, False])
+async def test_a_greater_part_is_listed(sharded, server, settings, sink, buckets, streamed):
+    settings.watching.streaming_lists = streamed
+
+    def list_all(*objs, version):
+        lines = [{'type': 'ADDED', 'object': each} for each in objs]
+        return [Stream(*lines, bookmark(version, end=True))] if streamed else [page(*objs, version=version), Stream()]
+
+    server.script = list_all(obj('a', 1), obj('b', 2), version=4)
+    async with running(sharded):
+        await sink.until(lambda: sink.lists == 1)
+    buckets.hold('a', 'c')
+    sharded.relist()
+    server.script = list_all(obj('a', 1), obj('c', 3), version=6)
+    async with running(sharded):
+        await sink.until(lambda: sink.lists == 2)
+        assert set(sharded.records) == {'uid-a', 'uid-c'}
+    assert (INITIAL if streamed else LIST) | buckets.selector in server.queries
+
+
+async def test_states_of_foreign_objects_from_writes_are_not_waited_for(sharded, server, sink):
+    server.script = [Stream(added('a', 1), bookmark(4, end=True))]
+    async with running(sharded):
+        await sink.until(lambda: sink.lists)
+        assert sharded.see(obj('c', 7)) is None
+        assert sharded.see(obj('b', 7)) is not None
+        await sink.has(a=1, b=7)
+
+
+async def test_two_tasks_of_a_watch_do_not_run_at_once(watch, server, sink):
+    server.script = [Stream(added('a', 1), bookmark(4, end=True)), Stream(modified('a', 5))]
+    task = asyncio.create_task(watch.run())
+    async with asyncio.timeout(60):
+        await sink.has(a=1)
+        second = asyncio.create_task(watch.run())
+        await asyncio.sleep(0)  # it waits
+        assert len(server.queries) == 1
+        second.cancel()
+        third = asyncio.create_task(watch.run())
+        await asyncio.sleep(0)
+        assert len(server.queries) == 1 and watch.state is WatchState.STREAMING
+        task.cancel()
+        await sink.has(a=5)
+        third.cancel()
+        await asyncio.wait([task, second, third])
+    assert server.queries == [INITIAL, since(4)]

@@ -135,7 +135,7 @@ def choose(
     else:
         records = table.records(namespace, start=start)
     meta: dict[str, object] = {'resourceVersion': str(past or storage.version)}
-    if isinstance(options.selector, Sharded):
+    if isinstance(options.selector, Sharded) and not kind.custom:  # as a real server, which selects those, too
         meta['shardInfo'] = {'selector': options.selector.shards}
     records = iter(records)
     selected = records if not options.selector else (r for r in records if options.selector.matches(r))
