@@ -324,6 +324,25 @@ def _load_alone(paths: tuple[str, ...], modules: tuple[str, ...]) -> registries.
     return registries.get_default_registry()
 
 
+def _serve(controls: CLIControls, options: 'operators.OperatorOptions') -> None:
+    """Run the operator in this process until it is stopped."""
+    if controls.run is not None:
+        controls.run(**options)
+        return
+    # Why not at the top? ``kopf --help`` and wrong options must not wait for the import.
+    from kopf._core.reactor import running
+
+    with _event_loop(controls) as loop:
+        running.run(loop=loop, **options)
+
+
+def _check_processes(processes: int, *, reload: bool, shards: str | None) -> None:
+    if reload and processes > 1:
+        raise click.UsageError("Either --reload or --processes can be used, not both.")
+    if processes > 1 and shards is None:
+        raise click.UsageError("--processes is for operators with --shards: each process serves some of the objects.")
+
+
 def _run_children(
     paths: tuple[str, ...],
     modules: tuple[str, ...],
@@ -529,17 +548,9 @@ def run(
         raise click.UsageError("--crd, --load and --pods are for --sandbox only: nothing is done to a real cluster.")
     sandboxed = _follow_parent(controls, options)
     if sandboxed is None and (reload or processes > 1):
-        if reload and processes > 1:
-            raise click.UsageError("Either --reload or --processes can be used, not both.")
-        if processes > 1 and options.get('shards') is None:
-            raise click.UsageError(
-                "--processes is for operators with --shards: each process serves some of the objects."
-            )
+        _check_processes(processes, reload=reload, shards=options.get('shards'))
         _run_children(paths, modules, options, processes=processes, sandbox=sandbox, crds=crds, loads=loads, pods=pods)
         return
-    # Why not at the top? ``kopf --help`` and wrong options must not wait for the import.
-    from kopf._core.reactor import running
-
     if dev and options['priority'] is None:
         options['priority'] = _DEV_PRIORITY
     if sandbox and not options['namespaces']:
@@ -557,11 +568,7 @@ def run(
         if launched is not None:
             options['settings'], options['ready_flag'] = _load(launched, controls, registry)
             options['vault'] = launched.vault
-        if controls.run is not None:
-            controls.run(**options)
-            return
-        with _event_loop(controls) as loop:
-            running.run(loop=loop, **options)
+        _serve(controls, options)
 
 
 @main.command()

@@ -21,7 +21,7 @@ from kopf._core.engines.adoption import check_object
 from kopf._core.engines.children import make_manager
 from kopf._core.engines.indexing import INDEXING_PATIENCE, wait_for_indexing
 from kopf._core.reactor.object_records import ObjectRecord
-from kopf._core.reactor.orchestration import write_through_var
+from kopf._core.reactor.orchestration import WriteThrough, write_through_var
 
 K8sObject: TypeAlias = (
     Mapping[str, Any]
@@ -80,32 +80,34 @@ def apply(
             "kopf.apply() works only inside of a running operator: for example, in a handler of @kopf.on.startup()."
         )
     desired = check_object(obj, 'kopf.apply')
-    identity = (desired['apiVersion'], desired['kind'])
+    # Why not the manager of children? If an object is applied in both ways, the API server would remove the fields that
+    # the last request does not have, such as the owner reference.
+    manager = field_manager or f'{make_manager(write_through.settings.applying.operator)}/apply'
+    work = _apply(desired, client, write_through, namespace, field_manager=manager, force=force, dry_run=dry_run)
+    return work if _is_in_loop() else _run_in_loop('apply', work)
 
-    async def work() -> RawBody:
-        resource = await _find_resource(client, *identity)
-        place = _find_namespace(desired, resource, namespace)
-        try:
-            raw = await apply_object(
-                client,
-                resource=resource,
-                namespace=place,
-                name=desired['metadata']['name'],
-                body=desired,
-                # Why not the manager of children? If an object is applied in both ways, the API server would remove the
-                # fields that the last request does not have, such as the owner reference.
-                field_manager=field_manager or f'{make_manager(write_through.settings.applying.operator)}/apply',
-                force=force,
-                dry_run=dry_run,
-            )
-        except APINotFoundError:
-            forget_kind(client, *identity)
-            raise
-        if not dry_run:
-            await _Sight(write_through.see(raw))
-        return raw
 
-    return work() if _is_in_loop() else _run_in_loop('apply', work())
+async def _apply(
+    desired: Mapping[str, Any],
+    client: ApiClient,
+    write_through: WriteThrough,
+    namespace: str | None,
+    *,
+    dry_run: bool,
+    **options: Any,
+) -> RawBody:
+    resource = await _find_resource(client, desired['apiVersion'], desired['kind'])
+    place, name = _find_namespace(desired, resource, namespace), desired['metadata']['name']
+    try:
+        raw = await apply_object(
+            client, resource=resource, namespace=place, name=name, body=desired, dry_run=dry_run, **options
+        )
+    except APINotFoundError:
+        forget_kind(client, desired['apiVersion'], desired['kind'])
+        raise
+    if not dry_run:
+        await _Sight(write_through.see(raw))
+    return raw
 
 
 def seen(obj: K8sObject, *, deleted: bool = False) -> Awaitable[None]:

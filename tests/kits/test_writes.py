@@ -272,7 +272,7 @@ async def test_nothing_is_written_outside_of_operators():
 def test_a_thread_that_has_outlived_its_operator_is_told_so():
     loop = asyncio.new_event_loop()
     loop.close()
-    write_through = types.SimpleNamespace(loop=loop)
+    write_through = types.SimpleNamespace(loop=loop, settings=kopf.OperatorSettings())
     values = {client_var: types.SimpleNamespace(), write_through_var: write_through}
     tokens = [(var, var.set(value)) for var, value in values.items()]
     try:

@@ -58,24 +58,7 @@ def decode(
     """
     if body is None:
         body = {}
-    if not isinstance(body, dict):
-        excerpt = clientjson.excerpt(text)
-        raise statuses.bad_request(
-            f'the object provided is unrecognized (must be of type {kind.name}): {no_kind(body)} ({excerpt})'
-        )
-    for key in ('apiVersion', 'kind'):
-        if not isinstance(value := body.get(key), (str, type(None))):
-            raise statuses.bad_request(
-                f'the object provided is unrecognized (must be of type {kind.name}): couldn\'t get version/kind; json '
-                f'parse error: json: cannot unmarshal {json_type(value)} into Go struct field .{key} of type string '
-                f'({clientjson.excerpt(text)})'
-            )
-    api_version, name = (body.get('apiVersion') or '').removeprefix('/'), body.get('kind') or ''
-    if api_version.count('/') > 1:
-        raise statuses.bad_request(
-            f'the object provided is unrecognized (must be of type {kind.name}): unexpected '
-            f'GroupVersion string: {api_version} ({clientjson.excerpt(text)})'
-        )
+    api_version, name = _read_type(body, kind, text)
     if kind.custom:
         _check_custom(api_version, name, kind, body, text, lenient=lenient)
     elif name not in ('', kind.name) or api_version not in ('', kind.api_version):
@@ -84,17 +67,10 @@ def decode(
             f'{name} in version "{api_version.rpartition("/")[2]}" cannot be handled as a {kind.name}: '
             f'{registered.complaint(api_version, name, kind)}'
         )
-    if not kind.custom:
-        try:
-            return structure(body, kind, text, mistakes)
-        except TypeError as error:
-            raise statuses.bad_request(
-                f'{kind.name} in version "{kind.version}" cannot be handled as a {kind.name}: {error}'
-            ) from None
-    meta = body.get('metadata')
-    if meta is None:
-        meta = {}
+    meta = {} if body.get('metadata') is None else body['metadata']
     try:
+        if not kind.custom:
+            return structure(body, kind, text, mistakes)
         metadata.check_types(meta, kind)
     except TypeError as error:
         raise statuses.bad_request(
@@ -102,6 +78,29 @@ def decode(
         ) from None
     rest = {key: value for key, value in body.items() if key not in ('apiVersion', 'kind', 'metadata')}
     return {'apiVersion': kind.api_version, 'kind': kind.name, 'metadata': dict(meta), **rest}
+
+
+def _read_type(body: Any, kind: Kind, text: bytes) -> tuple[str, str]:
+    """Return the API version and the kind that the request has itself; empty strings if it has none."""
+    if not isinstance(body, dict):
+        raise _unrecognized(kind, no_kind(body), text)
+    for key in ('apiVersion', 'kind'):
+        if not isinstance(value := body.get(key), (str, type(None))):
+            why = (
+                f'couldn\'t get version/kind; json parse error: json: cannot unmarshal {json_type(value)} into Go '
+                f'struct field .{key} of type string'
+            )
+            raise _unrecognized(kind, why, text)
+    api_version, name = (body.get('apiVersion') or '').removeprefix('/'), body.get('kind') or ''
+    if api_version.count('/') > 1:
+        raise _unrecognized(kind, f'unexpected GroupVersion string: {api_version}', text)
+    return api_version, name
+
+
+def _unrecognized(kind: Kind, why: str, text: bytes) -> statuses.Refusal:
+    return statuses.bad_request(
+        f'the object provided is unrecognized (must be of type {kind.name}): {why} ({clientjson.excerpt(text)})'
+    )
 
 
 def no_kind(value: Any) -> str:
@@ -151,9 +150,7 @@ def _check_custom(
             raise statuses.bad_request(
                 f'{kind.name} in version "{kind.version}" cannot be handled as a {kind.name}: {why}'
             )
-        raise statuses.bad_request(
-            f'the object provided is unrecognized (must be of type {kind.name}): {why} ({clientjson.excerpt(text)})'
-        )
+        raise _unrecognized(kind, why, text)
     if body.get('apiVersion', '') is None:
         raise statuses.bad_request(
             f'{name} in version "" cannot be handled as a {kind.name}: .apiVersion accessor '

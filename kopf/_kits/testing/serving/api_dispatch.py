@@ -303,16 +303,8 @@ class Api:
         if kind.conversion is not None:
             await self.objects.read(kind, namespace, name)
         match place.subresource, place.verb:
-            case 'scale', 'get':
-                return 200, form.raw(scales.kind_of(kind), orjson.dumps(self._scales.get(kind, namespace, name)))
-            case 'scale', 'update':
-                scale = await self._scales.replace(kind, namespace, name, _decoded(seen, kind), options)
-                return 200, form.raw(scales.kind_of(kind), orjson.dumps(scale))
-            case 'scale', _ if seen.content_type == rest.APPLY_PATCH:
-                scale = await self._scales.apply(kind, namespace, name, server_side_apply.decode(seen.body), options)
-                return 200, form.raw(scales.kind_of(kind), orjson.dumps(scale))
             case 'scale', _:
-                scale = await self._scales.patch(kind, namespace, name, _scale_patch(seen, kind, options), options)
+                scale = await self._scale(kind, place, seen, options)
                 return 200, form.raw(scales.kind_of(kind), orjson.dumps(scale))
             case 'token', _:
                 asked = _decode_object(seen, token_requests.TOKEN, options)
@@ -349,6 +341,16 @@ class Api:
                 return 204, b''
         self.objects.get(kind, namespace, name)
         raise statuses.not_emulated(f'{kind.plural}/{place.subresource}', 'the pods of the sandbox run no containers')
+
+    async def _scale(self, kind: Kind, place: Place, seen: SeenRequest, options: Options) -> Body:
+        namespace, name = place.namespace, place.name
+        if place.verb == 'get':
+            return self._scales.get(kind, namespace, name)
+        if place.verb == 'update':
+            return await self._scales.replace(kind, namespace, name, _decoded(seen, kind), options)
+        if seen.content_type == rest.APPLY_PATCH:
+            return await self._scales.apply(kind, namespace, name, server_side_apply.decode(seen.body), options)
+        return await self._scales.patch(kind, namespace, name, _scale_patch(seen, kind, options), options)
 
     def _open(self, group: str, plural: str) -> Table:
         return self.storage.open(group, plural, builtins.fields_of(plural))
