@@ -101,6 +101,7 @@ class ShardingSoak(Soak):
         self.moved = 0
         self.shown = 0  # how often the command has shown the members
         self.growths: dict[int, int] = {}  # the most buckets that have moved, by the number of members afterwards
+        self.lost_terms: set[str] = set()  # of members that were frozen or cut off for longer than they may work
         self.renewals: dict[str, tuple[str, float]] = {}  # by identities: the last one, and when it was first seen
 
     # The Leases.
@@ -122,13 +123,22 @@ class ShardingSoak(Soak):
             if identity in working and annotation and not is_silent:
                 with contextlib.suppress(ValueError):
                     report = decode_member(body['metadata']['name'], annotation).report
-                    for bucket in report.held:
+                    # A renewal of a lost term can still come, but this member does not handle anything any more.
+                    for bucket in report.held if report.member not in self.lost_terms else ():
                         if found.setdefault(bucket, identity) != identity:
                             doubles.add((bucket, *sorted((found[bucket], identity))))
         for bucket, *pair in doubles - self.doubles:
             self.errors.append(f'bucket {bucket} is held by {" and by ".join(pair)} at {now:.3f}')
         self.doubles |= doubles
         return found
+
+    def end_terms(self, *members: Member) -> None:
+        """Called before these members are frozen or cut off: they go on as other members."""
+        identities = {member.identity for member in members}
+        for body in self.api.items('coordination.k8s.io/v1', 'Lease', self.namespace):
+            if (body['spec'].get('holderIdentity') or '').partition('_')[0] in identities:
+                name, annotation = body['metadata']['name'], body['metadata'].get('annotations', {})
+                self.lost_terms.add(decode_member(name, annotation.get('kopf.dev/shard')).report.member)
 
     def sample(self) -> None:
         """Look at the Leases until stopped."""
@@ -227,6 +237,7 @@ class ShardingSoak(Soak):
         return victim.name, self.limit if is_last else GRACE + SAMPLING * 3
 
     def _do_freeze(self, victim: Member) -> tuple[str, float]:
+        self.end_terms(victim)
         began = time.monotonic()
         victim.process.send_signal(signal.SIGSTOP)
         victim.is_frozen = True
@@ -237,6 +248,7 @@ class ShardingSoak(Soak):
         return victim.name, self.limit
 
     def _do_cut(self, victim: Member) -> tuple[str, float]:
+        self.end_terms(victim)
         began = time.monotonic()
         with victim.link.refused():
             victim.is_cut = True
@@ -280,6 +292,7 @@ class ShardingSoak(Soak):
 
     def _do_delay(self, victim: Member) -> tuple[str, float]:
         """Hold its requests back, and deliver them late."""
+        self.end_terms(victim)
         began = time.monotonic()
         with victim.link.held():
             victim.is_cut = True
@@ -289,6 +302,7 @@ class ShardingSoak(Soak):
 
     def _do_outage(self, victim: Member) -> tuple[str, float]:
         """Cut all members off: without the API, none can hold anything, so the time counts from the end."""
+        self.end_terms(*self.members)
         with ExitStack() as stack:
             for member in self.members:
                 stack.enter_context(member.link.refused())

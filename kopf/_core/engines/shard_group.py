@@ -80,10 +80,13 @@ class KnownLease:
     Args:
         name: the name of the Lease.
         seen_at: when it was seen, or when it was found to be absent.
+        duration: after which the member expires if its Lease does not say that (in seconds).
     """
 
-    def __init__(self, name: str, seen_at: float) -> None:
+    def __init__(self, name: str, seen_at: float, duration: float) -> None:
         self.name = name
+        self._duration = duration
+        self._expired = ''  # the member that has expired, even if a late request has renewed the Lease afterwards
         self.body: Mapping[str, Any] | None = None
         """The last known state; ``None`` if the Lease does not exist."""
         self._was_seen = False
@@ -97,6 +100,8 @@ class KnownLease:
 
     def see(self, body: Mapping[str, Any] | None, now: float) -> None:
         """Take a newer state."""
+        if self.state is not None and self.confirmed_at >= self.find_expiry():
+            self._expired = self.state.report.member
         was_there, self.body, self.seen_at = self.body is not None, body, now
         self._was_seen |= was_there or body is not None
         if body is None:
@@ -121,21 +126,21 @@ class KnownLease:
         """Return whether the member has released the Lease."""
         return self._was_seen and self.record.holder is None
 
-    def find_expiry(self, duration: float) -> float:
-        """Return when the member expires: after the duration in its Lease, or by default, after this duration."""
-        return self.changed_at + (self.record.duration or duration)
+    def find_expiry(self) -> float:
+        """Return when the member expires."""
+        return self.changed_at + (self.record.duration or self._duration)
 
-    def has_ended(self, member: str, duration: float) -> bool:
+    def has_ended(self, member: str) -> bool:
         """Check whether the member has certainly ended: it can never continue."""
-        if self.is_released:
+        if self.is_released or self._expired == member:
             return True
         if self.body is not None and self.state is not None and is_later(self.state.report.member, member):
             return True  # the same process has begun another term, after all its work had ended
-        return self.confirmed_at >= self.find_expiry(duration)
+        return self.confirmed_at >= self.find_expiry()
 
-    def is_doubtful(self, now: float, duration: float) -> bool:
+    def is_doubtful(self, now: float) -> bool:
         """Check whether the member seems to have expired, but its Lease was not requested again since then."""
-        expiry = self.find_expiry(duration)
+        expiry = self.find_expiry()
         return not self.is_released and now >= expiry > self.confirmed_at
 
 
@@ -237,7 +242,7 @@ class ShardGroup:
         now = self._heard_at = read_time()
         lease = self.leases.get(name)
         if lease is None:
-            lease = self.leases[name] = KnownLease(name, now)
+            lease = self.leases[name] = KnownLease(name, now, self._settings.duration)
         if not is_deleted and _is_same(body, lease.body):
             return  # not woken: the requests of a decision would cause another one, without an end
         if not _is_outdated(body, lease.body, lease.seen_at, asked_at):
@@ -282,12 +287,12 @@ class ShardGroup:
         if lease is None:
             # The record names a member without a Lease: the member can still work, as its Lease was perhaps just
             # deleted.
-            lease = self.leases[name] = KnownLease(name, read_time())
+            lease = self.leases[name] = KnownLease(name, read_time(), self._settings.duration)
         return lease
 
     def _find_concerned(self) -> Iterator[tuple[KnownLease, Report]]:
         """Return the Leases that can have a working member, except for the own one, with the reports of the members."""
-        own, duration = self._get_report(), self._settings.duration
+        own = self._get_report()
         granted: dict[str, list[str]] = {}
         for member in () if self.assignment is None else self.assignment.grants:
             granted.setdefault(member.rpartition('/')[0], []).append(member)
@@ -299,7 +304,7 @@ class ShardGroup:
             # A process has only one member at a time: all its former terms have ended. The record can know a later one.
             members = [*granted.get(name, ()), *([] if report is None else [report.member])]
             member = max(members, key=_get_epoch, default='')
-            if not lease.has_ended(member, duration):
+            if not lease.has_ended(member):
                 yield lease, self._find_report(lease, member)
 
     def _find_report(self, lease: KnownLease, member: str) -> Report:
@@ -359,7 +364,7 @@ class ShardGroup:
             return math.inf
         settings, now = self._settings, read_time()
         times = [self._find_poll()]
-        times += [expiry for lease in self.leases.values() if (expiry := lease.find_expiry(settings.duration)) > now]
+        times += [expiry for lease in self.leases.values() if (expiry := lease.find_expiry()) > now]
         times += [time + settings.duration for time in self._ended_at.values() if time + settings.duration > now]
         return max(min(times), self._next_attempt)
 
@@ -404,8 +409,8 @@ class ShardGroup:
             await self._read()
         if not await self._take_lead():
             return
-        now, duration = read_time(), self._settings.duration
-        if any(lease.is_doubtful(now, duration) for lease, _ in self._find_concerned()):
+        now = read_time()
+        if any(lease.is_doubtful(now) for lease, _ in self._find_concerned()):
             await self._list()
         await self._lead()
         await self._clean_up()
@@ -445,13 +450,13 @@ class ShardGroup:
         own = self._get_report()
         if own is None or self.holder in (None, own.member):
             return own is not None
-        holder, duration = str(self.holder), self._settings.duration
+        holder = str(self.holder)
         if self.assignment is None:
             return await self._outwait_stranger(holder)
         lease = self._get_lease(holder.rpartition('/')[0])
-        if lease.is_doubtful(read_time(), duration):
+        if lease.is_doubtful(read_time()):
             await self._list()
-        return lease.has_ended(holder, duration)
+        return lease.has_ended(holder)
 
     async def _outwait_stranger(self, holder: str) -> bool:
         """Check whether the Lease of the group has expired, while its holder is not a member."""

@@ -9,7 +9,7 @@ import pytest
 from kopf._cogs.clients import errors
 from kopf._cogs.configs.configuration import ShardingSettings
 from kopf._core.engines import shard_group
-from kopf._core.engines.assignments import Division, Ownership
+from kopf._core.engines.assignments import Division, Grant, Ownership
 from kopf._core.engines.buckets import format_ranges
 from kopf._core.engines.lease_candidate import LeadershipError
 from kopf._core.engines.shard_group import ShardGroup, is_later
@@ -204,6 +204,20 @@ async def test_the_next_term_of_a_member_is_another_member(world):
         world.group.see(world.store.renew('g-you', epoch=2))
         await asyncio.sleep(0.1)
         assert set(world.holders) == {'g-me/1', 'g-you/2'}
+
+
+async def test_a_late_renewal_does_not_bring_an_expired_member_back(world):
+    async with world.running():
+        await world.share()
+        await world.pass_time(16)
+        assert world.holders == {'g-me/1': [0, 1, 2, 3]}
+        # It was sent before the member expired, and the network has delivered it only now.
+        world.group.see(world.store.renew('g-you', held='2-3'))
+        await world.pass_time(4)
+        assert world.store.assignment.grants == {'g-me/1': Grant(frozenset(range(4)))}
+        # The process has begun another term.
+        await world.pass_time(4, other='g-you', epoch=2, seen=world.ownership.seen)
+        assert world.store.assignment.grants['g-me/1'].revoked == {2, 3}
 
 
 async def test_leases_of_ended_members_are_deleted_later(world):
