@@ -27,7 +27,9 @@ CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 class Cluster:
     def __init__(self, directory: str | pathlib.Path, port: int) -> None:
         self.directory = pathlib.Path(directory)
-        env = {**os.environ, "CLUSTER_PORT": str(port), "APISERVER_ARGS": "--audit-log-maxsize=16384"}
+        # Sharded lists and watches are only for members that ask for them.
+        arguments = "--audit-log-maxsize=16384 --feature-gates=ShardedListAndWatch=true"
+        env = {**os.environ, "CLUSTER_PORT": str(port), "APISERVER_ARGS": arguments}
         subprocess.run(
             [HERE.parent / "tests/cluster/cluster", "up", directory],
             env=env,

@@ -29,17 +29,24 @@ LONGEST_FREEZE = 5
 
 
 def case_members(
-    cluster: Cluster, runner: Runner, scale: dict[str, Any], operator: str, work: int, processes: int
+    cluster: Cluster,
+    runner: Runner,
+    scale: dict[str, Any],
+    operator: str,
+    work: int,
+    processes: int,
+    is_helped: bool,
 ) -> Metrics:
     """
     One change of each object, handled by one or more processes.
 
     The processes are frozen while the changes are written, so that the writers do not share the processor with them.
-    One process is a plain operator, without shards.
+    One process is a plain operator, without shards. If it is helped, the API server sends each member only its own
+    objects.
     """
     total, rest = scale["members"]["total"], scale["members"]["rest"]
     plural, total, version = cluster.reset(f"work{total}")
-    options = f"work={work}{',reconcile' if operator == 'reconcile' else ''}"
+    options = f"work={work}{',reconcile' * (operator == 'reconcile')}{',helped' * is_helped}"
     shared = ["--shards", "auto", "--processes", str(processes)] if processes > 1 else []
     arguments = ["--all-namespaces", *shared]
     with lease_group(cluster) as group:
@@ -71,21 +78,27 @@ def measure_memory(process: Operator) -> Metrics:
 
 def handle_changes(cluster: Cluster, process: Operator, plural: str, total: int) -> Metrics:
     """Change each object once while the processes are frozen, and measure how they handle these changes."""
-    cpu, written = process.cpu(), time.monotonic()
+    cpu, own, written = process.cpu(), measure_members(process), time.monotonic()
     with process.frozen():
         cluster.spread(finish_objects, plural, range(total))
         if time.monotonic() - written > LONGEST_FREEZE:
             raise RuntimeError(f"{total} changes were not written in {LONGEST_FREEZE} s: the machine is too busy")
     begin = time.time_ns()
     calls = await_calls(process, total)
-    cpu = process.cpu() - cpu
+    cpu, own = process.cpu() - cpu, measure_members(process) - own
     members = len(process.children()) or 1
     return {
         "changes/s ↑": total / (find_end(calls) - begin) * 1e9,
         "cpu ms/change": cpu / total * 1e3,
+        "cpu ms/change of a member": own / members / total * 1e3,
         "calls/change": len(calls) / total,
         "least share of a member %": min(count_shares(calls, members)) / len(calls) * 100,
     }
+
+
+def measure_members(process: Operator) -> float:
+    """Measure the CPU seconds of the members, without their supervisor."""
+    return sum(process.cpu_of(pid) for pid in process.children() or [process.process.pid])
 
 
 def count_leases(process: Operator, since: int, until: int, processes: int) -> Metrics:

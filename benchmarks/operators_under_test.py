@@ -145,7 +145,12 @@ class Operator:
 
     def cpu(self) -> float:
         """CPU seconds of the process and of its children, all threads, user and system."""
-        return sum(time.clock_gettime(~pid << 3 | 2) for pid in [self.process.pid, *self.children()])
+        return sum(self.cpu_of(pid) for pid in [self.process.pid, *self.children()])
+
+    @staticmethod
+    def cpu_of(pid: int) -> float:
+        """CPU seconds of one process, all threads, user and system."""
+        return time.clock_gettime(~pid << 3 | 2)
 
     def children(self) -> list[int]:
         """The processes that it has started, and that still run."""

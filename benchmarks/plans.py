@@ -43,7 +43,7 @@ SCALES: dict[str, dict[str, Any]] = {
         churn=5,
         daemons=500,
         levels=[300],
-        members=dict(total=300, works=[300_000], processes=[1, 2], rest=4),
+        members=dict(total=300, works={0: [1, 4], 300_000: [1, 2]}, rest=4),
         window=6,
         sync=100,
         webhook=4,
@@ -61,7 +61,7 @@ SCALES: dict[str, dict[str, Any]] = {
         churn=15,
         daemons=2000,
         levels=[1000],
-        members=dict(total=1000, works=[0, 300_000], processes=[1, 2, 4], rest=20),
+        members=dict(total=1000, works={0: [1, 2, 4], 300_000: [1, 2, 4]}, rest=20),
         window=20,
         sync=200,
         webhook=10,
@@ -100,11 +100,14 @@ def plan(scale: dict[str, Any]) -> Iterator[tuple[str, str, Callable[..., Metric
     for total in scale["levels"]:
         yield "reconcile", f"N={total}", case_reconcile, dict(total=total), "go"
         yield "children", f"N={total}", case_children, dict(total=total), "go"
-    for work in scale["members"]["works"]:
+    for work, counts in scale["members"]["works"].items():
         for operator in ("on.update", "reconcile"):
-            for processes in scale["members"]["processes"]:
-                variant = f"{operator}{' computing' if work else ''} P={processes}"
-                yield "members", variant, case_members, dict(operator=operator, work=work, processes=processes), False
+            for processes in counts:
+                # If the handlers compute, the help of the server hardly matters.
+                for is_helped in (False, True) if processes > 1 and not work else (False,):
+                    variant = f"{operator}{' computing' * bool(work)} P={processes}{' helped' * is_helped}"
+                    arguments = dict(operator=operator, work=work, processes=processes, is_helped=is_helped)
+                    yield "members", variant, case_members, arguments, False
     yield "sync", f"N={scale['sync']}", case_create, dict(total=scale["sync"], options="sync"), False
     yield "webhook", "", case_webhook, {}, False
     yield "idle", "", case_idle, {}, True

@@ -103,24 +103,28 @@ def growth(results: list[Result]) -> Iterator[Result]:
 
 
 def speedups(results: list[Result]) -> Iterator[Result]:
-    """Derive how much more several processes do in a second than one."""
-    rates: dict[tuple[str, str], dict[int, list[float]]] = collections.defaultdict(
+    """Derive how much more several processes do in a second than one, and how much CPU each of them takes for that."""
+    derived = {"times one process ↑": "changes/s ↑", "cpu of a member, times one process": "cpu ms/change of a member"}
+    rates: dict[tuple[str, str], dict[str, list[Metrics]]] = collections.defaultdict(
         lambda: collections.defaultdict(list)
     )
     for result in results:
         if result["case"] == "members":
             what, _, processes = result["variant"].rpartition(" P=")
-            rates[what, result["runner"]][int(processes)].append(result["metrics"]["changes/s ↑"])
+            rates[what, result["runner"]][processes].append(result["metrics"])
     for (what, runner), values in rates.items():
         for processes in sorted(values):
-            if processes > 1 and 1 in values:
-                ratio = statistics.median(values[processes]) / statistics.median(values[1])
+            if processes != "1" and "1" in values:
+                metrics = {}
+                for name, key in derived.items():
+                    several, one = (statistics.median(each[key] for each in values[p]) for p in (processes, "1"))
+                    metrics[name] = several / one
                 yield {
                     "case": "members",
                     "variant": f"{what} P={processes}",
                     "runner": runner,
                     "repeat": 0,
-                    "metrics": {"times one process ↑": ratio},
+                    "metrics": metrics,
                 }
 
 

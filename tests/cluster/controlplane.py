@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+from collections.abc import Mapping
 
 SCRIPT = pathlib.Path(__file__).resolve().parent / "cluster"
 
@@ -25,9 +26,9 @@ def binary() -> pathlib.Path:
     return pathlib.Path(os.environ.get("KUBELAB") or pathlib.Path.home() / ".cache" / "kubelab" / "kubelab")
 
 
-def missing() -> str:
+def missing(environment: Mapping[str, str] = os.environ) -> str:
     """Return what is missing for a control plane, with the remedy; empty if nothing is."""
-    if os.environ.get("KUBECONFIG"):
+    if environment.get("KUBECONFIG"):
         return ""
     if not binary().exists() and not shutil.which("go"):
         return "no Go to build a control plane with (https://go.dev/dl/), and no KUBECONFIG that names a cluster"
@@ -40,17 +41,22 @@ class ControlPlane:
 
     :ivar kubeconfig: what $KUBECONFIG has to be for operators to log in.
     :ivar external: whether it was there before; then it is neither stopped nor restarted.
+    :param sharding: whether it is to restrict lists and watches to shards; if so, it is always a fresh one.
     """
 
-    def __init__(self) -> None:
-        self.kubeconfig = os.environ.get("KUBECONFIG", "")
-        self.external = bool(self.kubeconfig)
+    def __init__(self, *, sharding: bool = False) -> None:
         self._environment = dict(os.environ)
-        self._directory = pathlib.Path(os.environ.get("CLUSTER_DIR", ""))
+        if sharding:
+            for name in ("KUBECONFIG", "CLUSTER_DIR", "CLUSTER_PORT"):
+                self._environment.pop(name, None)
+            self._environment["APISERVER_ARGS"] = "--feature-gates=ShardedListAndWatch=true"
+        self.kubeconfig = self._environment.get("KUBECONFIG", "")
+        self.external = bool(self.kubeconfig)
+        self._directory = pathlib.Path(self._environment.get("CLUSTER_DIR", ""))
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
     def __enter__(self) -> "ControlPlane":
-        if problem := missing():
+        if problem := missing(self._environment):
             raise Unavailable(problem)
         if not self.external:
             self._start()
@@ -74,7 +80,7 @@ class ControlPlane:
 
     def _start(self) -> None:
         # The user's own cluster is reused and left running: that is what CLUSTER_DIR is for.
-        if not os.environ.get("CLUSTER_DIR"):
+        if not self._environment.get("CLUSTER_DIR"):
             self._temporary = tempfile.TemporaryDirectory(prefix="kubelab-", ignore_cleanup_errors=True)
             self._directory = pathlib.Path(self._temporary.name) / "cluster"
             self._environment.setdefault("CLUSTER_PORT", str(free_ports(3)))

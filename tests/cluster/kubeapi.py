@@ -73,6 +73,12 @@ class KubeApi:
             time.sleep(0.2)
         return self._request(method, path, body, content_type)
 
+    def read(self, path: str) -> str:
+        """Return the text of an endpoint that has no objects, such as that of the metrics."""
+        request = urllib.request.Request(self._server + path, headers=self._headers)
+        with self._opener.open(request, timeout=60) as response:
+            return str(response.read().decode())
+
     def _request(self, method: str, path: str, body: Any, content_type: str) -> Object:
         data = None if body is None else json.dumps(body).encode()
         headers = {**self._headers, "Accept": "application/json", **({"Content-Type": content_type} if data else {})}

@@ -8,14 +8,14 @@ from kopf.testing import Sandbox
 
 
 class SandboxPlane:
-    """A running sandbox, as a context manager: see `controlplane.ControlPlane`."""
+    """A running sandbox, as a context manager: see `controlplane.ControlPlane`, also for its parameter."""
 
     external = False
 
-    def __init__(self) -> None:
+    def __init__(self, *, sharding: bool = False) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="kopf-e2e-", ignore_cleanup_errors=True)
         self.kubeconfig = str(pathlib.Path(self._folder.name, "kubeconfig"))
-        self._sandbox = Sandbox(kubeconfig=self.kubeconfig)
+        self._sandbox = Sandbox(kubeconfig=self.kubeconfig, sharding=sharding)
 
     def __enter__(self) -> "SandboxPlane":
         self._sandbox.__enter__()

@@ -6,11 +6,14 @@ A longer run, with more rounds and the default times, is `python -m tests.soak.s
 
 import json
 import pathlib
+import re
 import subprocess
 import sys
 
 import pytest
-from kubeapi import wait
+from controlplane import ControlPlane, Unavailable
+from kubeapi import KubeApi, wait
+from sandboxplane import SandboxPlane
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tests" / "soak"))
@@ -38,6 +41,38 @@ def test_each_object_is_handled_by_one_member_whatever_happens(seed, cluster, na
     )
     assert not wrong
     assert {each.action for each in it.rounds} == set(ACTIONS) and it.edits > 50 and it.moved > 50
+
+
+@pytest.fixture
+def cutting_cluster(cluster, monkeypatch):
+    """Yield another cluster, whose lists and watches are cut to shards by the server."""
+    plane = SandboxPlane if isinstance(cluster, SandboxPlane) else ControlPlane
+    try:
+        with plane(sharding=True) as it:
+            monkeypatch.setenv("KUBECONFIG", it.kubeconfig)
+            yield it
+    except Unavailable as error:
+        pytest.skip(f"a control plane with the feature gate does not start: {error}")
+
+
+@pytest.mark.timeout(300)
+def test_each_object_is_handled_by_one_member_if_the_server_cuts_the_streams(cutting_cluster, tmp_path):
+    it, wrong = election.soak(
+        sharding.ShardingSoak,
+        cutting_cluster.kubeconfig,
+        tmp_path,
+        "default",
+        rounds=3,
+        seed="5",
+        duration=DURATION,
+        actions=["grow", "kill", "shrink"],
+    )
+    assert not wrong
+    assert it.edits > 30 and it.moved > 50
+    if isinstance(cutting_cluster, ControlPlane):
+        metrics = KubeApi().read("/metrics")
+        [count] = re.findall(r'apiserver_watch_filtered_events_total{.*resource="kopfexamples"} (.*)', metrics)
+        assert float(count) > 10
 
 
 def test_the_command_shows_the_members(cluster, namespace, run_operator, tmp_path):

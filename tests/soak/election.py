@@ -503,14 +503,17 @@ def main(kind: type[Soak], description: str | None, **counts: tuple[int, str]) -
     parser.add_argument('--seed', default=str(random.SystemRandom().randrange(10**6)), help="to repeat a soak")
     parser.add_argument('--actions', type=lambda text: text.split(','), help=f"of: {','.join(kind.actions)}")
     parser.add_argument('--sandbox', action='store_true', help="run on the sandbox instead of a real control plane")
+    parser.add_argument(
+        '--server-shards', action='store_true', help="let the server restrict lists and watches to shards"
+    )
     parser.add_argument('--keep', type=pathlib.Path, metavar='FOLDER', help="where to leave the logs")
     options = vars(parser.parse_args())
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    kept, is_sandbox = options.pop('keep'), options.pop('sandbox')
+    kept, make_plane = options.pop('keep'), SandboxPlane if options.pop('sandbox') else ControlPlane
     with ExitStack() as stack:
         folder = kept or pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f'kopf-{kind.title}-')))
         folder.mkdir(parents=True, exist_ok=True)
-        plane = stack.enter_context(SandboxPlane() if is_sandbox else ControlPlane())
+        plane = stack.enter_context(make_plane(sharding=options.pop('server_shards')))
         os.environ['KUBECONFIG'] = plane.kubeconfig
         api, namespace = KubeApi(), f'{kind.title}-{random.randrange(10**6)}'
         api.apply({'apiVersion': 'v1', 'kind': 'Namespace', 'metadata': {'name': namespace}})

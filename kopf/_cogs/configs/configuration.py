@@ -222,6 +222,12 @@ class ShardingSettings(_Group):
     namespace, and another one all objects without a namespace. All members of a group need the same key.
     """
 
+    server_side: bool = True
+    """
+    Whether members request only their own objects from the API server. It selects them if it has the feature gate
+    ``ShardedListAndWatch``, an alpha feature of Kubernetes 1.36; otherwise, it sends all objects in either case.
+    """
+
     duration: float = 15
     """
     After how long (in seconds) without a renewal of its Lease the buckets of a member go to others. The member has

@@ -435,9 +435,11 @@ class ResourceWatch:
     def _select(self) -> dict[str, str]:
         """Return the selectors of the next request; remember which objects of this operator it selects."""
         selectors = self._selectors()
+        self._requested = None
+        if self._shard is None or not self._settings.sharding.server_side:
+            return selectors
         # The users' shards win: there is no syntax for the intersection of two selectors.
-        if self._shard is None or 'shardSelector' in selectors or self._client.lacks(self._sharded_list):
-            self._requested = None
+        if 'shardSelector' in selectors or self._client.lacks(self._sharded_list):
             return selectors
         self._requested = self._shard.selection
         return selectors | {'shardSelector': str(self._requested)}

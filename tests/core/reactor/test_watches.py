@@ -1118,6 +1118,14 @@ async def test_the_users_own_shards_win(sharded, server, settings, sink):
         assert server.queries == [INITIAL | {'shardSelector': 'mine'}]
 
 
+async def test_no_selector_is_sent_if_the_settings_say_so(sharded, server, settings, sink):
+    settings.sharding.server_side = False
+    server.script = [Stream(added('a', 1), added('c', 3), bookmark(4, end=True))]
+    async with running(sharded):
+        await sink.until(lambda: sink.lists)
+        assert sink.versions == {'a': '1'} and server.queries == [INITIAL]
+
+
 @pytest.mark.parametrize(
     'refusal',
     [
