@@ -4,6 +4,8 @@ import os
 import pathlib
 import sys
 
+import kopf
+
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "_ext"))
 
 project = "kopf"
@@ -19,7 +21,8 @@ extensions = [
 ]
 exclude_patterns = ["_build"]
 html_theme = "furo"
-html_title = "kopf"
+release = kopf.__version__
+html_title = f"kopf {release}"  # each page says for which version it is
 # Where the site is published, readers can edit each page: the address of the repository is that of the publisher.
 if repository := os.environ.get("DOCS_REPOSITORY"):
     html_theme_options = {"source_repository": repository, "source_branch": "main", "source_directory": "docs/"}
