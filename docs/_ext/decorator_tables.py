@@ -31,7 +31,7 @@ def _render(fn: types.FunctionType) -> list[str]:
     doc = inspect.getdoc(fn) or ""
     text, _, _ = doc.partition("\n\nArgs:\n")
     text, _, _ = text.partition("\n\nRaises:\n")
-    lines = [f".. py:function:: kopf.on.{fn.__name__}({_name_arguments(fn)})", ""]
+    lines = [f".. py:function:: {fn.__name__}({_name_arguments(fn)})", ""]
     lines += [f"   {line}" for line in text.splitlines()]
     table = [".. list-table::", "   :header-rows: 1", "   :widths: 20 25 55", ""]
     table += ["   * - Option", "     - Type, default", "     - Meaning"]
