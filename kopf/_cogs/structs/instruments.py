@@ -9,6 +9,9 @@ not show which activity is a part of another one.
 An activity that takes time is a `Span`. Both its beginning and its end are always reported, also with errors. Spans are
 nested: step → handler → sub-handler → request. The current span is kept in a context variable, so that it is right in
 threads and tasks, too. An instrument can set context variables of its own at a beginning and reset them at the end.
+
+Traces are usually made for one step of a hundred. A `SamplingInstrument` decides that when the outermost span begins,
+and is told nothing of spans that are not sampled. Why not leave it to its hooks? They would cost more than to decide.
 """
 
 import asyncio
@@ -18,7 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar, Token
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.references import Namespace, Resource
@@ -78,6 +81,44 @@ class Instrument:
         """Called when a Kubernetes Event about an object is created in the cluster, or is counted up there."""
 
 
+class Unsampled(Protocol):
+    """A trace that is not sampled: nothing of it is recorded, but its parts must know that."""
+
+    @property
+    def traceparent(self) -> str:
+        """The trace in the format of the W3C, for requests and for later attempts of handlers."""
+
+    @property
+    def log_ids(self) -> Mapping[str, str]:
+        """The attributes of the lines that are logged in it."""
+
+    def enter(self) -> Any:
+        """Make it the current trace for the code of a handler; return the token for `leave`."""
+
+    def leave(self, token: Any) -> None:
+        """Restore the previous trace."""
+
+
+class SamplingInstrument(Instrument):
+    """An instrument that observes only some of the outermost spans, with all their parts."""
+
+    samples_early = False
+    """Whether it decides at the beginning; otherwise, it observes all spans."""
+
+    def skip(self, span: 'ObjectStep | HandlerCall', carried: str | None) -> Unsampled | None:
+        """
+        Decide whether to observe the outermost span.
+
+        Args:
+            span: the span that begins.
+            carried: the text from `HandlerCall.carried` of the trace to continue; ``None`` for a new trace.
+
+        Returns:
+            The trace of the span if it is not sampled; ``None`` if the span is to be observed.
+        """
+        return None
+
+
 Listeners = tuple[Instrument, ...]
 
 _POINTS: Mapping[str, tuple[str, ...]] = {
@@ -98,7 +139,7 @@ class Instruments:
     too expensive there. The owners of these points call the meters directly.
     """
 
-    __slots__ = ('_members', 'meters', 'observes_handlers', *_POINTS)
+    __slots__ = ('_members', '_unsampled', 'meters', 'observes_handlers', 'sampler', 'skips_handlers', *_POINTS)
 
     steps: Listeners
     handlers: Listeners
@@ -113,6 +154,11 @@ class Instruments:
         """The meters, if there are metrics."""
         self.observes_handlers = False
         """Whether handlers are measured, or instruments listen to them: one test for both."""
+        self.sampler: SamplingInstrument | None = None
+        """The instrument that observes only some of the outermost spans, if there is one."""
+        self.skips_handlers = False
+        """Whether handlers in traces that are not sampled have no spans, as no other instrument listens to them."""
+        self._unsampled: dict[str, Listeners] = {}
         self._find_listeners()
         for member in members:
             self.add(member)
@@ -142,6 +188,35 @@ class Instruments:
         for point, hooks in _POINTS.items():
             setattr(self, point, tuple(member for member in self._members if _overrides(member, hooks)))
         self.observes_handlers = bool(self.handlers) or self.meters is not None
+        samplers = [member for member in self._members if isinstance(member, SamplingInstrument)]
+        self.sampler = samplers[0] if len(samplers) == 1 and samplers[0].samples_early else None
+        for point in _POINTS:
+            self._unsampled[point] = tuple(each for each in getattr(self, point) if each is not self.sampler)
+        self.skips_handlers = self.sampler is not None and not self._unsampled['handlers']
+
+    def get_listeners(self, point: str, unsampled: Unsampled | None) -> Listeners:
+        """Return the instruments that listen at the point to spans of such a trace."""
+        listeners: Listeners = getattr(self, point) if unsampled is None else self._unsampled[point]
+        return listeners
+
+    def skip(self, span: 'ObjectStep | HandlerCall', carried: str | None) -> Unsampled | None:
+        """Return the trace of the outermost span if it is not sampled; see `SamplingInstrument.skip`."""
+        sampler = self.sampler
+        if sampler is None:
+            return None
+        try:
+            return sampler.skip(span, carried)
+        except Exception:
+            self.remove(sampler)
+            logger.exception("The instrument %r has failed in %s(), and is removed.", sampler, 'skip')
+            return None
+
+    def find_skipped(self) -> Unsampled | None:
+        """Return the current trace if handlers in it need no spans, as it is not sampled."""
+        if not self.skips_handlers:
+            return None
+        span = _current_var.get()
+        return None if span is None or span.duration is not None else span.unsampled
 
     def tell(self, listeners: Listeners, hook: str, facts: object) -> None:
         """Call the hook of these instruments, except for removed ones; remove an instrument if its hook fails."""
@@ -174,7 +249,17 @@ class ObjectKey(NamedTuple):
 class Span:
     """An activity that takes time: a context manager that reports its beginning and its end."""
 
-    __slots__ = ('_instruments', '_listeners', '_token', 'began', 'duration', 'exception', 'outcome', 'parent')
+    __slots__ = (
+        '_instruments',
+        '_listeners',
+        '_token',
+        'began',
+        'duration',
+        'exception',
+        'outcome',
+        'parent',
+        'unsampled',
+    )
 
     POINT: ClassVar[str]
     BEGINS: ClassVar[str]
@@ -194,15 +279,23 @@ class Span:
         """The error, if it has failed; reset after the end is reported, as its traceback keeps all frames in memory."""
         self.parent: Span | None = None
         """The span that it is a part of."""
+        self.unsampled: Unsampled | None = None
+        """The trace, if it is not sampled."""
 
     def __enter__(self) -> Self:
         parent = _current_var.get()
         self.parent = parent if parent is not None and parent.duration is None else None
         self._token = _current_var.set(self)
-        self._listeners = getattr(self._instruments, self.POINT)
+        if self._instruments.sampler is not None:
+            self.unsampled = self._find_unsampled()
+        self._listeners = self._instruments.get_listeners(self.POINT, self.unsampled)
         self.began = time.monotonic()
-        self._instruments.tell(self._listeners, self.BEGINS, self)
+        if self._listeners:
+            self._instruments.tell(self._listeners, self.BEGINS, self)
         return self
+
+    def _find_unsampled(self) -> Unsampled | None:
+        return None if self.parent is None else self.parent.unsampled
 
     def __exit__(
         self,
@@ -214,7 +307,8 @@ class Span:
         if exc is not None:
             self.outcome = 'cancelled' if isinstance(exc, asyncio.CancelledError | GeneratorExit) else 'failed'
             self.exception = exc
-        self._instruments.tell(self._listeners, self.ENDS, self)
+        if self._listeners:
+            self._instruments.tell(self._listeners, self.ENDS, self)
         self.exception = self.parent = None
         if self._token is not None:
             try:
@@ -265,12 +359,31 @@ class ObjectStep(Span):
     def decide(self, reason: str, handlers: Iterable[HandlerId], carried: str | None) -> None:
         """Report the decision."""
         self.reason, self.handlers, self.carried = reason, tuple(handlers), carried
-        self._instruments.tell(self._listeners, 'step_decides', self)
+        if self.unsampled is not None and carried is not None:
+            self._continue(carried)
+        if self._listeners:
+            self._instruments.tell(self._listeners, 'step_decides', self)
+
+    def _find_unsampled(self) -> Unsampled | None:
+        # Why not by the parent? The handler of another object can have started this worker.
+        return self._instruments.skip(self, None)
+
+    def _continue(self, carried: str) -> None:
+        """Join the trace of the earlier steps, which is known only now; it can be sampled."""
+        self.unsampled = self._instruments.skip(self, carried)
+        sampler = self._instruments.sampler
+        if self.unsampled is None and sampler is not None:
+            self._listeners = self._instruments.steps
+            self._instruments.tell((sampler,), self.BEGINS, self)
 
     def conclude(self, delay: float | None, *, requeued: bool) -> None:
         """Set the outcome, which is reported at the end."""
         self.delay = delay
         self.outcome = 'requeued' if requeued else 'done' if delay is None else 'delayed'
+
+
+CARRYING = ('retried', 'waiting')
+"""The outcomes of attempts after which another attempt continues the trace."""
 
 
 class HandlerCall(Span):
@@ -282,6 +395,7 @@ class HandlerCall(Span):
     """
 
     __slots__ = (
+        '_entered',
         'carried',
         'cause',
         'concurrent',
@@ -337,6 +451,26 @@ class HandlerCall(Span):
         self.delay: float | None = None
         self.message: str | None = None
         """The text of the error."""
+        self._entered: Any = None
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        if self.unsampled is not None:
+            self._entered = self.unsampled.enter()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self.unsampled is not None:
+            self.unsampled.leave(self._entered)
+        super().__exit__(exc_type, exc, traceback)
+
+    def _find_unsampled(self) -> Unsampled | None:
+        return self._instruments.skip(self, self.carried) if self.parent is None else self.parent.unsampled
 
     def conclude(
         self,
@@ -348,6 +482,8 @@ class HandlerCall(Span):
     ) -> None:
         """Set the outcome, which is reported at the end."""
         self.outcome, self.delay, self.message, self.exception = outcome, delay, message, exception
+        if self.unsampled is not None and self.carried is None and self.key is not None and outcome in CARRYING:
+            self.carried = self.unsampled.traceparent
 
 
 class ApiRequest(Span):
@@ -390,6 +526,12 @@ class ApiRequest(Span):
         """More headers to send, such as ``traceparent``: instruments can add them in `Instrument.request_begins`."""
         self.status: int | None = None
         """The HTTP status; ``None`` if there is no answer."""
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        if self.unsampled is not None:
+            self.headers['traceparent'] = self.unsampled.traceparent
+        return self
 
     def note_status(self, status: int) -> None:
         """Set the status of the response, and the outcome that follows from it."""

@@ -366,22 +366,33 @@ async def _run_told(
     after: Callable[[], Awaitable[None]] | None,
 ) -> Outcome:
     """Run the handler once, and tell the instruments when it begins and when it ends."""
-    call = HandlerCall(
-        rules.instruments,
-        id=handler.id,
-        kind=handler.kind,
-        fn=handler.fn,
-        frequent=handler.frequent,
-        concurrent=handler.concurrent,
-        cause=cause,
-        retry=state.retries,
-        carried=state.carried,
-    )
-    with call:
-        # Why not nest one function in the other? Without instruments, each handler would need one more call.
-        outcome = await run_handler(handler, cause, state, rules, after=after, observed=False)
-        call.conclude(outcome.verdict, delay=outcome.delay, message=outcome.message, exception=outcome.exception)
-    return outcome if call.carried is None else outcome._replace(carried=call.carried)
+    unsampled = rules.instruments.find_skipped()
+    if unsampled is None:
+        call = HandlerCall(
+            rules.instruments,
+            id=handler.id,
+            kind=handler.kind,
+            fn=handler.fn,
+            frequent=handler.frequent,
+            concurrent=handler.concurrent,
+            cause=cause,
+            retry=state.retries,
+            carried=state.carried,
+        )
+        with call:
+            # Why not nest one function in the other? Without instruments, each handler would need one more call.
+            outcome = await run_handler(handler, cause, state, rules, after=after, observed=False)
+            call.conclude(outcome.verdict, delay=outcome.delay, message=outcome.message, exception=outcome.exception)
+        carried = call.carried
+    else:
+        carried, token = state.carried, unsampled.enter()
+        try:
+            outcome = await run_handler(handler, cause, state, rules, after=after, observed=False)
+        finally:
+            unsampled.leave(token)
+        if carried is None and not outcome.final and cause.key is not None:
+            carried = unsampled.traceparent
+    return outcome if carried is None else outcome._replace(carried=carried)
 
 
 def _conclude_error(

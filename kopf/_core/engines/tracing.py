@@ -15,7 +15,16 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from kopf._cogs.helpers.explanations import ExplainedError
-from kopf._cogs.structs.instruments import ApiRequest, HandlerCall, Instrument, ObjectKey, ObjectStep, Span
+from kopf._cogs.structs.instruments import (
+    CARRYING,
+    ApiRequest,
+    HandlerCall,
+    ObjectKey,
+    ObjectStep,
+    SamplingInstrument,
+    Span,
+    Unsampled,
+)
 from kopf._cogs.structs.instruments import get_current_span as get_current_activity
 from kopf._cogs.structs.meters import name_resource
 from kopf._core.actions.execution import TemporaryError
@@ -39,7 +48,7 @@ class _Open(NamedTuple):
     """Whether it is the span of the parent: in a trace that is not sampled, activities have no spans of their own."""
 
 
-class Tracing(Instrument):
+class Tracing(SamplingInstrument):
     """
     Makes spans of OpenTelemetry from the spans of the framework.
 
@@ -52,21 +61,37 @@ class Tracing(Instrument):
         from opentelemetry import context, propagate, trace
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+        from kopf._core.engines.trace_sampling import EarlySampler
+
         self._trace, self._context, self._propagate = trace, context, propagate
         # Why not the configured propagators? The next operator must be able to read the stored value.
         self._stored_format = TraceContextTextMapPropagator()
         self._tracer = provider.get_tracer('kopf', version)
+        self._early = EarlySampler.make(provider, self._tracer)
+        self.samples_early = self._early is not None
         self._steps: dict[ObjectStep, int] = {}
         """When the steps have begun (in nanoseconds since the epoch)."""
         self._open: dict[Span, _Open] = {}
         self._last_ids: tuple[Any, Mapping[str, str]] = (None, {})
         """The span that the last line of the log belongs to, and its ids."""
 
+    # Sampling.
+
+    def skip(self, span: ObjectStep | HandlerCall, carried: str | None) -> Unsampled | None:
+        """Return the trace of the span if it is not sampled."""
+        return None if self._early is None else self._early.skip(span, carried)
+
+    def _start(self, activity: Span, name: str, **options: Any) -> Any:
+        """Return a new span; if it begins a trace, with the id that was drawn for it."""
+        if self._early is not None:
+            self._early.use_id(activity)
+        return self._tracer.start_span(name, **options)
+
     # Steps.
 
     def step_begins(self, step: ObjectStep) -> None:
         """Record the time: the span is made later, when it is known whether the step continues a trace."""
-        self._steps[step] = time.time_ns()
+        self._steps[step] = time.time_ns() - int((time.monotonic() - step.began) * 1e9)
 
     def step_decides(self, step: ObjectStep) -> None:
         """Make the span if any handlers are due."""
@@ -76,6 +101,8 @@ class Tracing(Instrument):
     def step_ends(self, step: ObjectStep) -> None:
         """End the span, if there is one."""
         self._steps.pop(step, None)
+        if self._early is not None:
+            self._early.forget(step)
         opened = self._open.pop(step, None)
         if opened is not None:
             if opened.span.is_recording():
@@ -86,7 +113,8 @@ class Tracing(Instrument):
     def _open_step(self, step: ObjectStep) -> Any:
         opened = self._open.get(step)
         if opened is None:
-            span = self._tracer.start_span(
+            span = self._start(
+                step,
                 f'cycle {name_resource(step.key.resource)}',
                 context=self._read(step.carried),
                 start_time=self._steps.get(step),
@@ -112,7 +140,7 @@ class Tracing(Instrument):
         context = self._read(call.carried)
         if parent is not None:
             context = self._trace.set_span_in_context(parent, self._context.Context())
-        span = self._tracer.start_span(f'handler {call.id}', context=context)
+        span = self._start(call, f'handler {call.id}', context=context)
         # The attributes are set afterwards: most spans are usually not sampled, and need no attributes.
         if span.is_recording():
             span.set_attributes(
@@ -150,9 +178,11 @@ class Tracing(Instrument):
     def handler_ends(self, call: HandlerCall) -> None:
         """End the span of the handler, with its error if there is one."""
         opened = self._open.pop(call, None)
+        if self._early is not None:
+            self._early.forget(call)
         if opened is not None:
             # Needed only if another attempt follows: otherwise, no progress is stored.
-            if call.carried is None and call.key is not None and call.outcome in ('retried', 'waiting'):
+            if call.carried is None and call.key is not None and call.outcome in CARRYING:
                 call.carried = self._find_origin(call, opened.span)
             if not opened.borrowed and opened.span.is_recording():
                 _set_outcome(opened.span, call.outcome, call.delay)
@@ -234,9 +264,11 @@ class Tracing(Instrument):
 
     def find_ids(self) -> Mapping[str, str] | None:
         """Return the attributes of log lines: the ids of the current trace and span; ``None`` if there is no span."""
+        activity = get_current_activity()
+        if activity is not None and activity.unsampled is not None:
+            return activity.unsampled.log_ids
         found = self._trace.get_current_span().get_span_context()
         if not found.is_valid:
-            activity = get_current_activity()
             while activity is not None and activity not in self._open:
                 activity = activity.parent
             if activity is None:

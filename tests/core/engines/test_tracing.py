@@ -10,7 +10,8 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import Decision, ParentBased, StaticSampler, TraceIdRatioBased
 
 import kopf
 from kopf._cogs.structs.instruments import HandlerCall, Instruments, ObjectKey, ObjectStep
@@ -235,7 +236,72 @@ async def test_traces_that_are_not_sampled_stay_so_over_retries(world):
     assert spans.all == [] and int(carried.split('-')[-1], 16) & 1 == 0  # the flag of sampled traces
 
 
-async def test_parts_of_a_trace_that_is_not_sampled_know_it(world):
+async def test_a_sampled_trace_stays_so_in_an_operator_that_samples_nothing(world, spans):
+    errors = [kopf.TemporaryError("not yet", delay=0.05), kopf.TemporaryError("not yet", delay=0.5), None]
+    world.declare(kopf.on.event, 'event')
+    world.declare(kopf.on.create, 'create', does=errors)
+    async with world.operator(tracing=True):
+        await world.create()
+        await world.until_called('create', 2)
+        await spans.until('handler create', 2)
+    later = Spans(world, sampler=ParentBased(TraceIdRatioBased(0)))
+    async with world.operator(tracing=True):
+        await world.handled()
+        await later.until(CYCLE)
+    (last,), (patch,) = later.find('handler create'), later.find(PATCHING)
+    assert {span.context.trace_id for span in spans.find('handler create')} == {last.context.trace_id}
+    assert patch.context.trace_id == last.context.trace_id and not later.find('handler event')
+
+
+async def test_what_is_not_sampled_makes_no_spans(world, monkeypatch):
+    made = []
+    original = Tracing.handler_begins
+    monkeypatch.setattr(Tracing, 'handler_begins', lambda self, call: (made.append(call.id), original(self, call)))
+    Spans(world, sampler=ParentBased(TraceIdRatioBased(0)))
+    world.declare(kopf.on.event, 'event')
+    world.declare(kopf.on.create, 'create')
+    async with world.operator(tracing=True):
+        await world.create()
+        await world.handled()
+    assert made == []
+
+
+async def test_a_sampled_trace_begins_with_the_id_that_was_drawn(world):
+    class Ids(RandomIdGenerator):
+        drawn = []
+
+        def generate_trace_id(self):
+            self.drawn.append(super().generate_trace_id())
+            return self.drawn[-1]
+
+    spans = Spans(world, sampler=ParentBased(TraceIdRatioBased(0.999999)), id_generator=Ids())
+    world.declare(kopf.on.create, 'create')
+    async with world.operator(tracing=True):
+        await world.create()
+        await world.handled()
+        (cycle,) = await spans.until(CYCLE)
+    assert cycle.context.trace_id in Ids.drawn and len(Ids.drawn) == len(set(Ids.drawn))
+
+
+async def test_samplers_of_other_packages_are_asked_for_each_cycle(world):
+    class Sampler(StaticSampler):
+        asked = []
+
+        def should_sample(self, parent_context, trace_id, name, *args, **kwargs):
+            self.asked.append(name)
+            return super().should_sample(parent_context, trace_id, name, *args, **kwargs)
+
+    spans = Spans(world, sampler=Sampler(Decision.DROP))
+    world.declare(kopf.on.create, 'create')
+    async with world.operator(tracing=True):
+        await world.create()
+        await world.handled()
+        await world.until(lambda: CYCLE in Sampler.asked)
+    assert spans.all == []
+
+
+@pytest.mark.parametrize('instrumented', [False, True])
+async def test_parts_of_a_trace_that_is_not_sampled_know_it(world, instrumented):
     spans, seen = Spans(world, sampler=ParentBased(TraceIdRatioBased(0))), []
 
     async def create(**_):
@@ -248,8 +314,12 @@ async def test_parts_of_a_trace_that_is_not_sampled_know_it(world):
                 seen.append(request.headers['traceparent'])
                 world.changed.set()
 
+    class Handlers(Requests):
+        def handler_ends(self, call):
+            pass
+
     world.declare(kopf.on.create, 'create', does=create)
-    async with world.operator(tracing=True, instruments=[Requests()]):
+    async with world.operator(tracing=True, instruments=[Handlers() if instrumented else Requests()]):
         await world.create()
         await world.handled()
         await world.until(lambda: len(seen) == 2)
