@@ -21,12 +21,13 @@ from cases import (
     case_webhook,
 )
 from member_cases import case_members
+from observed_cases import case_observed
 from results import Metrics
 
 SLOW = ["index:N=10000", "index:N=30000"]  # quadratic in kopf 1.45: minutes, and half an hour
 
 
-OURS = ("reconcile", "children", "members")
+OURS = ("reconcile", "children", "members", "observed")
 """What upstream cannot do: these cases are measured in environments with this package, and beside the anchors."""
 
 
@@ -44,6 +45,7 @@ SCALES: dict[str, dict[str, Any]] = {
         daemons=500,
         levels=[300],
         members=dict(total=300, works={0: [1, 4], 300_000: [1, 2]}, rest=4),
+        observed=dict(rounds=3, seconds=1),
         window=6,
         sync=100,
         webhook=4,
@@ -62,6 +64,7 @@ SCALES: dict[str, dict[str, Any]] = {
         daemons=2000,
         levels=[1000],
         members=dict(total=1000, works={0: [1, 2, 4], 300_000: [1, 2, 4]}, rest=20),
+        observed=dict(rounds=15, seconds=1),
         window=20,
         sync=200,
         webhook=10,
@@ -108,6 +111,8 @@ def plan(scale: dict[str, Any]) -> Iterator[tuple[str, str, Callable[..., Metric
                     variant = f"{operator}{' computing' * bool(work)} P={processes}{' helped' * is_helped}"
                     arguments = dict(operator=operator, work=work, processes=processes, is_helped=is_helped)
                     yield "members", variant, case_members, arguments, False
+    yield "observed", "on.event", case_observed, dict(operator="event"), False
+    yield "observed", "on.update", case_observed, dict(operator="update"), False
     yield "sync", f"N={scale['sync']}", case_create, dict(total=scale["sync"], options="sync"), False
     yield "webhook", "", case_webhook, {}, False
     yield "idle", "", case_idle, {}, True
