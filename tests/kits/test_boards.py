@@ -114,6 +114,7 @@ async def test_metrics_of_other_dashboards_exist_with_their_labels(port):
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(shutil.which('prometheus') is None, reason="Prometheus is not installed")
 async def test_the_queries_have_data_in_prometheus(port, tmp_path):
     with socket.create_server(('127.0.0.1', 0)) as free:
