@@ -3,8 +3,13 @@
 The package and what it needs come from a package index, so this takes long.
 """
 
+import os
+import pathlib
 import re
+import shutil
 import subprocess
+import sys
+import time
 
 import pytest
 from checkouts import environment, make_checkout
@@ -58,3 +63,56 @@ def test_the_commands_of_the_readme_work_in_a_new_checkout(checkout, command, ex
     finally:
         operator.terminate()
         assert operator.wait(30) == 0, log.read_text()
+
+
+LIMIT = 60
+"""How long it may take from nothing to a tested operator (in seconds), on a machine that is not busy with others."""
+
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+
+
+def find_python(version):
+    """Return an interpreter of the version; ``None`` if none is installed."""
+    home = pathlib.Path(os.environ.get("PYENV_ROOT") or pathlib.Path.home() / ".pyenv")
+    found = [shutil.which(f"python{version}"), *sorted(map(str, home.glob(f"versions/{version}.*/bin/python")))]
+    for python in filter(None, found):
+        if not subprocess.run([python, "-c", "import ensurepip, venv"], capture_output=True).returncode:
+            return python
+    return None
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """Return the wheel of the package, built from a copy of the repository."""
+    folder = tmp_path_factory.mktemp("wheel")
+    command = ["pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder / "dist", "."]
+    subprocess.run([sys.executable, "-m", *command], cwd=make_checkout(folder), check=True)
+    (path,) = folder.glob("dist/*.whl")
+    return path
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("version", PYTHONS)
+def test_a_new_operator_is_tested_within_a_minute(version, wheel, tmp_path):
+    python = find_python(version)
+    if python is None:
+        pytest.skip(f"Python {version} is not installed.")
+
+    def run(command, folder="."):
+        done = subprocess.run(command, shell=True, cwd=tmp_path / folder, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    env, begin = {**environment(tmp_path), "PYTHONPATH": ""}, time.monotonic()
+    run(f"{python} -m venv env")
+    run(f"pip install {wheel}")
+    run("kopf init shop-operator")
+    block = re.search(r"```bash\n(.*?)```", tmp_path.joinpath("shop-operator/README.md").read_text(), re.DOTALL)
+    installing, testing, playing = block[1].splitlines()
+    run(installing, "shop-operator")
+    assert " passed" in run(testing, "shop-operator")
+    took = time.monotonic() - begin
+    assert run("python --version").startswith(f"Python {version}.")
+    assert playing.startswith("kopf run --sandbox")
+    assert took < LIMIT * max(1, os.getloadavg()[0] / os.cpu_count())
