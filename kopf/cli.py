@@ -374,7 +374,7 @@ def _follow_parent(controls: CLIControls, options: 'operators.OperatorOptions') 
     """
     Do what the parent says if this is a child process of ``kopf run``.
 
-    Return ``None`` if it is none, else whether the parent runs a sandbox.
+    Return whether the parent runs a sandbox; ``None`` if this is no child process.
     """
     if 'KOPF_PARENT' not in os.environ:  # checked here so that other operators do not import the module
         return None

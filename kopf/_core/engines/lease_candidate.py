@@ -76,7 +76,7 @@ class LeaseCandidate:
         store: the Lease.
         settings: the times.
         identity: the identity of this process. No other process may ever have the same one.
-        changed: called when the candidate begins or ends to hold the Lease, or sees that another process holds it.
+        changed: called when the candidate begins or ceases to hold the Lease, or sees that another process holds it.
         recovered: called when a request has succeeded after failures.
     """
 
@@ -247,7 +247,7 @@ class LeaseCandidate:
     # The requests.
 
     def hasten(self) -> None:
-        """Renew the Lease at once, as it is to say something else."""
+        """Renew the Lease at once, because what is stored in it has changed."""
         if self.term is not None:
             self._next_attempt = -math.inf
             self._wakeup.set()

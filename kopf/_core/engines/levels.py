@@ -42,7 +42,7 @@ from kopf._core.engines.indexing import Indexed, wait_for_indexing
 from kopf._core.engines.owned_objects import OwnedObject, OwnedObjects
 from kopf._core.engines.planning import NONE, Again, Pace, Plan, Planner, Trigger
 from kopf._core.engines.relations import Key, Relations
-from kopf._core.engines.selfruns import LOOP_WARNING, OwnPatch, Row
+from kopf._core.engines.selfruns import LOOP_WARNING, OwnPatch, RunChain
 from kopf._core.engines.verdicts import Verdict, conclude, is_own_kind, judge
 from kopf._core.intents import filters
 from kopf._core.intents.causes import ReconcilingCause, make_conditions
@@ -98,7 +98,7 @@ class Host(Protocol):
 class HandlerPlan(Plan):
     """The plan of one handler for one object: the next run, and the digest of the state that it has seen last."""
 
-    __slots__ = ('carried', 'children', 'controller', 'digest', 'level', 'row', 'verdict')
+    __slots__ = ('carried', 'children', 'controller', 'digest', 'level', 'chain', 'verdict')
 
     def __init__(self, level: 'ObjectLevel', controller: 'Controller') -> None:
         super().__init__(level)
@@ -115,23 +115,23 @@ class HandlerPlan(Plan):
         """The changes of conditions that the last run could not write because of conflicts with other clients."""
         self.verdict: Verdict | None = None
         """The result of the last run, if the framework sets the conditions for this handler."""
-        self.row: Row | None = None
+        self.chain: RunChain | None = None
         """
-        The current row of runs that were triggered by patches of handlers; ``None`` if the last trigger was another
+        The current chain of runs that were triggered by patches of handlers; ``None`` if the last trigger was another
         one.
         """
         self.children: ChildrenMemory | None = None
         """The children that the handler has applied for the object; ``None`` if it has not applied any yet."""
 
-    def enter_row(self) -> Row:
-        """Return the row of runs that patches of handlers have triggered; begin it if there is none."""
-        if self.row is None:
-            self.row = Row()
-        return self.row
+    def enter_chain(self) -> RunChain:
+        """Return the chain of runs that patches of handlers have triggered; begin it if there is none."""
+        if self.chain is None:
+            self.chain = RunChain()
+        return self.chain
 
-    def leave_row(self) -> None:
+    def leave_chain(self) -> None:
         """Called when a trigger other than a patch of a handler runs the handler."""
-        self.row = None
+        self.chain = None
 
     def remember_children(self) -> ChildrenMemory:
         """Return the memory of the children that the handler has applied; create it at the first call."""
@@ -307,14 +307,14 @@ class Controller:
     def trigger(self, plan: HandlerPlan, reason: Trigger, cause: OwnPatch | None) -> None:
         """Trigger the handler for the object; pause it if its patches keep triggering runs."""
         if cause is None:
-            plan.leave_row()
+            plan.leave_chain()
             self.planner.trigger(plan, reason)
             if plan.paused_until is not None:
                 self.planner.resume(plan)
             return
         now = asyncio.get_running_loop().time()
-        row = plan.enter_row()
-        if pause := row.note(cause, now):
+        chain = plan.enter_chain()
+        if pause := chain.note(cause, now):
             self.planner.pause(plan, now + pause)
             plan.level.leveler.slow_down(plan, cause)
         self.planner.trigger(plan, reason)
@@ -653,7 +653,7 @@ class Leveler:
         """
         level = run.plan.level
         now = asyncio.get_running_loop().time()
-        level.begin_patching(OwnPatch.of(run.plan.row, run.plan.controller.handler, run.patch, now))
+        level.begin_patching(OwnPatch.of(run.plan.chain, run.plan.controller.handler, run.patch, now))
         try:
             yield
         finally:
@@ -764,8 +764,8 @@ class Leveler:
         for plan in () if level is None else level.plans:
             reasons = plan.controller.planner.take(plan)
             if reasons:
-                if plan.row is not None:
-                    plan.row.begin(asyncio.get_running_loop().time())
+                if plan.chain is not None:
+                    plan.chain.begin(asyncio.get_running_loop().time())
                 # A copy for each run, as the function can change it in place.
                 raw = cast(RawBody, plan.level.packed.copy())
                 body = Body(raw)

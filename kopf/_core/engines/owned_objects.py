@@ -1,11 +1,11 @@
 """
 A memory of the owned objects of one handler: as JSON, without the managed fields, and parsed when they are used.
 
-The memory also prevents that a handler is triggered by its own writes. The response to a write is stored at once, so
-that the handler sees it. The watch brings the same version after the response, or even before it. In the latter case,
-it is unknown whether the version results from the write, so the decision to trigger the handler waits for the
-response. Older versions, which the watch brings after the response, are edits by other clients. They do not replace
-the newer state, but they trigger the handler.
+The memory also prevents handlers from being triggered by their own writes. The response to a write is stored at once,
+so that the handler sees it. The watch brings the same version after the response, or even before it. In the latter
+case, it is unknown whether the version results from the write, so the decision to trigger the handler waits for the
+response. Older versions, which the watch brings after the response, are edits by other clients. They do not replace the
+newer state, but they trigger the handler.
 """
 
 import sys
@@ -184,7 +184,7 @@ class OwnedObjects:
             self._by_owner.setdefault(owner, {})[uid] = known
 
     def _share(self, owners: frozenset[str]) -> frozenset[str]:
-        """Return the equal set of a sibling, if there is one: a set takes a tenth of the memory of a child."""
+        """Return the equal set of another child, if there is one: many equal sets would take much memory."""
         siblings = self._by_owner.get(next(iter(owners)))
         sibling = None if not siblings else next(iter(siblings.values()))
         return sibling.owners if sibling is not None and sibling.owners == owners else owners

@@ -23,7 +23,7 @@ MAX_DURATION = 0.5
 MIN_PAUSE, MAX_PAUSE = 0.1, 60.0
 
 LOOP_WARNING = (
-    "%s is run again and again because of patches by %s (%s): by now, %d times in a row. From now on, there are "
+    "%s is run again and again because of patches by %s (%s): by now, %d times in a chain. From now on, there are "
     "growing pauses between the runs, until another client changes the object. Let only one handler set each field, "
     "and patch a field only if its value differs."
 )
@@ -40,14 +40,14 @@ class OwnPatch(NamedTuple):
     fields: str
 
     @classmethod
-    def of(cls, row: 'Row | None', handler: object, patch: Patch, now: float) -> 'OwnPatch':
-        """Return the description of a patch; ``row`` is absent if no patch has triggered the run that has made it."""
+    def of(cls, chain: 'RunChain | None', handler: object, patch: Patch, now: float) -> 'OwnPatch':
+        """Return the description of a patch; ``chain`` is absent if no patch has triggered the run that has made it."""
         fields = list(dict.fromkeys(_iter_fields(patch)))
-        depth, began_at = (0, now) if row is None else (row.depth, row.began_at)
+        depth, began_at = (0, now) if chain is None else (chain.depth, chain.began_at)
         return cls(depth, began_at, handler, ', '.join(fields or ['a function']))
 
 
-class Row:
+class RunChain:
     """The runs of one handler for one object that follow each other because of patches: their depth and pauses."""
 
     __slots__ = ('_next', 'began_at', 'depth')

@@ -2,7 +2,7 @@
 Timelines: the recent events of each object, kept in bounded memory for the inspector.
 
 A timeline has a few entries of each type, so that frequent ones, such as the runs of a timer, do not displace the rare
-ones that explain them. All timelines together are bounded, too: that of the object with the oldest news is dropped
+ones that explain them. All timelines together are bounded, too: the timeline that was changed longest ago is dropped
 first. Entries are written by the event loop and by the threads of handlers, and are read by the thread of the server.
 """
 

@@ -167,7 +167,7 @@ class Tracing(SamplingInstrument):
         return None if parent is None or parent not in self._open else self._open[parent].span
 
     def _find_origin(self, call: HandlerCall, span: Any) -> str | None:
-        """Return the ``traceparent`` for later attempts: of the first step; without steps, of this attempt."""
+        """Return the ``traceparent`` for later attempts: that of the first step, or else of this attempt."""
         step: Span | None = call.parent
         while step is not None and not isinstance(step, ObjectStep):
             step = step.parent
@@ -222,7 +222,7 @@ class Tracing(SamplingInstrument):
         """Return the innermost span around the request, e.g. one of the user's code; ``None`` without any."""
         parent = self._find_parent(request)
         if parent is not None and not parent.is_recording():
-            return parent  # no span in a trace that is not sampled is of interest
+            return parent  # the trace is not sampled, so spans inside of the parent are not needed
         current = self._trace.get_current_span()
         if parent is None:
             return current if current.is_recording() else None

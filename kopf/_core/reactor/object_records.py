@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kopf._core.intents.cycles import Cycle
     from kopf._core.reactor.echoes import Expectation
     from kopf._core.reactor.informer import IndexingState
-    from kopf._core.reactor.selftriggers import SelfTriggeredRow
+    from kopf._core.reactor.selftriggers import SelfTriggeredChain
     from kopf._core.reactor.throttling import Throttle
 
 _UNSET: Any = object()
@@ -116,9 +116,9 @@ class ObjectRecord:
         """The digest of the last handled state, if that state cannot be stored on the object."""
         self.missing_fields: frozenset[FieldPath] = NO_FIELDS
         """The fields whose absence keeps some handlers from matching: adding such a field counts as an update."""
-        self.selftriggering: SelfTriggeredRow | None = None
+        self.selftriggering: SelfTriggeredChain | None = None
         """The consecutive updates that the handlers have triggered by their own patches, if there are any."""
-        self.selfpatching: SelfTriggeredRow | None = None
+        self.selfpatching: SelfTriggeredChain | None = None
         """The consecutive patches that handlers of raw events have triggered by their own patches, if there are any."""
         self.pending_patch: Patch | None = None
         """The changes that handlers have requested, but that could not be applied to the object yet."""
@@ -286,13 +286,13 @@ class ObjectRecord:
         """Called when the object is processed without a failure."""
         self.throttle = None
 
-    def watch_selftriggering(self, row: 'SelfTriggeredRow | None') -> None:
+    def watch_selftriggering(self, chain: 'SelfTriggeredChain | None') -> None:
         """Set the updates that the handlers trigger by their own patches; ``None`` when they have ended."""
-        self.selftriggering = row
+        self.selftriggering = chain
 
-    def watch_selfpatching(self, row: 'SelfTriggeredRow | None') -> None:
+    def watch_selfpatching(self, chain: 'SelfTriggeredChain | None') -> None:
         """Set the patches that handlers of raw events trigger themselves; ``None`` when they have ended."""
-        self.selfpatching = row
+        self.selfpatching = chain
 
     # The state, and the cycle that handles it.
 

@@ -28,7 +28,7 @@ MAX_UPDATES = 20
 """The number of consecutive updates, each triggered by the patch of the former one, that run without pauses."""
 
 MAX_GAP = 0.5
-"""The longest time between two updates of one row (in seconds). Less frequent updates need no pauses."""
+"""The longest time between two updates of one chain (in seconds). Less frequent updates need no pauses."""
 
 MIN_PAUSE, MAX_PAUSE = 0.1, 60.0
 
@@ -49,8 +49,8 @@ _CAUSED_BY_EVENTS = (
 )
 
 
-class SelfTriggeredRow:
-    """A row: consecutive changes of one object, each triggered by the patch of the former one."""
+class SelfTriggeredChain:
+    """Consecutive changes of one object, each triggered by the patch of the former one."""
 
     __slots__ = ('_count', '_essence', '_noticed_at', '_resumes_at')
 
@@ -61,13 +61,13 @@ class SelfTriggeredRow:
 
     @property
     def count(self) -> int:
-        """The number of changes in the row."""
+        """The number of changes in the chain."""
         return self._count
 
     def note(self, essence: BodyEssence) -> float:
         """Count a change with the resulting essence; return the pause before the next one (in seconds)."""
         now = time.monotonic()
-        # The time is counted from the end of the pause: otherwise, the first long pause would end the row.
+        # The time is counted from the end of the pause: otherwise, the first long pause would end the chain.
         since = now - max(self._noticed_at, self._resumes_at)
         self._count = self._count + 1 if since <= MAX_GAP else 1
         self._essence, self._noticed_at = essence, now
@@ -82,7 +82,7 @@ class SelfTriggeredRow:
         return not is_same(essence, self._essence)
 
     def is_edited(self, essence: BodyEssence, fields: Collection[FieldPath]) -> bool:
-        """Check whether other fields than these have changed since the last change of the row."""
+        """Check whether other fields than these have changed since the last change of the chain."""
         return self._essence is not None and not all(
             # Compare in both directions: a patch can replace a whole mapping when one key has changed, or set one key
             # in a new mapping.
@@ -104,49 +104,49 @@ class SelfTriggerDetector:
         self._told: set[frozenset[HandlerId]] = set()
         self._told_of_events = False
 
-    def check(self, row: SelfTriggeredRow, body: Body) -> float | None:
+    def check(self, chain: SelfTriggeredChain, body: Body) -> float | None:
         """
         Return the remaining pause (in seconds) before the object may be updated.
 
         Args:
-            row: the row of updates of the object.
+            chain: the chain of updates of the object.
             body: the newest known state of the object.
 
         Returns:
-            The pause; ``None`` if another client has edited or deleted the object, which ends the row.
+            The pause; ``None`` if another client has edited or deleted the object, which ends the chain.
         """
         # A deletion is never paused: it is no update, and users wait for it.
-        if body['metadata'].get('deletionTimestamp') is not None or row.is_over(self._decider.essences.of(body)):
+        if body['metadata'].get('deletionTimestamp') is not None or chain.is_over(self._decider.essences.of(body)):
             return None
-        return row.get_pause()
+        return chain.get_pause()
 
     def note(
         self,
-        row: SelfTriggeredRow | None,
+        chain: SelfTriggeredChain | None,
         decision: Decision,
         patch: Patch,
         conclusion: Patch,
         raw: RawBody | None,
-    ) -> tuple[SelfTriggeredRow | None, float]:
+    ) -> tuple[SelfTriggeredChain | None, float]:
         """
         Called after an update: count it if the operator's own patch triggers the next one.
 
         Args:
-            row: the row of updates of the object, if there is one.
+            chain: the chain of updates of the object, if there is one.
             decision: the decision of the update.
             patch: the changes that its handlers have requested.
             conclusion: the data of the framework that were stored with them.
             raw: the state of the object after the patch, if it still exists.
 
         Returns:
-            The row, if the update belongs to one; and the pause before the next update (in seconds).
+            The chain, if the update belongs to one; and the pause before the next update (in seconds).
         """
         changes = self._decider.find_own_changes(decision, patch, conclusion, raw)
         if not changes:
             return None, 0
-        row = row or SelfTriggeredRow()
+        chain = chain or SelfTriggeredChain()
         body = Body(cast(RawBody, raw))
-        pause = row.note(self._decider.essences.of(body))
+        pause = chain.note(self._decider.essences.of(body))
         keys = frozenset(handler.id for handler in decision.matching)
         if pause and keys not in self._told:
             self._told.add(keys)
@@ -154,13 +154,13 @@ class SelfTriggerDetector:
                 _CAUSED_BY_HANDLERS if patch.fns or is_explained(changes, patch) else _CAUSED_BY_STORAGES,
                 ", ".join(f"Handler {key!r}" for key in sorted(keys)),
                 ', '.join(dict.fromkeys('.'.join(item.field) for item in changes)),
-                row.count,
+                chain.count,
             )
-        return row, pause
+        return chain, pause
 
     def note_event(
-        self, row: SelfTriggeredRow | None, patch: Patch, body: Body, *, own: bool
-    ) -> tuple[SelfTriggeredRow | None, float]:
+        self, chain: SelfTriggeredChain | None, patch: Patch, body: Body, *, own: bool
+    ) -> tuple[SelfTriggeredChain | None, float]:
         """
         Called after handlers of raw events: count their patch if their previous patch has caused this event.
 
@@ -168,28 +168,28 @@ class SelfTriggerDetector:
         counted either: one patch with the newest values is sent for all of them.
 
         Args:
-            row: the row of patches of the object, if there is one.
+            chain: the chain of patches of the object, if there is one.
             patch: the changes that the handlers request.
             body: the object in the event.
             own: whether the event shows the result of the operator's last patch, or an earlier state.
 
         Returns:
-            The row, if the patch belongs to one; and how long to hold back the patch (in seconds).
+            The chain, if the patch belongs to one; and how long to hold back the patch (in seconds).
         """
         fields = _find_changed_fields(patch, body) if own else ()
-        row = row or SelfTriggeredRow()
-        if not fields or row.is_edited(essence := self._decider.essences.of(body), fields):
+        chain = chain or SelfTriggeredChain()
+        if not fields or chain.is_edited(essence := self._decider.essences.of(body), fields):
             return None, 0
-        pause = row.get_pause() or row.note(essence)
+        pause = chain.get_pause() or chain.note(essence)
         if pause and not self._told_of_events:
             self._told_of_events = True
             ObjectLogger(body=body, settings=self._settings).warning(
                 _CAUSED_BY_EVENTS,
                 ", ".join(f"Handler {handler.id!r}" for handler in self._decider.table.watching),
                 ', '.join('.'.join(field) for field in fields),
-                row.count,
+                chain.count,
             )
-        return row, pause
+        return chain, pause
 
 
 def _find_changed_fields(patch: Patch, body: Body) -> Collection[FieldPath]:

@@ -3,20 +3,20 @@
 import pytest
 
 from kopf._cogs.structs.patches import Patch
-from kopf._core.engines.selfruns import MAX_DEPTH, MAX_DURATION, MAX_PAUSE, OwnPatch, Row
+from kopf._core.engines.selfruns import MAX_DEPTH, MAX_DURATION, MAX_PAUSE, OwnPatch, RunChain
 
 
 def run_in_turn(count, duration=0.1):
-    """Let two rows trigger each other; return the pauses."""
-    rows, pauses, now = (Row(), Row()), [], 0.0
+    """Let two chains trigger each other; return the pauses."""
+    chains, pauses, now = (RunChain(), RunChain()), [], 0.0
     patch = OwnPatch.of(None, 'handler', Patch({'spec': {'x': 1}}), now)
     for number in range(count):
-        row = rows[number % 2]
-        pauses.append(row.note(patch, now))
+        chain = chains[number % 2]
+        pauses.append(chain.note(patch, now))
         now += pauses[-1]
-        row.begin(now)
+        chain.begin(now)
         now += duration
-        patch = OwnPatch.of(row, 'handler', Patch(), now)
+        patch = OwnPatch.of(chain, 'handler', Patch(), now)
     return pauses
 
 
@@ -27,17 +27,17 @@ def test_a_long_row_gets_growing_pauses():
     assert pauses[-1] == MAX_PAUSE
 
 
-def test_slow_runs_are_no_row():
+def test_slow_runs_are_no_chain():
     assert not any(run_in_turn(100, duration=MAX_DURATION + 0.1))
 
 
-def test_a_run_that_was_not_triggered_by_a_patch_begins_a_row():
-    row = Row()
-    row.note(OwnPatch.of(None, 'handler', Patch(), 1.0), 1.1)
-    row.begin(1.1)
-    assert row.depth == 1
-    row.begin(1.2)
-    assert row.depth == 0
+def test_a_run_that_was_not_triggered_by_a_patch_begins_a_chain():
+    chain = RunChain()
+    chain.note(OwnPatch.of(None, 'handler', Patch(), 1.0), 1.1)
+    chain.begin(1.1)
+    assert chain.depth == 1
+    chain.begin(1.2)
+    assert chain.depth == 0
 
 
 @pytest.mark.parametrize(

@@ -82,17 +82,17 @@ def authenticate(
         if user is None:
             raise statuses.unauthorized()
         return user
-    return _certified(certificate) if certificate else ANONYMOUS
+    return _read_certificate(certificate) if certificate else ANONYMOUS
 
 
-def _certified(certificate: Mapping[str, Any]) -> User:
+def _read_certificate(certificate: Mapping[str, Any]) -> User:
     pairs = [pair for group in certificate.get('subject', ()) for pair in group]
     name = next((value for key, value in pairs if key == 'commonName'), '')
     groups = tuple(value for key, value in pairs if key == 'organizationName')
     return User(name, (*groups, AUTHENTICATED))
 
 
-def wanted(headers: Mapping[str, str]) -> User | None:
+def find_impersonated(headers: Mapping[str, str]) -> User | None:
     """Return the user that the headers ask to impersonate, if any; raise a 400 if they do not name one."""
     name, uid = headers.get('impersonate-user', ''), headers.get('impersonate-uid', '')
     groups = tuple(filter(None, headers.get('impersonate-group', '').split('\n')))

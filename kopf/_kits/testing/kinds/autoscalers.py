@@ -15,7 +15,7 @@ METRICS = 'autoscaling.alpha.kubernetes.io/metrics'
 OLD_TARGETS = {'averageUtilization': 'targetAverageUtilization', 'averageValue': 'targetAverageValue'}
 
 
-def outward(body: Body) -> Body:
+def to_served(body: Body) -> Body:
     """Return an object of ``v2`` converted to ``v1``."""
     spec, status = dict(body.get('spec') or {}), dict(body.get('status') or {})
     others = []
@@ -37,7 +37,7 @@ def outward(body: Body) -> Body:
     return result
 
 
-def inward(body: Body) -> Body:
+def to_stored(body: Body) -> Body:
     """Return an object of ``v1`` converted to ``v2``."""
     spec, meta = dict(body.get('spec') or {}), dict(body['metadata'])
     spec.setdefault('minReplicas', 1)

@@ -41,4 +41,4 @@ def of(kind: Kind) -> Mapping[str, Any]:
     body = {key: value for key, value in kind.shape.new().items() if key != 'metadata'}
     for key, value in _MORE.get(kind.plural, {}).items():
         body[key] = {**(body.get(key) or {}), **value} if isinstance(value, Mapping) else value
-    return kind.outward(body) if kind.outward is not None else body
+    return kind.to_served(body) if kind.to_served is not None else body

@@ -140,18 +140,18 @@ class Conversion(Protocol):
     """A converter between one version of a resource and the stored versions of its objects; see `conversions`."""
 
     async def prepare(self, records: Iterable[Record], fresh: bool = False) -> None:
-        """Convert these records for `outward`; without ``fresh``, earlier results are used again."""
+        """Convert these records for `to_served`; without ``fresh``, earlier results are used again."""
 
-    def outward(self, record: Record) -> Body:
+    def to_served(self, record: Record) -> Body:
         """Return the object in this version; the caller may change it."""
         ...
 
-    async def inward(self, body: Body) -> Body:
+    async def to_stored(self, body: Body) -> Body:
         """Return the object in its stored version, as a new dict."""
         ...
 
-    async def back(self, stored: Body) -> Body:
-        """Return the object in this version as it would be after `inward`."""
+    async def convert_back(self, stored: Body) -> Body:
+        """Return the object in this version as it would be after `to_stored`."""
         ...
 
 
@@ -192,9 +192,9 @@ class Kind:
     selectable: tuple[str, ...] = ()
     warning: str = ''
     stored_version: str = ''
-    outward: Callable[[Body], Body] | None = None
+    to_served: Callable[[Body], Body] | None = None
     """The conversions of a stored object to this kind and back; None if only the name of the version differs."""
-    inward: Callable[[Body], Body] | None = None
+    to_stored: Callable[[Body], Body] | None = None
     conversion: Conversion | None = None
     """The same for kinds that can be stored in several versions."""
     service: Service = dataclasses.field(default_factory=Service)
@@ -257,18 +257,18 @@ class Kind:
 
     def raw(self, record: Record) -> bytes:
         """Return a stored object as JSON of this version."""
-        if self.outward is None and (self.conversion is None or record.stored == self.api_version):
+        if self.to_served is None and (self.conversion is None or record.stored == self.api_version):
             return self.prefix + record.rest
         return orjson.dumps(self.body(record))
 
     def body(self, record: Record) -> Body:
         """Return a stored object as one of this version; the caller may change it."""
         if self.conversion is not None and record.stored != self.api_version:
-            body = self.conversion.outward(record)
+            body = self.conversion.to_served(record)
         else:
             body = record.body()
-        if self.outward is not None:
-            body = self.outward(body)
+        if self.to_served is not None:
+            body = self.to_served(body)
         return {**body, 'apiVersion': self.api_version, 'kind': self.name}
 
     async def ready(self, *records: Record, fresh: bool = False) -> None:
@@ -279,8 +279,8 @@ class Kind:
     async def stored(self, body: Body) -> Body:
         """Return an object of this version in its stored version."""
         if self.conversion is not None:
-            return await self.conversion.inward(body)
-        return self.inward(body) if self.inward is not None else body
+            return await self.conversion.to_stored(body)
+        return self.to_stored(body) if self.to_stored is not None else body
 
 
 class Catalog:
@@ -378,8 +378,8 @@ def builtin_kinds(open_table: Callable[[str, str], Table | None]) -> Iterator[Ki
             verbs=_verbs(plural, flag),
             table=None if unstored else open_table('' if plural == 'events' else group, plural),
             stored_version=version,
-            outward=views[0],
-            inward=views[1],
+            to_served=views[0],
+            to_stored=views[1],
             warning=WARNINGS.get((group, plural), ''),
             scale={'spec': '.spec.replicas', 'status': '.status.replicas', 'selector': '.spec.selector'},
         )
@@ -388,11 +388,11 @@ def builtin_kinds(open_table: Callable[[str, str], Table | None]) -> Iterator[Ki
 def other_views(group: str, version: str, plural: str) -> tuple[View | None, View | None]:
     """Return the functions that convert from and to the stored version; None if only its name differs."""
     if group == 'events.k8s.io':
-        return event_outward, event_inward
+        return event_to_served, event_to_stored
     if (version, plural) == ('v1', 'horizontalpodautoscalers'):
         from kopf._kits.testing.kinds import autoscalers
 
-        return autoscalers.outward, autoscalers.inward
+        return autoscalers.to_served, autoscalers.to_stored
     return None, None
 
 
@@ -414,7 +414,7 @@ EVENT_FIELDS = {
 """The fields of core Events and their names in ``events.k8s.io``: it is one resource in two groups."""
 
 
-def event_outward(body: Body) -> Body:
+def event_to_served(body: Body) -> Body:
     """Return a core Event as one of ``events.k8s.io``."""
     return {
         EVENT_FIELDS.get(key, key): value
@@ -423,7 +423,7 @@ def event_outward(body: Body) -> Body:
     }
 
 
-def event_inward(body: Body) -> Body:
+def event_to_stored(body: Body) -> Body:
     """Return an Event of ``events.k8s.io`` as a core one."""
     names = {new: old for old, new in EVENT_FIELDS.items()}
     return {names.get(key, key): value for key, value in body.items()}

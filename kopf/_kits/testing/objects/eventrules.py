@@ -8,7 +8,7 @@ under different names.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kopf._kits.testing.kinds.kinds import Kind, event_inward
+from kopf._kits.testing.kinds.kinds import Kind, event_to_stored
 from kopf._kits.testing.wire import names, statuses
 from kopf._kits.testing.wire.statuses import Cause, text
 
@@ -57,12 +57,12 @@ def pick(body: Body) -> Mapping[str, str]:
 def problems(given: Body, kind: Kind, old: Body | None) -> Iterator[Cause]:
     """Yield all errors of an Event, including changes that are not allowed in the newer group."""
     anew = kind.group == GROUP
-    body = event_inward(dict(given)) if anew else given
+    body = event_to_stored(dict(given)) if anew else given
     namespace, own = (body.get('involvedObject') or {}).get('namespace', ''), body['metadata'].get('namespace', '')
     if namespace != own and (namespace or own != 'default'):
         yield statuses.value_invalid('involvedObject.namespace', f'"{namespace}"', 'does not match event.namespace')
     if anew and old is not None:
-        yield from _change_problems(body, event_inward(dict(old)))
+        yield from _change_problems(body, event_to_stored(dict(old)))
         return
     if not body.get('eventTime'):
         if anew:

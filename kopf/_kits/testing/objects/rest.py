@@ -231,7 +231,7 @@ class Objects:
         if table.closed:
             raise statuses.UnknownPath
         if options.dry_run:
-            return orjson.dumps(await kind.conversion.back(stored) if kind.conversion is not None else body)
+            return orjson.dumps(await kind.conversion.convert_back(stored) if kind.conversion is not None else body)
         return await self._commit(kind, 'ADDED', stored)
 
     async def replace(
@@ -476,7 +476,7 @@ class Objects:
             return kind.raw(record) if kind.store.get(record.namespace, record.name) is record else None
         if options.dry_run:
             if kind.conversion is not None:
-                body = await kind.conversion.back(await kind.stored(body))
+                body = await kind.conversion.convert_back(await kind.stored(body))
             return orjson.dumps(body)
         meta = body['metadata']
         gone = (

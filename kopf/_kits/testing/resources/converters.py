@@ -42,18 +42,18 @@ class RenamingConversion:
     async def prepare(self, records: Iterable[Record], fresh: bool = False) -> None:
         """Return at once: renaming needs no preparation."""
 
-    def outward(self, record: Record) -> Body:
+    def to_served(self, record: Record) -> Body:
         """Return the object without fields that this version does not have."""
         return _pruned(record.body(), self._schemas[self._api_version])
 
-    async def inward(self, body: Body) -> Body:
+    async def to_stored(self, body: Body) -> Body:
         """Return the object without fields that the stored version does not have, and with its defaults."""
         stored = {**orjson.loads(orjson.dumps(body)), 'apiVersion': self._stored}
         if self._stored != self._api_version:
             schemas.fill(_pruned(stored, self._schemas[self._stored]), self._schemas[self._stored])
         return stored
 
-    async def back(self, stored: Body) -> Body:
+    async def convert_back(self, stored: Body) -> Body:
         """Return the object without fields that this version does not have."""
         return _pruned({**stored, 'apiVersion': self._api_version}, self._schemas[self._api_version])
 
@@ -106,14 +106,14 @@ class WebhookConversion:
             ) from None
         self._ready = self._ready or not fresh
 
-    def outward(self, record: Record) -> Body:
+    def to_served(self, record: Record) -> Body:
         """Return the prepared object."""
         if (known := self._known.get(record)) is None:
             raise statuses.internal(f'the object {record.key} was not converted to {self._api_version}')
         body: Body = orjson.loads(known)
         return body
 
-    async def inward(self, body: Body) -> Body:
+    async def to_stored(self, body: Body) -> Body:
         """Return the webhook's result with the defaults of the stored version, as they are applied on reading."""
         given: Body = orjson.loads(orjson.dumps(body))
         if self._stored != self._api_version:
@@ -121,7 +121,7 @@ class WebhookConversion:
             schemas.fill(given, self._schemas[self._stored])
         return given
 
-    async def back(self, stored: Body) -> Body:
+    async def convert_back(self, stored: Body) -> Body:
         """Return the webhook's result."""
         return stored if self._stored == self._api_version else await self._convert(stored, self._api_version)
 

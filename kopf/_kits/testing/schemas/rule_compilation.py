@@ -28,24 +28,24 @@ class Place:
     """
     The place of a schema in a CRD: its path, and whether it is the schema of whole objects.
 
-    ``lost`` is the path of an enclosing list whose items cannot be matched with their old values, if there is one.
+    ``unmatched`` is the path of an enclosing list whose items cannot be matched with their old values, if there is one.
     """
 
     path: str
     root: bool = False
-    lost: str = ''
+    unmatched: str = ''
 
 
-def problems(schema: Schema, place: Place, *, sound: bool) -> Iterator[Cause]:
+def problems(schema: Schema, place: Place, *, is_valid: bool) -> Iterator[Cause]:
     """
     Yield all errors of the rules at one node of a schema.
 
-    References are checked only if the schema is ``sound`` otherwise.
+    References are checked only if the schema has no other errors (``is_valid``).
     """
     for index, rule in enumerate(schema.get(RULES) or ()):
         where = f'{place.path}.{RULES}[{index}]'
         yield from _text_problems(rule, schema, where)
-        if sound and (rule.get('rule') or '').strip() and is_possible():
+        if is_valid and (rule.get('rule') or '').strip() and is_possible():
             yield from _compilation_problems(rule, schema, place, where)
 
 
@@ -95,15 +95,15 @@ def _compilation_problems(
         )
         return
     except cels.NotEmulatedError as error:
-        logger.warning('A rule of %s is not checked, for the sandbox has no %s: %s', where, error, rule['rule'])
+        logger.warning('A rule of %s is not checked, because the sandbox has no %s: %s', where, error, rule['rule'])
         return
     except cels.CelError as error:
         yield statuses.value_invalid(f'{where}.rule', _as_go(rule), f'compilation failed: {error}')
-    if uses_old and place.lost:
+    if uses_old and place.unmatched:
         yield statuses.value_invalid(
             f'{where}.rule',
             _quoted(rule['rule']),
-            f'oldSelf cannot be used on the uncorrelatable portion of the schema within {place.lost}',
+            f'oldSelf cannot be used on the uncorrelatable portion of the schema within {place.unmatched}',
         )
     if not uses_old and rule.get('optionalOldSelf') is not None:
         yield statuses.value_invalid(

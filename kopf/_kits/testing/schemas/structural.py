@@ -52,13 +52,15 @@ def _node(schema: Any, place: Place, why: str) -> list[Cause]:
     empty = 'must not be empty for specified object fields'
     for key, sub in (schema.get('properties') or {}).items():
         causes += _node(sub, dataclasses.replace(place, path=f'{path}.properties[{key}]', root=False), empty)
-    lost = place.lost or ('' if schema.get(extensions.LIST_TYPE) == 'map' else path)
+    unmatched = place.unmatched or ('' if schema.get(extensions.LIST_TYPE) == 'map' else path)
     causes += _node(
-        schema.get('items'), Place(f'{path}.items', lost=lost), 'must not be empty for specified array items'
+        schema.get('items'), Place(f'{path}.items', unmatched=unmatched), 'must not be empty for specified array items'
     )
-    causes += _node(schema.get('additionalProperties'), Place(f'{path}.additionalProperties', lost=place.lost), empty)
-    sound = all(f'.{extensions.RULES}[' in cause.field for cause in causes)
-    return [*causes, *rule_compilation.problems(schema, place, sound=sound)]
+    causes += _node(
+        schema.get('additionalProperties'), Place(f'{path}.additionalProperties', unmatched=place.unmatched), empty
+    )
+    is_valid = all(f'.{extensions.RULES}[' in cause.field for cause in causes)
+    return [*causes, *rule_compilation.problems(schema, place, is_valid=is_valid)]
 
 
 def _defaults(schema: Schema, place: str) -> Iterator[Cause]:

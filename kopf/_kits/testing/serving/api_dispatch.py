@@ -227,7 +227,7 @@ class Api:
         _read_options(seen, place.verb, options)
         status = 200
         if kind.table is None or place.subresource not in ('', 'status'):
-            status, raw = await self._special(kind, place, seen, form, options)
+            status, raw = await self._serve_other(kind, place, seen, form, options)
         else:
             match place.verb:
                 case 'get':
@@ -284,7 +284,7 @@ class Api:
         head = orjson.dumps({'kind': kind.list_kind, 'apiVersion': kind.api_version, 'metadata': meta})
         return 200, head[:-1] + b',"items":[' + b','.join(gone) + b']}'
 
-    async def _special(
+    async def _serve_other(
         self,
         kind: Kind,
         place: Place,

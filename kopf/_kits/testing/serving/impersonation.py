@@ -55,7 +55,7 @@ class Impersonation:
 
     def act_as(self, user: User, headers: Mapping[str, str], attributes: Attributes) -> User:
         """Return the user whom the headers ask for, or the requesting one; raise a 403 if it is not allowed."""
-        wanted = users.wanted(headers)
+        wanted = users.find_impersonated(headers)
         if wanted is None:
             return user
         last = self._successful.get(user.name)

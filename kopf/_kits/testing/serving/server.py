@@ -256,9 +256,9 @@ class Server(Controls):
             try:
                 return await self._act(request, seen, place, options)
             finally:  # refusals are answers, too
-                await _suffer(rule)
+                await _apply_fault(rule)
         if rule.action != 'lose':
-            await _suffer(rule)
+            await _apply_fault(rule)
             return await self._act(request, seen, place, options)
         with contextlib.suppress(statuses.Refusal):
             await self._act(request, seen, place, options)
@@ -289,7 +289,7 @@ class Server(Controls):
         self._streams[stream] = None
         try:
             going_on = await self._disturb(stream, seen, b'', kind)
-            async for data in lines if going_on else _nothing():
+            async for data in lines if going_on else _iter_nothing():
                 if not await self._disturb(stream, seen, data, kind):
                     break
                 await stream.write(data)
@@ -386,7 +386,7 @@ def _take_body(request: Request) -> bytes:
     return request.body
 
 
-async def _suffer(rule: Fault) -> None:
+async def _apply_fault(rule: Fault) -> None:
     match rule.action:
         case 'delay':
             await asyncio.sleep(rule.seconds or 0)
@@ -408,7 +408,7 @@ def _refusal(rule: Fault) -> statuses.Refusal:
     return statuses.Refusal(rule.status, reason, message, details, headers=headers)
 
 
-async def _nothing() -> AsyncIterator[bytes]:
+async def _iter_nothing() -> AsyncIterator[bytes]:
     return
     yield
 

@@ -43,8 +43,8 @@ class Form:
         if kind.custom:
             items = b','.join([kind.raw(record) for record in records])
             meta = {'continue': '', **meta}
-        elif kind.outward is not None:
-            items = b','.join([orjson.dumps(kind.outward(record.body())) for record in records])
+        elif kind.to_served is not None:
+            items = b','.join([orjson.dumps(kind.to_served(record.body())) for record in records])
         else:
             items = b','.join([b'{' + record.rest for record in records])
         head = orjson.dumps({'kind': kind.list_kind, 'apiVersion': kind.api_version, 'metadata': meta})

@@ -34,7 +34,7 @@ IN_COROUTINE = (
 )
 
 IN_OWN_LOOP = (
-    "A thread connects a non-blocking socket, as event loops do. In virtual time, there is no event loop but one: use "
+    "A thread connects a non-blocking socket, as event loops do. In virtual time, there is only one event loop: use "
     "the client in coroutines, or use a blocking one, or run the test without virtual_time=True."
 )
 
