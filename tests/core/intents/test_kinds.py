@@ -3,7 +3,6 @@
 import concurrent.futures
 import dataclasses
 import logging
-import types
 from typing import Any, ClassVar
 
 import pytest
@@ -233,9 +232,9 @@ def test_permissions_follow_from_the_facts_of_the_kind(registry, monkeypatch):
 @pytest.mark.parametrize('handles_updates', [True, False])
 def test_checks_try_what_the_kind_handles(registry, monkeypatch, is_periodic, handles_updates):
     declare(registry, monkeypatch, is_periodic=is_periodic, handles_updates=handles_updates)
-    kind = types.SimpleNamespace(as_resource=lambda: KEX, custom=False)
+    kinds = {'kopfexamples': (KEX, None)}
     facts = Facts()
-    describe(facts, registry, {'kopfexamples': kind})
+    describe(facts, registry, kinds)
     assert facts.is_periodic is is_periodic
     assert facts.updated == ({'kopfexamples': [()]} if is_periodic or handles_updates else {})
 
@@ -246,6 +245,6 @@ def test_objects_are_handled_unless_their_handlers_only_answer_questions(registr
     facts = Facts(
         created=[(web := Target(resource='webs', name='w'), {}), (kex := Target(resource='kopfexamples', name='x'), {})]
     )
-    names = {'kopfexamples': types.SimpleNamespace(as_resource=lambda: KEX, custom=False)}
-    describe(facts, registry, names)
+    kinds = {'kopfexamples': (KEX, None)}
+    describe(facts, registry, kinds)
     assert facts.parents == ([web, kex] if concurrent else [kex])  # all, if none is handled
