@@ -185,8 +185,14 @@ class Processor(ObjectSink):
 
     def _replay(self, watch: ResourceWatch, recent: Mapping[ObjectRecord, RawEvent]) -> None:
         for record, event in recent.items():
-            if not self._workers.paused and watch.records.get(record.uid) is record:
-                self.receive(record, event, listed_since=None)
+            # Unverified progress of a former leadership waits for the list of all objects.
+            if self._workers.paused or watch.records.get(record.uid) is not record or record.unverified:
+                continue
+            # The former leader can have handled the object, and its last patches come late if the stream lags behind:
+            # its handlers would be called again. So the newest state is requested before any handlers are called.
+            if record.body is None and self._managing and not self._reconciler.is_settled(record, event['object']):
+                record.mark_outdated()
+            self.receive(record, event, listed_since=None)
 
     def paused(self, watch: ResourceWatch) -> None:
         """Remember the objects that exist when the pause begins: deletions during the pause are handled after it."""
