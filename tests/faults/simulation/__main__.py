@@ -3,6 +3,7 @@ Whole operators and the API of the sandbox in one loop of virtual time: is anyth
 
     python -m tests.faults.simulation --seeds 100 --start 1
     python -m tests.faults.simulation --start 17 --log /tmp/17.log --set peering= --set slowness=1
+    python -m tests.faults.simulation --seeds 100 --set electing=election --set peering= --set clocks=false
 
 Each run follows from its seed: the options, what others do to the cluster, how the API and the network fail, what the
 handlers do, and when. Then all faults end, and everything must come to rest. A line per run has the digest of its log,

@@ -58,7 +58,10 @@ class Actions:
             if getattr(self._options, option):
                 for name, weight in more.items():
                     weights[name] = weights.get(name, 0) + weight
-        if self._options.rivals and self._options.peering:
+        if self._options.electing:
+            weights.update(add_rival=3, remove_rival=2)
+            weights.pop('restore', None)
+        elif self._options.rivals and self._options.peering:
             # A namespace that is created anew while the operator is cut off from its peering: until the next renewal of
             # the record, rivals do not see it there. This is a limit of peerings, not a fault to be found again.
             weights.update(add_rival=2, remove_rival=2, recreate_namespace=0)

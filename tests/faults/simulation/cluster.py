@@ -58,6 +58,8 @@ class Cluster:
         await asyncio.sleep(2)
         for name in self.namespaces:
             await self.create_namespace(name)
+        if self._options.electing:
+            await self.api.create('namespaces', 'ns-leases', None, {})
         await self.ensure_peerings()
 
     async def define(self, versions=('v1',)):

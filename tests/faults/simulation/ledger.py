@@ -179,6 +179,8 @@ class Ledger:
     def _is_double(self, run, before):
         if not before.stored and (self.excused or (before.process is not run.process and not before.process.clean)):
             return False  # its success is lost with the process
+        if not before.stored and before.process.lost_at >= before.called:
+            return False  # a patch cannot be sent any more
         if not before.stored and run.uid in self.undefined:
             return False
         if self.deaths and self._options.storage == 'database':
@@ -198,6 +200,11 @@ class Ledger:
         """Called when an operator has announced that it loses successes: handlers are going to be called again."""
         self.excused = True
         self._unstored.clear()
+
+    def note_loss(self, process):
+        """Called when a process has lost its Lease: it forgets what it has not stored yet."""
+        process.lost_at = self._clock.now
+        self._unstored = [run for run in self._unstored if run.process is not process]
 
     def note_stored(self, process, uid):
         for run in self._unstored:

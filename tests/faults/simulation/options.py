@@ -56,6 +56,7 @@ class Options:
     remote: bool = False  # whether some children are in other namespaces
     concurrency: int | None = None
     applying_timeout: float | None = None
+    electing: str = ''  # never drawn: '', 'election' or 'shards': how the operators agree by Leases
     blind: bool = False  # never drawn: whether the operators serve another label than the checks expect
 
 

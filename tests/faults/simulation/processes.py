@@ -37,6 +37,11 @@ class Process:
         self.started = clock.now
         self.started_wall = datetime.datetime.fromtimestamp(clock.read_wall() - clock.now, datetime.UTC)
         self.started_suspended = clock.suspended
+        self.coordinator = None
+        """The coordinator by Leases, if there is one."""
+        self.ledger = None
+        self.lost_at = -1.0
+        """When the process has lost its Lease for the last time: its work was cancelled, as if it had died."""
         self._died = died
         self._patches_left = None
         self._dies_before = False

@@ -15,7 +15,17 @@ from kopf._core.engines.indexing import OperatorIndexers
 from kopf._core.reactor import operators
 from kopf._core.reactor.object_records import ObjectRecord
 from kopf._kits.testing.serving.server import Server
-from tests.faults.simulation import actions, handlers, options, processes, resting, storages, threads, virtualtime
+from tests.faults.simulation import (
+    actions,
+    electing,
+    handlers,
+    options,
+    processes,
+    resting,
+    storages,
+    threads,
+    virtualtime,
+)
 from tests.faults.simulation.cluster import Cluster
 from tests.faults.simulation.ledger import Ledger
 from tests.faults.simulation.network import Network
@@ -46,6 +56,7 @@ class Simulation:
         virtualtime.take_over(self.clock, seed)
         processes.separate_clocks(self.clock)
         threads.take_over()
+        electing.take_over()
         operators.LoopMonitor = _NoMonitor
         self.rng = self._derive('actions')
         self.options = options.draw(self._derive('options'))
@@ -95,7 +106,8 @@ class Simulation:
         acting = actions.Actions(self)
         for _ in range(self.rng.choice([0, 3])):
             await acting.act(['create'])
-        self.start()
+        for _ in range(3 if self.options.electing else 1):
+            self.start()
         await asyncio.sleep(self.rng.choice([0, 0.3, 1, 5]))
         for _ in range(steps):
             self._restart_ended()
@@ -115,7 +127,7 @@ class Simulation:
     def start(self, priority=10):
         """Start an operator."""
         process = processes.Process(self.clock, died=self._bury)
-        process.priority = priority
+        process.priority, process.ledger = priority, self.ledger
         registry, settings = kopf.OperatorRegistry(), self._make_settings()
         process.handlers = handlers.Handlers(
             process, registry, self.ledger, self.options, self._handler_rng, self.server
@@ -146,7 +158,7 @@ class Simulation:
         if self.options.scope == 'pattern':
             scope = {'namespaces': ['ns-*']}
         if not self.options.peering:
-            return {**scope, 'standalone': True}
+            return {**scope, 'standalone': True, 'identity': repr(process)}
         named = {'peering_name': 'default'} if self.options.peering == 'mandatory' else {}
         return {**scope, **named, 'identity': repr(process), 'priority': process.priority}
 
@@ -166,6 +178,7 @@ class Simulation:
         settings.peering.lifetime = 20
         settings.persistence.consistency_timeout = options.consistency_timeout
         settings.background.max_threads = options.daemon_threads
+        electing.configure(settings, options.electing)
         settings.execution.executor = threads.VirtualThreads(options.handler_threads)
         if options.selecting == 'settings':
             settings.watching.label_selectors['kopfexamples'] = 'app=y' if options.blind else 'app=x'
@@ -202,7 +215,7 @@ class Simulation:
                 self.ledger.fault(f'{token} goes on after the end of {process}')
         self._stopped_at.append(self.clock.now)
         self.processes = [each for each in self.processes if each is not process]
-        process.task = process.indexers = process.handlers = None
+        process.task = process.indexers = process.handlers = process.coordinator = None
         process.patched.clear()
 
     def _restart_ended(self):
@@ -267,7 +280,9 @@ class Simulation:
         self.server.requests.clear()
         await asyncio.sleep(20)
         requests = list(self.server.requests)
-        if len(requests) > 300 or any(seen.method == 'PATCH' and 'peering' not in seen.resource for seen in requests):
+        if len(requests) > 300 * len(self.processes) or any(
+            seen.method == 'PATCH' and 'peering' not in seen.resource for seen in requests
+        ):
             counts = collections.Counter((seen.method, seen.resource) for seen in requests)
             flaws.append(f'{len(requests)} requests at rest: {counts}')
         if self.ledger.calls != calls:

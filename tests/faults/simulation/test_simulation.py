@@ -30,6 +30,14 @@ def test_children_and_conditions_are_what_the_last_states_demand_whatever_happen
     assert '3 of 3 runs: nothing lost, nothing done twice, nothing stuck' in done.stdout
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize('mode', ['election', 'shards'])
+def test_replicas_and_members_lose_nothing_and_do_nothing_twice_whatever_happens(mode):
+    options = ['--set=clocks=false', '--set=peering=', f'--set=electing={mode}']
+    done = run('--start=1037', '--seeds=2', *options)
+    assert '2 of 2 runs: nothing lost, nothing done twice, nothing stuck' in done.stdout
+
+
 def test_the_same_seed_gives_the_same_run():
     first, second = [run('--start=7').stdout.split()[1] for _ in range(2)]
     assert first == second

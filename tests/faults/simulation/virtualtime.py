@@ -112,6 +112,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         limit: how many iterations there may be in a second; more are an endless loop.
     """
 
+    is_virtual = True
+
     def __init__(self, clock, *, limit=60_000):
         self._clock = clock
         super().__init__(_Selector(clock, limit))
