@@ -291,7 +291,7 @@ class ApiClient:
             await self._release(session)
         # Once for each session: the vault needs to know only that the credentials work. Errors other than 401 do not
         # show that: a proxy can respond instead of the API server.
-        if not session.approved:
+        if not session.is_approved:
             self._approve(session)
         return body
 
@@ -343,7 +343,7 @@ class ApiClient:
                 self._suspect(e, session)
                 raise
             else:
-                if not session.approved:
+                if not session.is_approved:
                     self._approve(session)
                 try:
                     yield sessions.Lines(stream)
@@ -424,15 +424,15 @@ class ApiClient:
             # Compare the identity: after a login, files with equal paths can have other contents, such as a rotated CA,
             # which only a new session reads.
             if session is not None and session.info is info:
-                session.users += 1
+                session.begin_use()
                 return session
             try:
                 session = sessions.open_session(key, info)
             except credentials.PassingLoginError as e:
                 await self._vault.invalidate(key, info, e, backoffs=self._login_backoffs)
             else:
-                session.users += 1
-                # `users` is increased before this wait: another request that replaces the session meanwhile would close
+                session.begin_use()
+                # Its use begins before this wait: another request that replaces the session meanwhile would close
                 # an unused one.
                 await self._adopt(session)
                 return session
@@ -450,8 +450,8 @@ class ApiClient:
             await self._retire(outdated)
 
     async def _release(self, session: sessions.Session) -> None:
-        session.users -= 1
-        if session in self._retired and not session.users:
+        session.end_use()
+        if session in self._retired and not session.is_used:
             self._retired.discard(session)
             await session.close()
 
@@ -468,13 +468,13 @@ class ApiClient:
         return backoffs if isinstance(backoffs, Iterable) else [backoffs]
 
     def _approve(self, session: sessions.Session) -> None:
-        session.approved = True
+        session.approve()
         self._doubtful = False
         self._vault.approve(session.key, session.info)
 
     async def _retire(self, session: sessions.Session) -> None:
         # The session of old credentials lives for as long as it has requests or streams in flight.
-        if session.users:
+        if session.is_used:
             self._retired.add(session)
         else:
             await session.close()

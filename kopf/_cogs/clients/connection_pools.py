@@ -140,12 +140,11 @@ class Pool:
         if self._closed or not connection.reusable:
             connection.abort()
             return
-        loop = asyncio.get_running_loop()
-        connection.idle_since = loop.time()
+        connection.begin_idling()
         self._idle.append(connection)
         # One timer for all of them: a timer for each connection would be set and cancelled with each request.
         if self._sweeping is None:
-            self._sweeping = loop.call_later(self._keepalive, self._sweep)
+            self._sweeping = asyncio.get_running_loop().call_later(self._keepalive, self._sweep)
 
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()

@@ -49,6 +49,7 @@ class Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self.used = False
         self.idle_since = 0.0
+        """When the last request has ended, by the clock of the loop."""
         self._loop = asyncio.get_running_loop()
         self._headers: dict[bytes, bytes] = {}
         self._chunks: list[bytes] = []
@@ -75,6 +76,10 @@ class Connection(asyncio.Protocol):
         self._reusable = False
 
     # The methods for the users of the connection.
+
+    def begin_idling(self) -> None:
+        """Called when the connection is kept for the next request."""
+        self.idle_since = self._loop.time()
 
     @property
     def usable(self) -> bool:

@@ -93,7 +93,7 @@ class EventWriter:
         try:
             answer = await self._send('POST', f'/api/v1/namespaces/{namespace}/events', body, backoffs)
         except (errors.APIError, credentials.LoginError) as e:
-            if not self._is_denied('create', namespace, e):
+            if not self._note_denial('create', namespace, e):
                 logger.warning(
                     "Failed to post an event, it is lost: %r; the event: %s %s of %s %s/%s: %s",
                     e,
@@ -140,7 +140,7 @@ class EventWriter:
             return False  # events are kept for an hour or so
         except (errors.APIError, credentials.LoginError) as e:
             if isinstance(e, errors.APIForbiddenError):
-                self._is_denied('patch', namespace, e)
+                self._note_denial('patch', namespace, e)
                 return False
             # Why not return false? The next update has the whole count, and a new Event would be a needless object.
             logger.warning("Failed to count an event, which is tried again with the next one: %r", e)
@@ -156,8 +156,8 @@ class EventWriter:
                 backoffs=self._settings.posting.default_backoffs if backoffs is None else backoffs,
             )
 
-    def _is_denied(self, verb: str, namespace: str, error: Exception) -> bool:
-        """Check whether a permission is missing; if so, log it once."""
+    def _note_denial(self, verb: str, namespace: str, error: Exception) -> bool:
+        """Return whether a permission is missing; log it once."""
         # In a namespace that is being deleted, 403 says nothing about permissions.
         if not isinstance(error, errors.APIForbiddenError) or 'being terminated' in (error.message or ''):
             return False

@@ -72,8 +72,27 @@ class Session(abc.ABC):
         self.key = key
         self.info = info
         self.server = info.server.rstrip('/')
-        self.users = 0
-        self.approved = False  # true if the server has accepted the credentials
+        self.is_approved = False
+        """Whether the server has accepted the credentials."""
+        self._users = 0
+        """The number of requests and streams that use the session."""
+
+    @property
+    def is_used(self) -> bool:
+        """Return whether any request or stream uses the session."""
+        return self._users > 0
+
+    def begin_use(self) -> None:
+        """Called when a request or a stream begins to use the session."""
+        self._users += 1
+
+    def end_use(self) -> None:
+        """Called when the request or the stream has ended."""
+        self._users -= 1
+
+    def approve(self) -> None:
+        """Called when the server has accepted the credentials."""
+        self.is_approved = True
 
     @abc.abstractmethod
     async def close(self) -> None:
