@@ -27,6 +27,7 @@ import tempfile
 import threading
 import time
 import urllib.parse
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any, TypeVar
@@ -39,6 +40,7 @@ from controlplane import ControlPlane  # noqa: E402
 from kubeapi import ApiError, KubeApi, Object, wait  # noqa: E402
 from operatorprocess import OperatorProcess  # noqa: E402
 from partitions import Link, sleep_until  # noqa: E402
+from ports import free_port  # noqa: E402
 from sandboxplane import SandboxPlane  # noqa: E402
 
 LAST_HANDLED = 'kopf.zalando.org/last-handled-configuration'
@@ -160,6 +162,7 @@ class Replica:
         self.name = 'abcdef'[number]
         self.skew = (-300.0, 0.0, 420.0)[number % 3]
         self.link = Link(soak.host, soak.port)
+        self._probe = f'http://127.0.0.1:{free_port()}'
         self.operator: OperatorProcess | None = None
         self.frozen: list[tuple[float, float]] = []
         self.deaths: dict[int, float] = {}  # by the identifiers of the processes
@@ -176,6 +179,8 @@ class Replica:
             soak.namespace,
             '--standalone',
             *self.options,
+            '--liveness',
+            f'{self._probe}/healthz',
             str(HERE / 'election_handlers.py'),
             log=soak.folder / f'{self.name}-{self._starts}.log',
             kubeconfig=str(kubeconfig),
@@ -196,6 +201,13 @@ class Replica:
     def process(self) -> Any:
         assert self.operator is not None
         return self.operator.process
+
+    def is_ready(self) -> bool:
+        """Check whether all objects are listed: a replica that is not warm cannot take over at once."""
+        with contextlib.suppress(OSError):  # including the refusals of the probe
+            with urllib.request.urlopen(f'{self._probe}/readyz', timeout=10) as response:
+                return bool(response.status == 200)
+        return False
 
     def revive(self) -> None:
         """Start the process anew if it has ended."""
@@ -296,7 +308,8 @@ class Soak:
             stalls = StallMeter()
             stalls.start()
             stack.callback(stalls.ended.set)
-            wait(lambda: self.ledger.find_work(0), 'the first replica to work')
+            wait(lambda: self.ledger.find_work(0), 'the first replica to work', timeout=300)
+            self.rest()
             for number in range(1, rounds + 1):
                 action = (
                     actions[(number - 1) % len(actions)] if number <= len(actions) else self.chances.choice(actions)
@@ -315,9 +328,10 @@ class Soak:
             stack.callback(replica.end)
 
     def rest(self) -> None:
-        """Start what has ended, and wait until one replica leads and the others know it."""
+        """Start what has ended, and wait until one replica leads and the others are warm."""
         for replica in self.replicas.values():
             replica.revive()
+        wait(lambda: all(each.is_ready() for each in self.replicas.values()), 'all replicas to be ready', timeout=300)
         time.sleep(self.chances.uniform(2, 3))
         began = time.monotonic()
         wait(lambda: self.ledger.find_work(began), 'a leader to work', timeout=self.duration * 3 + 30)
