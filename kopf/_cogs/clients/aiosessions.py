@@ -36,6 +36,9 @@ class AiohttpStream:
         except aiohttp.ClientError as e:
             raise sessions.make_error(e) from e
 
+    def hold(self, held: bool) -> None:
+        pass  # the library reads ahead
+
     def abort(self) -> None:
         # Why not close() alone? The TLS shutdown would outlive the session and the loop.
         _abort(self._response.connection)

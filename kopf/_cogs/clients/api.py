@@ -11,7 +11,7 @@ import json
 import logging
 import time
 import urllib.parse
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sized
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sized
 from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
@@ -303,7 +303,7 @@ class ApiClient:
         *,
         opening: float | None = None,
         logger: AnyLogger | None = None,
-    ) -> AsyncGenerator[AsyncIterator[list[bytes]], None]:
+    ) -> AsyncGenerator[sessions.Lines, None]:
         """
         Open an endless response, such as a watch-stream, to be read by lines of any length.
 

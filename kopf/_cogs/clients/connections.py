@@ -17,6 +17,8 @@ import httptools
 
 _READ_AHEAD = 2**20
 """The amount of a stream that is read ahead of its consumer (in bytes)."""
+_GATHERED = 2**16
+"""How many data of a held stream the system receives before it says so (in bytes)."""
 _MAX_HEAD = 2**18
 """The size limit of the status line and the headers, interim responses (1xx) included (in bytes)."""
 _MAX_RESPONSE = 2**30
@@ -144,6 +146,14 @@ class Connection(asyncio.Protocol):
             self._paused = False
             self._transport.resume_reading()
         return chunk
+
+    def hold(self, held: bool) -> None:
+        """Receive no data of the stream until there are many of them if this is true; otherwise, receive all."""
+        # Why not `pause_reading`? With TLS, the data are received nevertheless, piece by piece, only decrypted later.
+        if self._transport is not None:
+            with contextlib.suppress(OSError, AttributeError):
+                sock = self._transport.get_extra_info('socket')
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _GATHERED if held else 1)
 
     def abort(self) -> None:
         """Abort the connection without a TLS shutdown, which would outlive the session and the loop."""

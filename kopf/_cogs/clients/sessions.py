@@ -61,6 +61,9 @@ class Stream(Protocol):
     async def read(self) -> bytes:
         """Return the received data; empty if the stream has ended; raise `TimeoutError` if it has lasted too long."""
 
+    def hold(self, held: bool) -> None:
+        """Receive no data until there are many of them if this is true; otherwise, receive all."""
+
     def abort(self) -> None:
         """Close the connection at once."""
 
@@ -314,6 +317,14 @@ class Lines:
             self._rest, self._size = [tail] if tail else [], len(tail)
             if lines:
                 return lines
+
+    async def rest(self, seconds: float) -> None:
+        """Wait, so that more data gather, and are received at once: each piece of data wakes up the event loop."""
+        self._stream.hold(True)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self._stream.hold(False)
 
     async def _read(self) -> bytes:
         try:

@@ -40,7 +40,8 @@ from kopf._core.reactor.object_records import ObjectRecord, get_api_version, ide
 from kopf._core.reactor.sinks import EventSink
 
 if TYPE_CHECKING:
-    from kopf._core.engines.shard_filters import Selection, ShardFilter
+    from kopf._cogs.clients.sessions import Lines
+    from kopf._core.engines.shard_filters import ReadingPace, Selection, ShardFilter
     from kopf._core.reactor.seen_states import SeenStates
 
 logger = logging.getLogger(__name__)
@@ -180,6 +181,8 @@ class ResourceWatch:
         self._refusal_delays = iter(refusal_delays)
         self._shard = shard
         self._requested: Selection | None = None  # the objects of this operator in the current list or stream
+        self._pace = None if shard is None else shard.make_pace()
+        self._skipped = 0  # the number of ignored lines of other members
         self._is_cut: bool | None = None  # whether the server sends only these objects; None if that is unknown
         self._path = resource.get_url(namespace=namespace)
         self._since: str | None = None
@@ -579,7 +582,7 @@ class ResourceWatch:
             try:
                 async with InactivityTimeout(LIST_SILENCE if hasty else limit) as silence:
                     async for lines in batches:
-                        known = self._listed
+                        known, skipped = self._listed, self._skipped
                         for number, line in enumerate(lines, start=1):
                             count += self._take_line(line)
                             if number % MAX_AT_ONCE == 0:
@@ -591,6 +594,8 @@ class ResourceWatch:
                             silence.relax(limit)
                         if not hasty or self._listed > known:  # live changes do not prolong a list
                             silence.renew()
+                        if self._pace is not None and self._skipped != skipped and self._since is not None:
+                            await self._rest(self._pace, batches, len(lines), self._skipped - skipped)
             except TimeoutError as error:
                 if hasty:
                     raise StreamedListMissing(f"no objects and no end for {LIST_SILENCE:g} seconds") from error
@@ -605,10 +610,15 @@ class ResourceWatch:
         if not count and time.monotonic() - started < SHORT_LIFE:
             raise StreamBroken('refused', "the stream has ended at once")
 
+    async def _rest(self, pace: 'ReadingPace', batches: 'Lines', lines: int, foreign: int) -> None:
+        if rest := pace.find_rest(lines, foreign, time.monotonic()):
+            await batches.rest(rest)
+
     def _take_line(self, line: bytes) -> bool:
         """Process a line of the stream; return whether it is an event of an object."""
         if self._shard is not None and self._shard.excludes_line(line, namespaced=bool(self.resource.namespaced)):
             self._listed += self._since is None
+            self._skipped += 1
             if self._is_cut is None and self._requested is not None:
                 self._note_foreign_line(self._requested, line)
             return True

@@ -1,6 +1,7 @@
 """HTTP as it comes over the wire, in any pieces, from servers that keep, close, break, and confuse connections."""
 
 import asyncio
+import sys
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies
@@ -178,6 +179,53 @@ async def test_reads_can_be_cancelled_and_lose_nothing(raw_server, pool):
             await asyncio.wait_for(stream.read(), 0.001)
     go.set()
     assert await read_all(stream) == b'abc\n'
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason="other systems need not obey the socket's option")
+async def test_a_held_stream_receives_nothing_until_it_is_released(raw_server, pool, monkeypatch):
+    go, sent, received = asyncio.Event(), asyncio.Event(), []
+
+    async def wait(writer):
+        await go.wait()
+
+    async def tell(writer):
+        await writer.drain()
+        sent.set()
+
+    raw_server.scripts = [[CHUNKED, b'4\r\nabc\n\r\n', wait, b'4\r\ndef\n\r\n', tell, b'0\r\n\r\n']]
+    _, stream = await pool.stream(REQUEST, connect_timeout=5, total_timeout=None)
+    assert await stream.read() == b'abc\n'
+    receive = Connection.data_received
+    monkeypatch.setattr(Connection, 'data_received', lambda *args: received.append(args) or receive(*args))
+    stream.hold(True)
+    go.set()
+    await sent.wait()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not received
+    stream.hold(False)
+    assert await read_all(stream) == b'def\n'
+
+
+async def test_a_stream_is_not_held_after_a_cancelled_rest(raw_server, pool):
+    go = asyncio.Event()
+
+    async def wait(writer):
+        await writer.drain()
+        await go.wait()
+
+    raw_server.scripts = [[CHUNKED, b'4\r\nabc\n\r\n', wait, b'4\r\ndef\n\r\n', wait]]
+    _, stream = await pool.stream(REQUEST, connect_timeout=5, total_timeout=None)
+    assert await stream.read() == b'abc\n'
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await sessions.Lines(stream).rest(60)
+    go.set()
+    async with asyncio.timeout(60):
+        assert await stream.read() == b'def\n'
+    stream.abort()
+    stream.hold(True)  # the connection is lost
+    stream.hold(False)
 
 
 async def test_streams_last_for_a_limited_time(raw_server, pool):

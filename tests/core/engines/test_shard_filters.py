@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kopf._core.engines.assignments import Division
 from kopf._core.engines.buckets import find_bucket
-from kopf._core.engines.shard_filters import MAX_RANGES, ShardFilter, make_selection
+from kopf._core.engines.shard_filters import MAX_RANGES, MAX_REST, ReadingPace, ShardFilter, make_selection
 from kopf._kits.testing.storing import sharding
 
 UIDS = [str(uuid.uuid5(uuid.NAMESPACE_DNS, str(number))) for number in range(200)]
@@ -100,3 +100,22 @@ def test_lines_of_foreign_namespaces_are_excluded_if_objects_have_one():
     # An object without a namespace mentions that of another object.
     assert not shard.excludes_line(line(claimRef={'namespace': other}), namespaced=False)
     assert shard.excludes('uid', other) and not shard.excludes('uid', own)
+
+
+@pytest.mark.parametrize(
+    'lines, foreign, elapsed, rest',
+    [
+        (1, 1, 1, 0),  # few lines: each one is read at once
+        (1, 1, 0.002, MAX_REST),
+        (1, 1, 0.001, 0.016),  # until 16 lines have gathered
+        (16, 16, 0.016, 0.016),  # at the same rate, it stays so
+        (100, 100, 0.016, 0.00256),
+        (3, 1, 0.001, 0),  # most of the lines are own ones
+        (4, 2, 0.001, 0.008),
+        (1, 0, 0.001, 0),
+    ],
+)
+def test_foreign_lines_are_gathered_if_there_are_many(lines, foreign, elapsed, rest):
+    pace = ReadingPace()
+    assert pace.find_rest(1, 1, 100) == 0
+    assert pace.find_rest(lines, foreign, 100 + elapsed) == pytest.approx(rest)

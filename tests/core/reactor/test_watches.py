@@ -16,10 +16,11 @@ import pytest
 from aiohttp import web
 
 import kopf
-from kopf._cogs.clients import errors
+from kopf._cogs.clients import errors, sessions
 from kopf._cogs.clients.api import ApiClient
 from kopf._cogs.structs.credentials import ConnectionInfo, LoginError, Vault
 from kopf._cogs.structs.references import Resource
+from kopf._core.engines import shard_filters
 from kopf._core.engines.assignments import Division
 from kopf._core.engines.buckets import find_bucket
 from kopf._core.engines.shard_filters import ShardFilter
@@ -1232,6 +1233,26 @@ async def test_states_of_foreign_objects_from_writes_are_not_waited_for(sharded,
         assert sharded.see(obj('c', 7)) is None
         assert sharded.see(obj('b', 7)) is not None
         await sink.has(a=1, b=7)
+
+
+async def test_many_foreign_lines_are_read_at_once(sharded, server, sink, monkeypatch):
+    monkeypatch.setattr(shard_filters, 'MIN_RATE', 0)
+    rests = []
+
+    async def rest(lines, seconds):
+        rests.append(seconds)
+
+    monkeypatch.setattr(sessions.Lines, 'rest', rest)
+    server.script = [
+        Stream(
+            *(added('c', 1), bookmark(4, end=True), modified('c', 5), modified('c', 6), modified('a', 7), bookmark(8)),
+            pace=0.01,
+        )
+    ]
+    async with running(sharded):
+        await sink.has(a=7)
+    # Not while objects are listed, and not for the own line.
+    assert len(rests) == 2 and all(0 < seconds <= shard_filters.MAX_REST for seconds in rests)
 
 
 async def test_two_tasks_of_a_watch_do_not_run_at_once(watch, server, sink):
