@@ -420,7 +420,11 @@ class ShardGroup:
         await self._list()
         self._known = True
         self._polled_at = read_time()
-        await self._read()
+        try:
+            await self._read()
+        except BaseException:
+            self._known = False  # otherwise, the holder of the Lease would seem to be another program
+            raise
 
     async def _list(self) -> None:
         asked_at = read_time()

@@ -45,8 +45,8 @@ class Store:
 
     def _begin(self, request):
         self.requests.append(request)
-        if self.errors:
-            raise self.errors.pop(0)
+        if self.errors and (error := self.errors.pop(0)) is not None:
+            raise error
 
     async def read(self):
         self._begin('read')
@@ -254,6 +254,19 @@ async def test_a_conflict_means_that_another_member_was_faster(world):
         await world.pass_time(3, other='g-you')
         assert world.store.bodies['g']['spec']['holderIdentity'] == 'g-you/1'
         assert world.store.assignment == record
+
+
+async def test_a_failure_at_the_beginning_does_not_make_a_member_seem_to_be_another_program(world, caplog):
+    async with world.running():
+        await world.share()
+        annotations = world.store.bodies['g']['metadata']['annotations']
+        body = world.store.put('g', world.store.bodies['g']['spec'] | {'holderIdentity': 'g-you/1'}, annotations)
+        world.group.see(body)
+        world.store.errors = [None, errors.APIServerError('down', status=500)]
+        world.group.join()
+        await world.pass_time(5, other='g-you', seen=world.ownership.seen, held='2-3')
+        assert world.group.assignment is not None
+    assert 'which is no member of this group' not in caplog.text
 
 
 async def test_failing_requests_are_repeated_and_told_once(world, caplog):
