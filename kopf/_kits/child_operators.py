@@ -1,10 +1,10 @@
 """
 Operators in child processes of ``kopf run``: what the parent tells them, and what they tell the parent.
 
-The child has the same arguments and the same environment as its parent, for ``--reload`` and ``--processes``. So the
-parent passes by one more variable that it already does what these options say. A supervisor also passes one end of a
-socket pair: the child writes a byte when it is ready to work, and stops when the stream ends, as the supervisor has
-died then, even by SIGKILL.
+The child has the same arguments as its parent, ``--reload`` and ``--processes`` included. One more environment variable
+tells the child that the parent already does what these options say. A supervisor also passes one end of a socket pair:
+the child writes a byte when it is ready to work, and stops when the stream ends, because the supervisor has died then,
+even if it was killed by SIGKILL.
 """
 
 import contextlib

@@ -143,12 +143,12 @@ class MergedMetrics:
         if not texts:
             return web.Response(status=503, text="No process has metrics at the moment.\n")
         encode, content_type = self._prometheus.exposition.choose_encoder(request.headers.get('Accept', ''))
-        response = web.Response(body=encode(_Merged(texts)), headers={'Content-Type': content_type})
+        response = web.Response(body=encode(_MergedRegistry(texts)), headers={'Content-Type': content_type})
         response.enable_compression()
         return response
 
 
-class _Merged:
+class _MergedRegistry:
     """The families of metrics of all processes, as a registry of the library that can be encoded."""
 
     def __init__(self, texts: Mapping[int, str]) -> None:

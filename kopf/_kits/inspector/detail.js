@@ -1,10 +1,15 @@
 // One object: its state, what runs, its timeline, its diff.
 
 import { load } from './client.js';
-import { clock, describeNext, duration, h, plural, refresh, s, setText, shortPath, STATES, timeOfDay } from './format.js';
-import { describe, drawTimeline, isMoving } from './timeline.js';
+import {
+  clock, describeNext, duration, h, makeCardHead, plural, refresh, s, setText, shortPath, STATES, timeOfDay,
+} from './format.js';
+import { drawTimeline, isMoving } from './timeline.js';
 
-const TYPES = { cause: 'Causes', handler: 'Handlers', patch: 'Patches', event: 'Events', log: 'Log', framework: 'Framework’s log' };
+const TYPES = {
+  cause: 'Causes', handler: 'Handlers', patch: 'Patches', event: 'Events', log: 'Log', framework: 'Framework’s log',
+};
+const TAGS = { wait: 'pause', event: 'Event' };
 const RANGES = { All: 0, '5 min': 300, '1 min': 60 };
 const MAX_INLINE = 4; // the fields of a patch that are shown at once
 
@@ -96,7 +101,7 @@ export class Detail {
 
   #shownEntries() {
     return [...this.entries.values()].filter((entry) => {
-      const type = entry.type === 'frequent' ? 'handler' : entry.type === 'wait' ? 'cause' : entry.type === 'log' && entry.framework ? 'framework' : entry.type;
+      const type = findType(entry);
       return !this.hiddenTypes.has(type) && !(type === 'framework' && this.hiddenTypes.has('log'));
     }).sort((one, two) => one.id - two.id);
   }
@@ -119,16 +124,18 @@ export class Detail {
       this.error,
       this.calls,
       h('section', { class: 'card', 'aria-label': 'Timeline' },
-        h('div', { class: 'card-head' }, h('h3', {}, 'Timeline'), this.#makeTypes(), this.#makeRanges()),
+        makeCardHead('Timeline', '', this.#makeTypes(), this.#makeRanges()),
         h('div', { class: 'drawing' }, this.svg),
         this.#makeLegend()),
       h('div', { class: 'columns' },
-        h('section', { class: 'card', 'aria-label': 'What happened' }, h('div', { class: 'card-head' }, h('h3', {}, 'What happened'), h('span', { class: 'hint' }, 'newest first')), this.noEntries, this.list),
+        h('section', { class: 'card', 'aria-label': 'What happened' },
+          makeCardHead('What happened', 'newest first'), this.noEntries, this.list),
         h('section', { class: 'card', 'aria-label': 'Last diff' }, this.diffBox)));
   }
 
   #makeTypes() {
-    return h('div', { class: 'chips', role: 'group', 'aria-label': 'Shown types' }, Object.entries(TYPES).map(([type, title]) =>
+    const titles = Object.entries(TYPES);
+    return h('div', { class: 'chips', role: 'group', 'aria-label': 'Shown types' }, titles.map(([type, title]) =>
       h('button', {
         type: 'button', class: 'chip', 'aria-pressed': String(!this.hiddenTypes.has(type)),
         click: (event) => {
@@ -140,12 +147,16 @@ export class Detail {
   }
 
   #makeRanges() {
-    const group = h('div', { class: 'segments', role: 'group', 'aria-label': 'Time range' }, Object.entries(RANGES).map(([title, range]) =>
+    const ranges = Object.entries(RANGES);
+    const attributes = { class: 'segments', role: 'group', 'aria-label': 'Time range' };
+    const group = h('div', attributes, ranges.map(([title, range]) =>
       h('button', {
         type: 'button', 'aria-pressed': String(this.range === range),
         click: (event) => {
           this.range = range;
-          for (const button of group.children) button.setAttribute('aria-pressed', String(button === event.currentTarget));
+          for (const button of group.children) {
+            button.setAttribute('aria-pressed', String(button === event.currentTarget));
+          }
           this.#draw();
         },
       }, title)));
@@ -168,13 +179,15 @@ export class Detail {
 
   #updateHead() {
     const { object } = this;
-    refresh(this.path, `${object.resource} ${object.namespace}`, () => [object.resource, object.namespace ? ` · ${object.namespace}` : '']);
+    const place = `${object.resource}${object.namespace ? ` · ${object.namespace}` : ''}`;
+    setText(this.path, place);
     setText(this.title, object.name);
     this.badge.dataset.state = this.isGone ? 'gone' : object.shown;
     setText(this.badge, this.isGone ? 'deleted' : STATES[object.shown]);
     setText(this.next, this.isGone ? '' : describeNext(object));
     this.error.hidden = !object.error || this.isGone;
-    refresh(this.error, `${object.failed} ${object.error}`, () => [object.failed ? h('b', {}, `${object.failed}: `) : '', object.error ?? '']);
+    const make = () => [object.failed ? h('b', {}, `${object.failed}: `) : '', object.error ?? ''];
+    refresh(this.error, `${object.failed} ${object.error}`, make);
   }
 
   #updateCalls() {
@@ -184,23 +197,25 @@ export class Detail {
 
   #draw() {
     const entries = this.#shownEntries();
-    this.svg.setAttribute('aria-label', `Timeline of ${plural(entries.length, 'entry', 'entries')}; the same as in the list What happened`);
+    const count = plural(entries.length, 'entry', 'entries');
+    this.svg.setAttribute('aria-label', `Timeline of ${count}; the same as in the list What happened`);
     this.svg.toggleAttribute('hidden', entries.length === 0);
-    if (entries.length) drawTimeline(this.svg, entries, this.object, { range: this.range, pick: (entry) => this.#pick(entry) });
+    const pick = (entry) => this.#pick(entry);
+    if (entries.length) drawTimeline(this.svg, entries, this.object, { range: this.range, pick });
   }
 
   #pick(entry) {
     const line = this.lines.get(entry.id);
     if (!line) return;
-    line.scrollIntoView({ block: 'center', behavior: matchMedia('(prefers-reduced-motion: reduce)').matches ? 'auto' : 'smooth' });
+    const isStill = matchMedia('(prefers-reduced-motion: reduce)').matches;
+    line.scrollIntoView({ block: 'center', behavior: isStill ? 'auto' : 'smooth' });
     line.classList.remove('picked');
     requestAnimationFrame(() => line.classList.add('picked'));
   }
 
   #updateList() {
     const entries = this.#shownEntries();
-    const hint = this.entries.size ? 'Nothing of the chosen types.' : this.isLoaded ? 'Nothing has happened since the operator has started, or it is forgotten.' : '';
-    setText(this.noEntries, entries.length ? '' : hint);
+    setText(this.noEntries, entries.length ? '' : this.#explainAbsence());
     const ids = new Set(entries.map((entry) => entry.id));
     for (const [id, line] of this.lines) {
       if (!ids.has(id)) {
@@ -216,6 +231,11 @@ export class Detail {
     }
   }
 
+  #explainAbsence() {
+    if (this.entries.size) return 'Nothing of the chosen types.';
+    return this.isLoaded ? 'Nothing has happened since the operator has started, or it is forgotten.' : '';
+  }
+
   #fillLine(entry) {
     let line = this.lines.get(entry.id);
     if (!line) this.lines.set(entry.id, (line = h('li', { class: 'entry' })));
@@ -229,12 +249,19 @@ export class Detail {
   }
 }
 
+/** Return the type by which the entry is shown or hidden: a key of TYPES. */
+function findType(entry) {
+  if (entry.type === 'log' && entry.framework) return 'framework';
+  return { frequent: 'handler', wait: 'cause' }[entry.type] ?? entry.type;
+}
+
 function makeLine(entry) {
   const type = entry.type === 'frequent' ? 'handler' : entry.type;
+  const outcome = entry.outcome ?? (entry.handler ? 'running' : '');
   const took = entry.handler ? duration(entry.seconds ?? Math.max(0, clock.now() - entry.at)) : '';
   return [
     h('time', { title: new Date(entry.at * 1000).toISOString() }, timeOfDay(entry.at, true)),
-    h('span', { class: `tag ${type} ${entry.outcome ?? (entry.handler ? 'running' : '')} ${entry.level ?? ''}` }, type === 'wait' ? 'pause' : type === 'event' ? 'Event' : type),
+    h('span', { class: `tag ${type} ${outcome} ${entry.level ?? ''}` }, TAGS[type] ?? type),
     h('div', { class: 'text' }, makeText(entry)),
     h('span', { class: 'took' }, took),
   ];
@@ -243,48 +270,84 @@ function makeLine(entry) {
 function makeText(entry) {
   switch (entry.type) {
     case 'handler':
-    case 'frequent': {
-      const attempt = entry.retry ? ` attempt ${entry.retry + 1}` : '';
-      const outcome = { retried: entry.delay ? `retried after ${duration(entry.delay)}` : 'retried', waiting: 'waits for its parts' }[entry.outcome] ?? entry.outcome ?? 'running';
-      return [h('code', {}, entry.handler), entry.kind === 'Handler' ? '' : ` ${entry.kind.toLowerCase()}`, attempt, ' ', h('b', { class: `outcome ${entry.outcome ?? 'running'}` }, outcome), entry.message ? h('p', { class: 'message' }, entry.message) : ''];
-    }
+    case 'frequent':
+      return makeCallText(entry);
     case 'cause':
-      return [h('b', {}, entry.reason), ' ', h('span', { class: 'quiet' }, entry.event ? entry.event.toLowerCase() : 'next step'), ' → ', entry.handlers.flatMap((id, number) => [number ? ', ' : '', h('code', {}, id)])];
+      return [
+        h('b', {}, entry.reason), ' ',
+        h('span', { class: 'quiet' }, entry.event ? entry.event.toLowerCase() : 'next step'), ' → ',
+        entry.handlers.flatMap((id, number) => [number ? ', ' : '', h('code', {}, id)]),
+      ];
     case 'patch':
-      return [makeStatus(entry), entry.target ? ` ${entry.method} ` : ' ', entry.target ? h('code', {}, entry.target) : '', makeFields(entry.fields)];
+      return [
+        makeStatus(entry),
+        entry.target ? [` ${entry.method} `, h('code', {}, entry.target)] : ' ',
+        makeFields(entry.fields),
+      ];
     case 'event':
       return [h('b', {}, entry.reason), entry.times > 1 ? ` ×${entry.times}` : '', ' ', entry.message];
     case 'wait':
       return [`throttled for ${duration(entry.delay)} after an unexpected error`];
     default:
-      return [entry.level === 'INFO' ? '' : [h('b', { class: `level ${entry.level}` }, entry.level), ' '], entry.message, entry.traceback ? h('details', {}, h('summary', {}, 'Traceback'), h('pre', { tabindex: 0 }, entry.traceback)) : ''];
+      return [
+        entry.level === 'INFO' ? '' : [h('b', { class: `level ${entry.level}` }, entry.level), ' '],
+        entry.message,
+        entry.traceback ? makeDetails('Traceback', h('pre', { tabindex: 0 }, entry.traceback)) : '',
+      ];
   }
 }
 
+function makeCallText(entry) {
+  const outcomes = {
+    retried: entry.delay ? `retried after ${duration(entry.delay)}` : 'retried',
+    waiting: 'waits for its parts',
+  };
+  const outcome = entry.outcome ?? 'running';
+  return [
+    h('code', {}, entry.handler),
+    entry.kind === 'Handler' ? '' : ` ${entry.kind.toLowerCase()}`,
+    entry.retry ? ` attempt ${entry.retry + 1} ` : ' ',
+    h('b', { class: `outcome ${outcome}` }, outcomes[outcome] ?? outcome),
+    entry.message ? h('p', { class: 'message' }, entry.message) : '',
+  ];
+}
+
+function makeDetails(title, content, attributes = {}) {
+  return h('details', attributes, h('summary', {}, title), content);
+}
+
 function makeStatus(entry) {
-  return h('span', { class: `http ${entry.status && entry.status < 300 ? 'fine' : 'bad'}` }, String(entry.status ?? 'no answer'));
+  const isFine = entry.status && entry.status < 300;
+  return h('span', { class: `http ${isFine ? 'fine' : 'bad'}` }, String(entry.status ?? 'no answer'));
 }
 
 function makeFields(fields) {
-  const make = (part) => part.map((field) => h('code', { class: 'field', title: field }, field));
+  const make = (part) => h('span', { class: 'fields' },
+    part.map((field) => h('code', { class: 'field', title: field }, field)));
   if (!fields.length) return '';
   const rest = fields.slice(MAX_INLINE);
-  return [h('span', { class: 'fields' }, make(fields.slice(0, MAX_INLINE))), rest.length ? h('details', {}, h('summary', {}, `${plural(rest.length, 'more field')}`), h('span', { class: 'fields' }, make(rest))) : ''];
+  const more = rest.length ? makeDetails(plural(rest.length, 'more field'), make(rest)) : '';
+  return [make(fields.slice(0, MAX_INLINE)), more];
 }
 
 function makeDiff(diff) {
-  const head = h('div', { class: 'card-head' }, h('h3', {}, 'Last diff'), diff ? h('span', { class: 'hint' }, diff.reason) : '');
+  const head = makeCardHead('Last diff', diff?.reason);
   if (!diff) return [head, h('p', { class: 'hint' }, 'No handler has got a diff of this object yet.')];
   const left = diff.total - diff.fields.length;
   return [
     head,
     h('dl', { class: 'changes' }, diff.fields.map((each) => [
       h('dt', {}, h('code', {}, each.field || 'the whole object')),
-      each.old === null ? '' : h('dd', { class: 'old' }, h('span', { class: 'hidden' }, 'before: '), h('code', {}, pretty(each.old))),
-      each.new === null ? '' : h('dd', { class: 'new' }, h('span', { class: 'hidden' }, 'after: '), h('code', {}, pretty(each.new))),
+      makeValue('old', 'before: ', each.old),
+      makeValue('new', 'after: ', each.new),
     ])),
     left ? h('p', { class: 'hint' }, `and ${plural(left, 'more field')}`) : '',
   ];
+}
+
+function makeValue(name, spoken, value) {
+  if (value === null) return '';
+  return h('dd', { class: name }, h('span', { class: 'hidden' }, spoken), h('code', {}, pretty(value)));
 }
 
 function pretty(text) {
@@ -306,12 +369,26 @@ export function makeCall(call, { opened = new Set(), link = null } = {}) {
     call.thread ? h('span', { class: 'mark-soft' }, `in thread ${call.thread}`) : '',
   ];
   return h('article', { class: `call-card${call.blocking || call.stopping ? ' bad' : ''}` },
-    h('header', {}, h('span', { class: 'spin', 'aria-hidden': 'true' }), h('b', {}, call.handler), h('span', { class: 'quiet' }, call.kind.toLowerCase()), marks, link, h('span', { class: 'elapsed' }, duration(call.seconds))),
-    call.place ? h('div', { class: 'code' },
-      h('p', { class: 'where', title: call.place.file }, h('b', {}, shortPath(call.place)), ` in ${call.place.function}`),
-      h('pre', { tabindex: 0 }, call.place.code)) : h('p', { class: 'hint' }, 'Its stack cannot be read at this moment.'),
-    call.stack.length > 1 ? h('details', { 'data-id': id, open: opened.has(id) }, h('summary', {}, `Stack: ${plural(call.stack.length, 'call')}`),
-      h('ol', { class: 'stack' }, call.stack.map((each) => h('li', {}, h('span', { title: each.file }, `${shortPath(each)} in ${each.function}`), h('code', {}, each.code))))) : '');
+    h('header', {},
+      h('span', { class: 'spin', 'aria-hidden': 'true' }),
+      h('b', {}, call.handler),
+      h('span', { class: 'quiet' }, call.kind.toLowerCase()),
+      marks,
+      link,
+      h('span', { class: 'elapsed' }, duration(call.seconds))),
+    call.place ? makePlace(call.place) : h('p', { class: 'hint' }, 'Its stack cannot be read at this moment.'),
+    call.stack.length > 1 ? makeDetails(`Stack: ${plural(call.stack.length, 'call')}`, makeStack(call.stack),
+      { 'data-id': id, open: opened.has(id) }) : '');
 }
 
-export { describe };
+function makePlace(place) {
+  return h('div', { class: 'code' },
+    h('p', { class: 'where', title: place.file }, h('b', {}, shortPath(place)), ` in ${place.function}`),
+    h('pre', { tabindex: 0 }, place.code));
+}
+
+function makeStack(stack) {
+  return h('ol', { class: 'stack' }, stack.map((each) => h('li', {},
+    h('span', { title: each.file }, `${shortPath(each)} in ${each.function}`),
+    h('code', {}, each.code))));
+}

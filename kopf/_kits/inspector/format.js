@@ -18,8 +18,14 @@ function fill(element, attributes, children) {
     if (typeof value === 'function') element.addEventListener(name, value);
     else element.setAttribute(name, value === true ? '' : value);
   }
-  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  const isShown = (child) => child !== null && child !== undefined && child !== false;
+  element.append(...children.flat(Infinity).filter(isShown));
   return element;
+}
+
+/** Create the head of a card, with a hint beside its title if there is one. */
+export function makeCardHead(title, hint, ...rest) {
+  return h('div', { class: 'card-head' }, h('h3', {}, title), hint ? h('span', { class: 'hint' }, hint) : '', rest);
 }
 
 /** Set the text only if it differs: this is called very often. */

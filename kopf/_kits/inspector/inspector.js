@@ -130,16 +130,19 @@ function showFacts() {
   const { loop, running_total: running, watches, seconds, version, pid } = operator;
   const bad = watches.filter((watch) => watch.failure);
   const silent = watches.length ? Math.max(...watches.map((watch) => watch.silent)) : 0;
+  const count = watches.length;
+  const health = bad.length ? `${bad.length} of ${count} failing` : `${count} · silent ${whole(silent)}`;
   const facts = [
     ['Event loop', loop.blocked ? `blocked ${duration(loop.lag)}` : duration(loop.lag), loop.blocked],
     ['Running', String(running), false],
     ['Queued', (store.counts.queued ?? 0).toLocaleString('en'), false],
-    ['Watches', bad.length ? `${bad.length} of ${watches.length} failing` : `${watches.length} · silent ${whole(silent)}`, bad.length > 0],
+    ['Watches', health, bad.length > 0],
     ['Up', whole(seconds), false],
     [`kopf ${version}`, `pid ${pid}`, false],
   ];
   const box = $('facts');
-  refresh(box, facts.map(([title]) => title).join(), () => facts.map(([title]) => h('div', {}, h('dt', {}, title), h('dd', {}))));
+  const titles = facts.map(([title]) => title);
+  refresh(box, titles.join(), () => titles.map((title) => h('div', {}, h('dt', {}, title), h('dd', {}))));
   facts.forEach(([, text, isBad], number) => {
     const value = box.children[number].lastElementChild;
     setText(value, text);
@@ -150,14 +153,21 @@ function showFacts() {
 
 function showBanner() {
   const isLost = $('connection').dataset.state === 'lost';
-  const text = isLost
-    ? 'Disconnected: the operator has stopped, or does not respond. What is shown is from before. Trying again…'
-    : operator?.loop.blocked
-      ? `The event loop is blocked for ${duration(operator.loop.lag)}${operator.loop.by ? ` by ${operator.loop.by}` : ''}`
-      : operator?.paused ? 'The operator is paused, as another operator works.' : '';
+  const text = describeTrouble(isLost);
   $('banner').hidden = !text;
   $('banner').dataset.kind = isLost || operator?.loop.blocked ? 'bad' : 'soft';
   setText($('banner'), text);
+}
+
+function describeTrouble(isLost) {
+  if (isLost) {
+    return 'Disconnected: the operator has stopped, or does not respond. What is shown is from before. Trying again…';
+  }
+  if (operator?.loop.blocked) {
+    const { lag, by } = operator.loop;
+    return `The event loop is blocked for ${duration(lag)}${by ? ` by ${by}` : ''}`;
+  }
+  return operator?.paused ? 'The operator is paused, as another operator works.' : '';
 }
 
 // The list and its filters.
@@ -165,24 +175,32 @@ function showBanner() {
 function showObjects() {
   list.show(store.items, store.visible.length);
   showStates();
-  showChoices($('kind'), 'All kinds', store.kinds.map(([name, count]) => [name, `${name} (${count.toLocaleString('en')})`]));
+  const kinds = store.kinds.map(([name, count]) => [name, `${name} (${count.toLocaleString('en')})`]);
+  showChoices($('kind'), 'All kinds', kinds);
   showChoices($('namespace'), 'All namespaces', store.namespaces.map((name) => [name, name]));
   const total = store.objects.size;
-  setText($('total'), store.isFiltered ? `${store.visible.length.toLocaleString('en')} of ${plural(total, 'object')}` : plural(total, 'object'));
+  const visible = store.isFiltered ? `${store.visible.length.toLocaleString('en')} of ` : '';
+  setText($('total'), `${visible}${plural(total, 'object')}`);
   const isEmpty = store.loaded && store.visible.length === 0;
   $('empty').hidden = !isEmpty;
   $('list').hidden = isEmpty;
-  if (isEmpty) {
-    refresh($('empty'), String(total > 0), () => total > 0
-      ? [h('p', {}, h('b', {}, 'No object matches.')), h('button', { type: 'button', class: 'link', click: resetFilters }, 'Remove the filters')]
-      : [h('p', {}, h('b', {}, 'No objects yet.')), h('p', {}, 'As soon as there is one of a kind that the operator watches, it is shown here.')]);
+  if (isEmpty) refresh($('empty'), String(total > 0), () => explainEmptiness(total));
+}
+
+function explainEmptiness(total) {
+  if (total > 0) {
+    const button = h('button', { type: 'button', class: 'link', click: resetFilters }, 'Remove the filters');
+    return [h('p', {}, h('b', {}, 'No object matches.')), button];
   }
+  const promise = 'As soon as there is one of a kind that the operator watches, it is shown here.';
+  return [h('p', {}, h('b', {}, 'No objects yet.')), h('p', {}, promise)];
 }
 
 function showChoices(element, title, choices) {
   refresh(element, JSON.stringify(choices), () => {
     const chosen = element.value;
-    const options = [h('option', { value: '' }, title), ...choices.map(([value, text]) => h('option', { value, selected: value === chosen }, text))];
+    const make = ([value, text]) => h('option', { value, selected: value === chosen }, text);
+    const options = [h('option', { value: '' }, title), ...choices.map(make)];
     return options;
   });
 }

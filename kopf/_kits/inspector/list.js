@@ -123,7 +123,7 @@ export class List {
   }
 
   #findSelected() {
-    return this.items.findIndex((item) => item.object && `${item.object.resource}/${item.object.uid}` === this.selected);
+    return this.items.findIndex(({ object }) => object && `${object.resource}/${object.uid}` === this.selected);
   }
 
   #reveal(index) {
@@ -131,13 +131,15 @@ export class List {
     const top = this.tops[index];
     const above = this.items[index - 1]?.title ? HEADING : 0;
     if (top - above < this.box.scrollTop) this.box.scrollTop = top - above;
-    else if (top + ROW > this.box.scrollTop + this.box.clientHeight) this.box.scrollTop = top + ROW - this.box.clientHeight;
+    else this.box.scrollTop = Math.max(this.box.scrollTop, top + ROW - this.box.clientHeight);
   }
 
   #press(event) {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     const page = Math.max(1, Math.floor(this.box.clientHeight / ROW) - 1);
-    const steps = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -Infinity, End: Infinity, j: 1, k: -1 };
+    const steps = {
+      ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -Infinity, End: Infinity, j: 1, k: -1,
+    };
     const step = steps[event.key];
     if (step === undefined || !this.items.length) return;
     event.preventDefault();

@@ -7,11 +7,14 @@ const AXIS = 26;
 const LABEL = 184;
 const RIGHT = 16;
 const IDLE = 30; // after so long without news, the axis ends with the last entry (in seconds)
-const STEPS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400];
+const STEPS = [ // between the ticks of the axis (in seconds)
+  0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400,
+];
 const LANES = { cause: 'Causes', patch: 'Patches', event: 'Events', log: 'Log' };
 
 const isCall = (entry) => entry.type === 'handler' || entry.type === 'frequent';
-const endOf = (entry) => entry.at + (entry.seconds ?? (isCall(entry) && !entry.outcome ? Math.max(0, clock.now() - entry.at) : 0));
+const isRunning = (entry) => isCall(entry) && !entry.outcome;
+const endOf = (entry) => entry.at + (entry.seconds ?? (isRunning(entry) ? Math.max(0, clock.now() - entry.at) : 0));
 
 /** Return whether something goes on, so that the axis must move. */
 export function isMoving(entries, object) {
@@ -41,8 +44,8 @@ export function drawTimeline(svg, entries, object, { range, pick }) {
   for (const entry of entries) {
     if (endOf(entry) < from) continue;
     const y = AXIS + lanes.get(findLane(entry)) * LANE;
-    const mark = s('g', { class: 'mark', click: () => pick(entry) }, s('title', {}, describe(entry)), drawMark(entry, place, y, from, width - 4));
-    clip.append(mark);
+    const mark = drawMark(entry, place, y, from, width - 4);
+    clip.append(s('g', { class: 'mark', click: () => pick(entry) }, s('title', {}, describe(entry)), mark));
   }
   parts.push(clip);
   svg.setAttribute('viewBox', `0 0 ${width} ${height}`);
@@ -60,7 +63,9 @@ function findLanes(entries) {
   const names = [];
   if (entries.some((entry) => entry.type === 'cause' || entry.type === 'wait')) names.push(LANES.cause);
   for (const entry of entries) if (isCall(entry) && !names.includes(entry.handler)) names.push(entry.handler);
-  for (const type of ['patch', 'event', 'log']) if (entries.some((entry) => entry.type === type)) names.push(LANES[type]);
+  for (const type of ['patch', 'event', 'log']) {
+    if (entries.some((entry) => entry.type === type)) names.push(LANES[type]);
+  }
   return new Map(names.map((name, number) => [name, number]));
 }
 
@@ -102,7 +107,8 @@ function drawMark(entry, place, y, from, limit) {
     return s('line', { class: 'pause throttled', x1: x, x2: end, y1: middle, y2: middle });
   }
   if (entry.type === 'patch') {
-    return s('rect', { class: `patch${entry.status < 300 ? '' : ' refused'}`, x: x - 4.5, y: middle - 4.5, width: 9, height: 9, rx: 2 });
+    const name = entry.status < 300 ? 'patch' : 'patch refused';
+    return s('rect', { class: name, x: x - 4.5, y: middle - 4.5, width: 9, height: 9, rx: 2 });
   }
   if (entry.type === 'event') {
     return s('circle', { class: `event ${entry.level}`, cx: x, cy: middle, r: 5 });
@@ -113,12 +119,14 @@ function drawMark(entry, place, y, from, limit) {
 function drawCall(entry, place, y, x, limit) {
   const end = place(endOf(entry));
   const width = Math.max(6, end - x);
-  const group = s('g', { class: `call ${entry.outcome ?? 'running'}` }, s('rect', { x, y: y + 6, width, height: LANE - 12, rx: 4 }));
+  const bar = s('rect', { x, y: y + 6, width, height: LANE - 12, rx: 4 });
+  const group = s('g', { class: `call ${entry.outcome ?? 'running'}` }, bar);
   const text = entry.retry ? `#${entry.retry + 1}` : '';
   if (text && width > 22) group.append(s('text', { x: x + 5, y: y + LANE / 2 + 4 }, text));
   if (entry.outcome === 'retried' && entry.delay) {
     const until = Math.min(place(endOf(entry) + entry.delay), limit);
-    group.append(s('line', { class: 'pause', x1: x + width + 2, x2: Math.max(x + width + 2, until - 1), y1: y + LANE / 2, y2: y + LANE / 2 }));
+    const [start, middle] = [x + width + 2, y + LANE / 2];
+    group.append(s('line', { class: 'pause', x1: start, x2: Math.max(start, until - 1), y1: middle, y2: middle }));
   }
   return group;
 }
@@ -126,16 +134,19 @@ function drawCall(entry, place, y, x, limit) {
 const shorten = (name) => (name.length > 25 ? `${name.slice(0, 12)}…${name.slice(-12)}` : name);
 
 /** Describe an entry in one line. */
-export function describe(entry) {
+function describe(entry) {
   const time = timeOfDay(entry.at, true);
   if (isCall(entry)) {
     const attempt = entry.retry ? `, attempt ${entry.retry + 1}` : '';
     const took = entry.seconds === undefined ? '' : ` after ${duration(entry.seconds)}`;
     const pause = entry.delay ? `; again after ${duration(entry.delay)}` : '';
-    return `${time} ${entry.handler}${attempt}: ${entry.outcome ?? 'running'}${took}${pause}${entry.message ? ` – ${entry.message}` : ''}`;
+    const message = entry.message ? ` – ${entry.message}` : '';
+    return `${time} ${entry.handler}${attempt}: ${entry.outcome ?? 'running'}${took}${pause}${message}`;
   }
   if (entry.type === 'cause') return `${time} ${entry.reason}: ${entry.handlers.join(', ')}`;
-  if (entry.type === 'patch') return `${time} ${entry.method} ${entry.target ?? ''} ${entry.status ?? ''} ${entry.fields.join(', ')}`;
+  if (entry.type === 'patch') {
+    return `${time} ${entry.method} ${entry.target ?? ''} ${entry.status ?? ''} ${entry.fields.join(', ')}`;
+  }
   if (entry.type === 'event') return `${time} ${entry.level} ${entry.reason}: ${entry.message}`;
   if (entry.type === 'wait') return `${time} throttled for ${duration(entry.delay)}`;
   return `${time} ${entry.level} ${entry.message}`;

@@ -37,3 +37,9 @@ def test_all_mentioned_files_are_there():
         name for text in FILES.values() for name in re.findall(r"(?:src|href)=\"([\w.-]+)\"|from '\./([\w.-]+)'", text)
     }
     assert {f'/{first or second}' for first, second in mentioned} <= FILES.keys()
+
+
+@pytest.mark.parametrize('path', [path for path in FILES if path.endswith('.js')])
+def test_lines_of_scripts_are_not_too_long(path):
+    # Nothing formats these files, because that would need a package index of JavaScript.
+    assert [line for line in FILES[path].splitlines() if len(line) > 120] == []
