@@ -315,9 +315,13 @@ class Soak:
                     actions[(number - 1) % len(actions)] if number <= len(actions) else self.chances.choice(actions)
                 )
                 stalls.take()
-                self.rounds.append(dataclasses.replace(self.play(number, action), stall=stalls.take()))
-                report(str(self.rounds[-1]))
-                self.rest()
+                try:
+                    self.rounds.append(dataclasses.replace(self.play(number, action), stall=stalls.take()))
+                    report(str(self.rounds[-1]))
+                    self.rest()
+                except TimeoutError as error:
+                    self.errors.append(f'round {number} ({action}): {error}, stalled for {stalls.take():.2f} s')
+                    break  # what has happened until now is judged nevertheless
             self.conclude()
 
     def begin(self, stack: ExitStack) -> None:

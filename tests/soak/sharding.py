@@ -272,7 +272,7 @@ class ShardingSoak(Soak):
             timeout=self.duration * 2 + 30,
         )
         after, count = self.find_holders(), sum(member.is_working for member in self.members)
-        moved = sum(before[bucket] != after[bucket] for bucket in before)
+        moved = sum(after.get(bucket, holder) != holder for bucket, holder in before.items())
         self.growths[count] = max(self.growths.get(count, 0), moved)
         if moved > math.ceil(BUCKETS / count):
             self.errors.append(f'{moved} buckets of {BUCKETS} have moved to the member number {count}')
