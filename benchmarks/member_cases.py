@@ -24,7 +24,7 @@ BUCKETS = 256
 RENEWAL = 2
 """A member makes at most one request for its Lease in so many seconds, besides hand-overs."""
 
-LONGEST_FREEZE = 5
+LONGEST_FREEZE = 30
 """After more seconds, members could lose their Leases: then the case does not measure what it should."""
 
 

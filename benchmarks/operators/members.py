@@ -16,6 +16,7 @@ decorate = kopf.on.reconcile(*RESOURCE, concurrency=16) if "reconcile" in OPTION
 @kopf.on.startup()
 async def configure(settings, **_):
     settings.sharding.name = os.environ["BENCH_SHARDS"]
+    settings.sharding.duration, settings.sharding.renew_deadline = 60, 45  # it is frozen while changes are written
     settings.sharding.server_side = "helped" in OPTIONS
 
 

@@ -269,9 +269,10 @@ class ResourceWatch:
     async def _recover(self, error: errors.APIError) -> None:
         """Wait after an error of the API; list all objects again if the stream cannot be continued."""
         if self._is_selector_refused(error):
-            logger.info(
-                "The API server refuses the shard selector for %s; reading all of them: %s", self.resource, error
-            )
+            if not self._client.lacks(self._sharded_list):  # the watches of other namespaces can have told it
+                logger.info(
+                    "The API server refuses the shard selector for %s; reading all of them: %s", self.resource, error
+                )
             self._client.note_lack(self._sharded_list)
             self._since = None
             return
@@ -302,7 +303,7 @@ class ResourceWatch:
 
     def _is_selector_refused(self, error: errors.APIError) -> bool:
         """Check whether the server does not accept the shard selector, so that the next request must not have it."""
-        if self._requested is None or self._client.lacks(self._sharded_list):
+        if self._requested is None:
             return False
         # Kubernetes answers 500 to a malformed selector: the syntax of an alpha feature can change.
         return error.status == 400 or ((error.status or 0) in (422, 500) and 'shard selector' in str(error))

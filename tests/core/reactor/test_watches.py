@@ -1151,6 +1151,16 @@ async def test_a_server_that_refuses_the_selector_sends_everything(sharded, serv
     ]
 
 
+async def test_a_refusal_is_told_once_for_all_namespaces(sharded, server, settings, sink, buckets, watch, caplog):
+    caplog.set_level(logging.INFO)
+    server.script = [Refusal(400), Refusal(400), *[Stream(added('a', 1), bookmark(4, end=True)) for _ in range(2)]]
+    other = ResourceWatch(watch._client, settings, RESOURCE, None, sink, shard=buckets.filter)
+    async with running(sharded), running(other):
+        await sink.until(lambda: sink.lists == 2)
+    assert server.queries == [INITIAL | buckets.selector] * 2 + [INITIAL] * 2
+    assert caplog.text.count('refuses the shard selector') == 1 and 'has failed' not in caplog.text
+
+
 async def test_other_failures_keep_the_selector(sharded, server, sink, buckets):
     server.script = [
         Refusal(500),
