@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from kopf._core.intents.typed_functions import HasSpec, TypedDecorator
 
 FnT = TypeVar('FnT', bound=Callable[..., Any])
-SpecT = TypeVar('SpecT')
+ModelT = TypeVar('ModelT', bound='HasSpec[Any]')
 
 _OPERATIONS: tuple[OperationName, ...] = get_args(OperationName)
 
@@ -131,8 +131,8 @@ def schedule(
 
 @overload
 def event(  # type: ignore[overload-overlap]
-    model: 'type[HasSpec[SpecT]]', /, **options: Unpack[EventOptions]
-) -> 'TypedDecorator[SpecT]': ...
+    model: 'type[ModelT]', /, **options: Unpack[EventOptions]
+) -> 'TypedDecorator[ModelT]': ...
 @overload
 def event(
     arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[EventOptions]
@@ -151,8 +151,8 @@ def event(
 
 @overload
 def create(  # type: ignore[overload-overlap]
-    model: 'type[HasSpec[SpecT]]', /, **options: Unpack[RetriedOptions]
-) -> 'TypedDecorator[SpecT]': ...
+    model: 'type[ModelT]', /, **options: Unpack[RetriedOptions]
+) -> 'TypedDecorator[ModelT]': ...
 @overload
 def create(
     arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[RetriedOptions]
@@ -171,8 +171,8 @@ def create(
 
 @overload
 def update(  # type: ignore[overload-overlap]
-    model: 'type[HasSpec[SpecT]]', /, **options: Unpack[UpdateOptions]
-) -> 'TypedDecorator[SpecT]': ...
+    model: 'type[ModelT]', /, **options: Unpack[UpdateOptions]
+) -> 'TypedDecorator[ModelT]': ...
 @overload
 def update(
     arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[UpdateOptions]
@@ -199,8 +199,8 @@ def update(
 
 @overload
 def resume(  # type: ignore[overload-overlap]
-    model: 'type[HasSpec[SpecT]]', /, **options: Unpack[ResumeOptions]
-) -> 'TypedDecorator[SpecT]': ...
+    model: 'type[ModelT]', /, **options: Unpack[ResumeOptions]
+) -> 'TypedDecorator[ModelT]': ...
 @overload
 def resume(
     arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[ResumeOptions]
@@ -224,8 +224,8 @@ def resume(
 
 @overload
 def delete(  # type: ignore[overload-overlap]
-    model: 'type[HasSpec[SpecT]]', /, **options: Unpack[DeleteOptions]
-) -> 'TypedDecorator[SpecT]': ...
+    model: 'type[ModelT]', /, **options: Unpack[DeleteOptions]
+) -> 'TypedDecorator[ModelT]': ...
 @overload
 def delete(
     arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[DeleteOptions]
@@ -256,8 +256,8 @@ def delete(
 
 @overload
 def field(  # type: ignore[overload-overlap]
-    model: 'type[HasSpec[SpecT]]', /, *, field: FieldSpec, **options: Unpack[FieldOptions]
-) -> 'TypedDecorator[SpecT]': ...
+    model: 'type[ModelT]', /, *, field: FieldSpec, **options: Unpack[FieldOptions]
+) -> 'TypedDecorator[ModelT]': ...
 @overload
 def field(
     arg1: Name = None,
@@ -293,8 +293,8 @@ def field(
 
 @overload
 def reconcile(  # type: ignore[overload-overlap]
-    model: 'type[HasSpec[SpecT]]', /, **options: Unpack[ReconcileOptions]
-) -> 'TypedDecorator[SpecT]': ...
+    model: 'type[ModelT]', /, **options: Unpack[ReconcileOptions]
+) -> 'TypedDecorator[ModelT]': ...
 @overload
 def reconcile(
     arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[ReconcileOptions]
@@ -347,8 +347,8 @@ def reconcile(
 
 @overload
 def index(  # type: ignore[overload-overlap]
-    model: 'type[HasSpec[SpecT]]', /, **options: Unpack[RetriedOptions]
-) -> 'TypedDecorator[SpecT]': ...
+    model: 'type[ModelT]', /, **options: Unpack[RetriedOptions]
+) -> 'TypedDecorator[ModelT]': ...
 @overload
 def index(
     arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[RetriedOptions]
@@ -373,8 +373,8 @@ def index(
 
 @overload
 def daemon(  # type: ignore[overload-overlap]
-    model: 'type[HasSpec[SpecT]]', /, **options: Unpack[DaemonOptions]
-) -> 'TypedDecorator[SpecT]': ...
+    model: 'type[ModelT]', /, **options: Unpack[DaemonOptions]
+) -> 'TypedDecorator[ModelT]': ...
 @overload
 def daemon(
     arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[DaemonOptions]
@@ -393,8 +393,8 @@ def daemon(
 
 @overload
 def timer(  # type: ignore[overload-overlap]
-    model: 'type[HasSpec[SpecT]]', /, **options: Unpack[TimerOptions]
-) -> 'TypedDecorator[SpecT]': ...
+    model: 'type[ModelT]', /, **options: Unpack[TimerOptions]
+) -> 'TypedDecorator[ModelT]': ...
 @overload
 def timer(
     arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[TimerOptions]
@@ -413,8 +413,8 @@ def timer(
 
 @overload
 def validate(  # type: ignore[overload-overlap]
-    model: 'type[HasSpec[SpecT]]', /, **options: Unpack[WebhookOptions]
-) -> 'TypedDecorator[SpecT]': ...
+    model: 'type[ModelT]', /, **options: Unpack[WebhookOptions]
+) -> 'TypedDecorator[ModelT]': ...
 @overload
 def validate(
     arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[WebhookOptions]
@@ -433,8 +433,8 @@ def validate(
 
 @overload
 def mutate(  # type: ignore[overload-overlap]
-    model: 'type[HasSpec[SpecT]]', /, **options: Unpack[WebhookOptions]
-) -> 'TypedDecorator[SpecT]': ...
+    model: 'type[ModelT]', /, **options: Unpack[WebhookOptions]
+) -> 'TypedDecorator[ModelT]': ...
 @overload
 def mutate(
     arg1: Name = None, arg2: SubName = None, arg3: SubName = None, /, **options: Unpack[WebhookOptions]

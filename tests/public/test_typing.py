@@ -17,7 +17,7 @@ import pytest
 import kopf
 from kopf._core.intents.handlers import KINDS, ConversionHandler, ResourceHandler
 from kopf._core.intents.mistakes import list_arguments
-from kopf._core.intents.typed_functions import NamingFn
+from kopf._core.intents.typed_functions import Arguments, NamingFn
 
 SAMPLE = pathlib.Path(__file__).parent / 'typing_sample.py'
 MISTAKES = '''
@@ -66,8 +66,36 @@ def fn8(name: str) -> None: ...
 
 @kopf.on.reconcile(Thing, own=['pods'])
 def fn9(**_: Any) -> None: ...
+
+@kopf.on.create(Thing)
+def fn10(spec: Spec) -> None: ...
+
+@kopf.on.update(Thing)
+def fn11(spec: Spec, obj: Spec, **_: Any) -> None: ...
+
+@kopf.on.event(Thing)
+def fn12(spec: Spec, patch: kopf.Patch[Spec], **_: Any) -> None: ...
+
+@dataclasses.dataclass
+class Status:
+    field: str
+
+@kopf.kind('example.com/v1')
+@dataclasses.dataclass
+class Stateful:
+    spec: Spec
+    status: Status | None = None
+
+@kopf.daemon(Stateful)
+async def fn13(spec: Spec, status: Status, **_: Any) -> None: ...
+
+@kopf.on.field(Stateful, field='spec')
+def fn14(spec: Spec, by_name: kopf.Index[str, str], obj: Thing, **_: Any) -> None: ...
+
+@kopf.index(Stateful)
+def fn15(status: str | None, **_: Any) -> None: ...
 '''
-LINES = {6, 9, 12, 14, 16, 17, 21, 34, 36, 39, 42, 45}
+LINES = {6, 9, 12, 14, 16, 17, 21, 34, 36, 39, 42, 45, 48, 51, 54, 67, 70, 73}
 
 pytestmark = pytest.mark.timeout(900)  # nothing is cached where the tests run for the first time
 
@@ -101,7 +129,7 @@ def test_the_protocol_of_typed_handlers_has_all_their_arguments() -> None:
     # The kinds of handlers that can be for a class, except conversions, which have classes of two versions.
     kinds = [kind for kind in KINDS if issubclass(kind, ResourceHandler) and kind is not ConversionHandler]
     arguments = {name for kind in kinds for name in list_arguments(kind)}
-    assert set(parameters) - {'self', 'indices'} == {*arguments, 'type'}
+    assert set(parameters) - {'self', 'indices'} == {*arguments, 'type'} == Arguments.__required_keys__
 
 
 @pytest.mark.thorough

@@ -458,8 +458,20 @@ def by_size(spec: AppSpec, **_: Any) -> dict[int, str]:
 
 
 @kopf.on.create(App)
-def typed_with_indices(spec: AppSpec, by_name: kopf.Index[str, int], by_size: kopf.Index[int, str]) -> None:
-    print(spec.replicas, by_name, by_size)
+def typed_with_indices(
+    spec: AppSpec, by_name: kopf.Index[str, int], by_size: kopf.Index[int, str], obj: App, **_: Any
+) -> None:
+    print(spec.replicas, by_name, by_size, obj.status)
+
+
+@kopf.on.create(App)
+async def typed_by_index(by_name: kopf.Index[str, int], patch: kopf.Patch[App], **_: object) -> None:
+    print(by_name, patch)
+
+
+@kopf.on.create(NewApp)
+def typed_without_status(spec: AppSpec, obj: NewApp, status: Any, **_: Any) -> None:
+    print(spec.replicas, obj, status)
 
 
 class Methods:
@@ -507,7 +519,11 @@ on_pods = functools.partial(kopf.on.create, 'pods')
 print(inexact({}, 'name', 'namespace', OwnMemo(), {})['name'])
 
 
-@on_pods(id='partial')
+@on_pods(id='partial')  # mypy takes the first overload of a partial, so the function must accept all arguments
+async def partial(name: str, **_: Any) -> None:
+    print(name)
+
+
 @kopf.on.event(group='example.com', plural='apps')
 async def without_others(name: str) -> None:
     print(name)

@@ -1,21 +1,34 @@
 """
-What type checkers know of the handlers of declared kinds: the type of ``spec`` follows from the class.
+What type checkers know of the handlers of declared kinds: the types of ``spec``, ``status``, ``obj``, and ``patch``.
 
 This module is only for type checkers; nothing imports it at run time. Handlers of kinds that are named by texts are not
 checked: their arguments can have any annotations.
 
 The name of an index is an argument, too, and no protocol can list these. Pyright lets ``**kwargs`` stand for them.
-Mypy does not; so there is a second protocol for functions that take ``spec`` first, whatever follows it.
+Mypy does not; so there are more protocols for functions that take up to three indices by position: either first, or
+after ``spec``. The names of the arguments are listed twice, as pyright permits no arguments with defaults of one's own
+if the first protocol uses the typed dict.
 
 Why does the decorated function not keep its type? No type means "this function, if it conforms to that protocol":
 bounds of type variables cannot depend on others.
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypedDict, TypeVar, Unpack, overload
 
+from kopf._cogs.structs.ephemera import Index
+from kopf._cogs.structs.patches import Patch
+
+ModelT = TypeVar('ModelT')
+SpecT = TypeVar('SpecT')
+StatusT = TypeVar('StatusT')
+ModelT_co = TypeVar('ModelT_co', covariant=True)
 SpecT_co = TypeVar('SpecT_co', covariant=True)
+StatusT_co = TypeVar('StatusT_co', covariant=True)
 SpecT_contra = TypeVar('SpecT_contra', contravariant=True)
+StatusT_contra = TypeVar('StatusT_contra', contravariant=True)
+
+AnyIndex = Index[Any, Any]
 
 
 class HasSpec(Protocol[SpecT_co]):
@@ -26,13 +39,24 @@ class HasSpec(Protocol[SpecT_co]):
         """The spec as the class has it."""
 
 
-class NamingFn(Protocol[SpecT_contra]):
+class HasStatus(HasSpec[SpecT_co], Protocol[SpecT_co, StatusT_co]):
+    """An object of a declared kind whose class has a status."""
+
+    @property
+    def status(self) -> StatusT_co:
+        """The status as the class has it."""
+
+
+class AbsentStatus:
+    """The type of ``status`` if the class has none: only ``Any`` and ``object`` are right for it."""
+
+
+class NamingFn(Protocol[ModelT, SpecT_contra, StatusT_contra]):
     """A function that takes some of the arguments by their names, and ``**_`` for all others."""
 
     def __call__(
         self,
         *,
-        spec: SpecT_contra,
         annotations: Any,
         body: Any,
         children: Any,
@@ -49,19 +73,20 @@ class NamingFn(Protocol[SpecT_contra]):
         name: Any,
         namespace: Any,
         new: Any,
-        obj: Any,
+        obj: ModelT,
         old: Any,
         operation: Any,
         param: Any,
-        patch: Any,
+        patch: Patch[ModelT],
         reason: Any,
         reasons: Any,
         resource: Any,
         retry: Any,
         runtime: Any,
+        spec: SpecT_contra,
         sslpeer: Any,
         started: Any,
-        status: Any,
+        status: StatusT_contra,
         stopped: Any,
         subresource: Any,
         type: Any,
@@ -73,15 +98,142 @@ class NamingFn(Protocol[SpecT_contra]):
         """Handle an object."""
 
 
-class LeadingFn(Protocol[SpecT_contra]):
-    """A function that takes the spec first, and then any arguments, such as indices."""
+class OtherArguments(TypedDict, Generic[ModelT, StatusT]):
+    """All arguments but ``spec``."""
 
-    def __call__(self, spec: SpecT_contra, /, *args: Any, **kwargs: Any) -> Any:
+    annotations: Any
+    body: Any
+    children: Any
+    conditions: Any
+    deleting: Any
+    diff: Any
+    dryrun: Any
+    event: Any
+    headers: Any
+    labels: Any
+    logger: Any
+    memo: Any
+    meta: Any
+    name: Any
+    namespace: Any
+    new: Any
+    obj: ModelT
+    old: Any
+    operation: Any
+    param: Any
+    patch: Patch[ModelT]
+    reason: Any
+    reasons: Any
+    resource: Any
+    retry: Any
+    runtime: Any
+    sslpeer: Any
+    started: Any
+    status: StatusT
+    stopped: Any
+    subresource: Any
+    type: Any
+    uid: Any
+    userinfo: Any
+    warnings: Any
+
+
+class Arguments(OtherArguments[ModelT, StatusT], Generic[ModelT, SpecT, StatusT]):
+    """All arguments."""
+
+    spec: SpecT
+
+
+class Indexed1Fn(Protocol[ModelT, SpecT_contra, StatusT_contra]):
+    """A function that takes one index first."""
+
+    def __call__(self, i1: AnyIndex, /, **kwargs: Unpack[Arguments[ModelT, SpecT_contra, StatusT_contra]]) -> Any:
         """Handle an object."""
 
 
-class TypedDecorator(Protocol[SpecT_co]):
-    """A decorator of handlers whose objects have such a spec."""
+class SpecIndexed1Fn(Protocol[ModelT, SpecT_contra, StatusT_contra]):
+    """A function that takes the spec first, and then one index."""
 
-    def __call__(self, fn: NamingFn[SpecT_co] | LeadingFn[SpecT_co], /) -> Callable[..., Any]:
+    def __call__(
+        self, spec: SpecT_contra, i1: AnyIndex, /, **kwargs: Unpack[OtherArguments[ModelT, StatusT_contra]]
+    ) -> Any:
+        """Handle an object."""
+
+
+class Indexed2Fn(Protocol[ModelT, SpecT_contra, StatusT_contra]):
+    """A function that takes two indices first."""
+
+    def __call__(
+        self, i1: AnyIndex, i2: AnyIndex, /, **kwargs: Unpack[Arguments[ModelT, SpecT_contra, StatusT_contra]]
+    ) -> Any:
+        """Handle an object."""
+
+
+class SpecIndexed2Fn(Protocol[ModelT, SpecT_contra, StatusT_contra]):
+    """A function that takes the spec first, and then two indices."""
+
+    def __call__(
+        self,
+        spec: SpecT_contra,
+        i1: AnyIndex,
+        i2: AnyIndex,
+        /,
+        **kwargs: Unpack[OtherArguments[ModelT, StatusT_contra]],
+    ) -> Any:
+        """Handle an object."""
+
+
+class Indexed3Fn(Protocol[ModelT, SpecT_contra, StatusT_contra]):
+    """A function that takes three indices first."""
+
+    def __call__(
+        self,
+        i1: AnyIndex,
+        i2: AnyIndex,
+        i3: AnyIndex,
+        /,
+        **kwargs: Unpack[Arguments[ModelT, SpecT_contra, StatusT_contra]],
+    ) -> Any:
+        """Handle an object."""
+
+
+class SpecIndexed3Fn(Protocol[ModelT, SpecT_contra, StatusT_contra]):
+    """A function that takes the spec first, and then three indices."""
+
+    def __call__(
+        self,
+        spec: SpecT_contra,
+        i1: AnyIndex,
+        i2: AnyIndex,
+        i3: AnyIndex,
+        /,
+        **kwargs: Unpack[OtherArguments[ModelT, StatusT_contra]],
+    ) -> Any:
+        """Handle an object."""
+
+
+TypedFn = (
+    NamingFn[ModelT, SpecT, StatusT]
+    | Indexed1Fn[ModelT, SpecT, StatusT]
+    | SpecIndexed1Fn[ModelT, SpecT, StatusT]
+    | Indexed2Fn[ModelT, SpecT, StatusT]
+    | SpecIndexed2Fn[ModelT, SpecT, StatusT]
+    | Indexed3Fn[ModelT, SpecT, StatusT]
+    | SpecIndexed3Fn[ModelT, SpecT, StatusT]
+)
+
+
+# Why covariant, though it takes functions? The overloads regard it as the decorator of a wider class, such as HasSpec.
+class TypedDecorator(Protocol[ModelT_co]):  # type: ignore[misc]
+    """A decorator of handlers of the declared kind."""
+
+    @overload
+    def __call__(
+        self: 'TypedDecorator[HasStatus[SpecT, StatusT]]', fn: TypedFn[ModelT_co, SpecT, StatusT], /
+    ) -> Callable[..., Any]: ...
+    @overload
+    def __call__(
+        self: 'TypedDecorator[HasSpec[SpecT]]', fn: TypedFn[ModelT_co, SpecT, AbsentStatus], /
+    ) -> Callable[..., Any]: ...
+    def __call__(self, fn: Any, /) -> Callable[..., Any]:
         """Declare the handler."""
