@@ -764,7 +764,8 @@ def grafana(*, alerts: bool, title: str) -> None:
 @option('--limit', type=click.IntRange(min=0), default=20, show_default=True, help="How many waiting objects to show.")
 @option('--stacks', is_flag=True, help="Show the whole stacks of the running handlers.")
 @option('--json', 'as_json', is_flag=True, help="Print what the operator has responded, for scripts.")
-def top(*, as_json: bool, stacks: bool, limit: int, **options: Any) -> None:
+@option('--link', is_flag=True, help="Print only the link to the inspector, as the operator did when it started.")
+def top(*, as_json: bool, link: bool, stacks: bool, limit: int, **options: Any) -> None:
     """
     Show what a running operator is doing: which handlers run and where they are, which objects wait and why.
 
@@ -773,12 +774,17 @@ def top(*, as_json: bool, stacks: bool, limit: int, **options: Any) -> None:
     \b
     Example:
       kopf top --stacks
+      xdg-open $(kopf top --link)
       kubectl exec deployment/operator -- kopf top
     """
     from kopf._kits import top as tops
 
     with failing_shortly(debug=False):
-        facts = tops.fetch(tops.find_operator(**options), limit=limit)
+        operator = tops.find_operator(**options)
+        if link:
+            click.echo(operator.link)
+            return
+        facts = tops.fetch(operator, limit=limit)
         click.echo(tops.dump(facts) if as_json else tops.render(facts, stacks=stacks))
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 
 import pytest
@@ -173,5 +174,7 @@ def test_the_command_asks_a_running_operator(kopf_sandbox, kopf_operator, tmp_pa
         assert result.exit_code == 0 and 'RUNNING: 0' in result.output
         result = CliRunner().invoke(main, ['top', '--json', '--limit', '5'])
         assert json.loads(result.output)['running'] == []
+        (printed,) = re.findall(r'The inspector is at (http\S+)', operator.output)
+        assert CliRunner().invoke(main, ['top', '--link']).output == f'{printed}\n'
     result = CliRunner().invoke(main, ['top'])
     assert result.exit_code == 1

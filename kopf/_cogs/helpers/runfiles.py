@@ -36,6 +36,11 @@ class RunFile(NamedTuple):
     url: str
     token: str
 
+    @property
+    def link(self) -> str:
+        """The link to the inspector. Browsers do not send the part with the token, so it gets into no logs."""
+        return f'{self.url}/#token={self.token}'
+
 
 def get_folder(folder: str | None = None) -> pathlib.Path:
     """Return the folder of the files: by default, the user's runtime directory, or a temporary folder."""

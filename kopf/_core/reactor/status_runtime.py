@@ -130,7 +130,7 @@ async def _serve_inspection(status: StatusSources, stack: contextlib.AsyncExitSt
     status.context.instruments.add(calls)
     logger.info("The operator can be inspected: kopf top --pid %d; the token is in %s.", file.pid, path)
     # A random token is of no use for other machines or processes. A chosen one can be in use elsewhere.
-    link = f'{file.url}/' if settings.token else f'{file.url}/#token={token}'
+    link = f'{file.url}/' if settings.token else file.link
     logger.info("The inspector is at %s%s", link, " and asks for the token." if settings.token else "")
 
 
