@@ -72,11 +72,11 @@ def test_the_figures_of_the_first_page_are_those_that_were_measured():
     assert [less for *_, less in ratios] == [f"{float(much) / float(few):.1f}" for few, _, much, _ in ratios]
     assert len(ratios) == 3
     planted = sum(subject.group == "planted" for subject in find_operators())
-    words = {name: " ".join(find_page(name).read_text().split()) for name in ("reliability", "sandbox", "checking")}
+    words = {name: " ".join(find_page(name).read_text().split()) for name in ("reliability", "emulation", "checking")}
     for name, figure in [
         ("reliability", "23,145"),
-        ("sandbox", "7,257"),
-        ("sandbox", "99.5 %"),
+        ("emulation", "7,257"),
+        ("emulation", "99.5 %"),
         ("checking", f"all {planted} planted mistakes"),
     ]:
         assert figure in " ".join(page.split())
