@@ -19,7 +19,7 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 py
 	$(shell $(name) -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $(name))))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test unit e2e lint demo docs bench
+.PHONY: help venv test long unit e2e lint demo docs bench
 
 help:  ## show this list
 	@sed -n 's/^\([a-z0-9]*\):.*## \(.*\)/  make \1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 14
@@ -27,10 +27,14 @@ help:  ## show this list
 venv: $(STAMP)  ## make .venv with everything for development
 
 # Pytest keeps what it has made of the assertions, when the tests are loaded first.
-test unit: export PYTHONDONTWRITEBYTECODE :=
-test: $(STAMP)  ## run all tests, on the sandbox where they need a cluster
+test long unit: export PYTHONDONTWRITEBYTECODE :=
+test: $(STAMP)  ## run the tests, on the sandbox where they need a cluster
 	@$(VENV)/bin/python -m compileall -q kopf
 	$(VENV)/bin/python -m pytest $(PARALLEL)
+
+long: $(STAMP)  ## run the tests that take too long for each run
+	@$(VENV)/bin/python -m compileall -q kopf
+	$(VENV)/bin/python -m pytest $(PARALLEL) --long
 
 unit: $(STAMP)  ## run the unit tests alone; on another version of Python with VENV=.venv-3.13 PYTHON=python3.13
 	@$(VENV)/bin/python -m compileall -q kopf

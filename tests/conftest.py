@@ -47,7 +47,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # Otherwise, looptime asks for a loop in tests that have none; it would be made, and never closed.
     asyncio.set_event_loop(None)
     forkedworkers.pytest_configure(config)
-    config.addinivalue_line("markers", "thorough: takes long, and is run only with --thorough")
+    config.addinivalue_line("markers", "long: takes long on the sandbox, where it is run only with --long")
+    config.addinivalue_line("markers", "thorough: takes minutes, or needs more, and is run only with --thorough")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -63,7 +64,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="with --cluster=real: write down what it answers to the replays of tests/sandbox/",
     )
-    parser.addoption("--thorough", action="store_true", help="also run the tests that take long")
+    parser.addoption("--long", action="store_true", help="run the tests that take too long for each run, and no others")
+    parser.addoption("--thorough", action="store_true", help="also run the tests that take minutes, or need more")
     parser.addoption(
         "--pictures", action="store_true", help="write the pictures of the inspector into the documentation"
     )
@@ -85,6 +87,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("thorough") and not item.config.getoption("--thorough"):
         pytest.skip("run with --thorough")
+    if is_long(item) and not item.config.getoption("--long"):
+        pytest.skip("run with --long")
+
+
+def is_long(item: pytest.Item) -> bool:
+    """Check whether the test takes long. On a real cluster, it is not left out: there, all tests take long."""
+    cluster = item.callspec.params.get("cluster") if hasattr(item, "callspec") else None
+    return item.get_closest_marker("long") is not None and cluster != "real"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -94,7 +104,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("cluster", clusters, indirect=True, scope="session")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--long"):
+        config.hook.pytest_deselected(items=[item for item in items if not is_long(item)])
+        items[:] = filter(is_long, items)
     # What waits for processes goes first: it leaves time to the others, and none of it is left alone at the end.
     items.sort(key=lambda item: not item.nodeid.startswith(WAITING))
     for item in items:

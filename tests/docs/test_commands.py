@@ -10,11 +10,18 @@ from shells import Shell, environment
 from snippets import PAGES, read_page
 
 PAGES_WITH_COMMANDS = [page for page in map(read_page, PAGES) if page.shells]
+LONG = {"docs/howto/checking.rst", "docs/howto/election.rst", "docs/howto/sharding.rst", "docs/tutorial/operator.rst"}
 OBJECTS = [block for page in map(read_page, PAGES) for block in page.objects]
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("page", PAGES_WITH_COMMANDS, ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=page.name, marks=[pytest.mark.long] if page.name in LONG else [])
+        for page in PAGES_WITH_COMMANDS
+    ],
+)
 def test_commands_print_what_is_shown(page, empty_sandbox, monkeypatch, folder):
     if shutil.which("kubectl") is None and any("kubectl" in block.text for block in page.shells):
         pytest.skip("kubectl is not installed")

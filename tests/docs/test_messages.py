@@ -1,5 +1,6 @@
 """The page of messages has all warnings and errors of the package, each with an anchor of its own."""
 
+import functools
 import importlib.util
 import re
 import sys
@@ -11,12 +12,19 @@ from snippets import ROOT
 from kopf._core.actions.message_codes import CODES, name_code
 
 
+@functools.cache
 def load() -> types.ModuleType:
     spec = importlib.util.spec_from_file_location("message_texts", ROOT / "docs" / "_ext" / "message_texts.py")
     assert spec and spec.loader
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@functools.cache
+def find_all_messages():
+    """Return all messages of the package; its modules are parsed once for all tests."""
+    return load().find_messages(ROOT / "kopf")
 
 
 def test_messages_are_found_with_their_levels(tmp_path):
@@ -35,14 +43,14 @@ def test_messages_are_found_with_their_levels(tmp_path):
 
 
 def test_each_message_is_there_once_with_its_anchor():
-    messages = load().find_messages(ROOT / "kopf")
+    messages = find_all_messages()
     assert len(messages) > 90
     anchors = [message.anchor for message in messages]
     assert sorted({anchor for anchor in anchors if anchors.count(anchor) > 1}) == []
 
 
 def test_each_code_is_that_of_one_message():
-    messages = load().find_messages(ROOT / "kopf")
+    messages = find_all_messages()
     found = {code: [each.text for each in messages if each.has_beginning(start)] for start, code in CODES.items()}
     assert {code: texts for code, texts in found.items() if len(texts) != 1} == {}
     assert len(set(CODES.values())) == len(CODES)
@@ -52,7 +60,7 @@ def test_messages_that_ask_for_an_action_have_codes():
     """Those of upstream kopf keep their texts as they are, and have only anchors."""
     asking = re.compile(r"\b(Grant|Add|Set|Raise|Define|Remove|Check|Name|Use|Do not|[Ii]nstall|set settings)\b")
     upstream = ["Unresolved resources cannot be served", "Ambiguous resources will not be served"]
-    messages = [message for message in load().find_messages(ROOT / "kopf") if asking.search(message.text)]
+    messages = [message for message in find_all_messages() if asking.search(message.text)]
     assert len(messages) > 15
     assert [
         message.text for message in messages if not any(message.has_beginning(start) for start in [*CODES, *upstream])

@@ -53,6 +53,7 @@ def test_the_drawing_has_all_packages():
         assert name in text or name.startswith("_kits."), name
 
 
+@pytest.mark.long
 def test_the_recording_is_of_what_the_demo_prints():
     recording = load("recording")
     now = ["$ make demo", *(line for _, line in recording.record())]

@@ -52,6 +52,7 @@ COLUMNS = [
 TEMPLATE = "jsonpath=" + "|".join(f"{{{column}}}" for column in COLUMNS) + '{"\\n"}'
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 @pytest.mark.timeout(1800)
 def test_kubectl_wait_never_returns_early_or_never(cluster, kubeapi, namespace, run_operator, tmp_path, request):

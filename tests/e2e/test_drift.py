@@ -176,6 +176,7 @@ def test_nothing_is_written_at_rest_and_children_are_soon_back(kubeapi, namespac
     assert len(operator.get_writes()) == written + 2 * len(names)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_a_child_takes_at_most_3_kb_of_the_process(kubeapi, namespace, run_operator, tmp_path, request):
     parents, children = 20, (30, 230 if request.config.getoption("--thorough") else 80)

@@ -46,6 +46,7 @@ async def leading(**_):
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(2, 5))])
 def test_exactly_one_replica_works_whatever_happens(seed, cluster, namespace, tmp_path, monkeypatch):

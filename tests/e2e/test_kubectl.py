@@ -160,6 +160,7 @@ def kubectl(cluster, tmp_path_factory):
     kubectl("delete", "namespace", namespace, "--wait=false")
 
 
+@pytest.mark.long
 def test_everyday_commands_print_the_usual_output(kubectl):
     failures = []
     for line in filter(None, (line.strip() for line in EVERYDAY.splitlines())):

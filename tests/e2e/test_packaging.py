@@ -126,7 +126,11 @@ def operate(path, config, kubectl, namespace, folder):
     "options, beginnings",
     [
         (["--replicas", "2"], {"Elected: this replica", "Standing by: the Lease"}),
-        (["--replicas", "2", "--shards", "auto"], {"This member handles 128 buckets from now on"}),
+        pytest.param(
+            ["--replicas", "2", "--shards", "auto"],
+            {"This member handles 128 buckets from now on"},
+            marks=pytest.mark.long,
+        ),
     ],
     ids=["election", "shards"],
 )

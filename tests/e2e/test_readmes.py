@@ -1,6 +1,5 @@
 """What the READMEs of the examples say is what comes: see `readmes` for how they are read."""
 
-import concurrent.futures
 import pathlib
 import re
 import shutil
@@ -16,8 +15,15 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 EXAMPLES = sorted(path for path in (ROOT / "examples").iterdir() if path.is_dir())
 SCRIPTS = sorted(path for path in (ROOT / "examples").glob("*/*.py"))
 
-# It is not an operator to be run, but tests to be run, which `tests/sandbox/test_plugin.py` does.
-RUNNABLE = [path.name for path in EXAMPLES if path.name != "09-testing"]
+SOME = {"01-minimal", "03-exceptions", "17-admission", "20-applied-children"}
+"""The examples for each test run: the first one, and those whose READMEs are read in different ways."""
+
+# One is not an operator to be run, but tests to be run, which `tests/sandbox/test_plugin.py` does.
+RUNNABLE = [
+    pytest.param(path.name, marks=[] if path.name in SOME else [pytest.mark.long])
+    for path in EXAMPLES
+    if path.name != "09-testing"
+]
 
 
 # Here the readers, or the tests, play the nodes and the provisioner of volumes.
@@ -49,31 +55,15 @@ def test_all_can_be_imported():
 
 @pytest.fixture
 def follow(cluster, request, name):
-    """Do all that the README says, on the cluster; in sandboxes, it has been begun in advance."""
+    """Do all that the README says: on the cluster, or in a sandbox of its own."""
     if kind_of(cluster) == "sandbox":
-        futures = request.getfixturevalue("followed")
-        return lambda name: futures[name].result()
+        return lambda name: walk(name, request.getfixturevalue("tmp_path"))
     if cluster.external and name in PLAYED:
         pytest.skip("this cluster has nodes and volumes of its own")
     if name == "18-walkthrough":
         request.getfixturevalue("volumes")
     folder, kubeconfig, namespace = map(request.getfixturevalue, ["tmp_path", "kubeconfig", "namespace"])
     return lambda name: walk(name, folder, kubeconfig, namespace)
-
-
-@pytest.fixture(scope="module")
-def followed(request, tmp_path_factory):
-    """All the READMEs, each in a sandbox of its own, two at a time: most of the time is spent on waiting."""
-    names = [
-        item.callspec.params["name"]
-        for item in request.session.items
-        if item.nodeid.partition("[")[0]
-        == f"{request.node.nodeid}::{test_commands_of_readmes_print_what_they_say.__name__}"
-        and item.callspec.params["cluster"] == "sandbox"
-    ]
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        yield {name: pool.submit(walk, name, tmp_path_factory.mktemp(name)) for name in names}
-        pool.shutdown(cancel_futures=True)
 
 
 def walk(name, folder, kubeconfig=None, namespace=""):

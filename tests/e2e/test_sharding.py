@@ -25,6 +25,7 @@ DURATION = 3.0
 ACTIONS = ["kill", "grow", "freeze", "shrink", "lease"]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(2, 5))])
 def test_each_object_is_handled_by_one_member_whatever_happens(seed, cluster, namespace, tmp_path, monkeypatch):

@@ -157,6 +157,7 @@ def test_replicas_that_start_at_once(hooks, operate):
     assert not hooks.webhooks()
 
 
+@pytest.mark.long
 def test_renewal_is_not_noticed(hooks, operate):
     """The API calls all the time, while authorities and certificates change under it."""
     operators = [

@@ -173,11 +173,15 @@ async def test_a_definition_that_is_being_deleted_is_waited_for(sandbox, registr
     sandbox.delete('customresourcedefinitions', 'widgets.example.com')
     uid = sandbox.get('customresourcedefinitions', 'widgets.example.com')['metadata']['uid']
 
+    path, begun = '/customresourcedefinitions/widgets.example.com', len(sandbox.requests)
+
     @kopf.on.startup(registry=registry)
     async def start():
         async with asyncio.TaskGroup() as group:
             group.create_task(ensure_it())
-            await asyncio.sleep(0.1)
+            while not (seen := [request for request in sandbox.requests[begun:] if request.path.endswith(path)]):
+                await asyncio.sleep(0.01)
+            assert [request.method for request in seen] == ['GET']
             await sandbox.aio.patch('widgets', 'x', {'metadata': {'finalizers': None}}, namespace='default')
 
     async def ensure_it():
