@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 
 import forkedworkers
 import hypothesis
+import hypothesis.strategies
 import pytest
 import pytest_rerunfailures
 from controlplane import ControlPlane, Unavailable
@@ -78,10 +79,17 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     # What tests write, run, and write again within the same second is never taken for what it was before.
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    if session.config.getoption("--forks"):
+        draw_text()
     # The thousands of tests stay, so that no collection of garbage has to look at them.
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+@hypothesis.given(hypothesis.strategies.text())
+def draw_text(text: str) -> None:
+    """Let hypothesis read the tables of all characters, or make them; otherwise, each worker would, for a second."""
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
