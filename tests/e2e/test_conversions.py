@@ -216,7 +216,7 @@ def test_without_the_operator_other_versions_are_refused(conversions, operate):
     assert conversions.get("v2", "one")["spec"] == {"ports": [1]}
 
 
-def test_operators_that_end_with_all(conversions, operate):
+def test_the_last_operator_removes_a_conversion_that_is_not_persistent(conversions, operate):
     operator = operate("""
     @kopf.on.convert(os.environ["PLURAL"], persistent=False)
     async def convert(patch, **_):

@@ -52,7 +52,7 @@ def example(name):
     return {"apiVersion": "kopf.dev/v1", "kind": "KopfExample", "metadata": {"name": name}}
 
 
-def test_a_kind_that_comes_late(kubeapi, namespace, run_operator, tmp_path, kind):
+def test_a_kind_that_comes_late_is_served(kubeapi, namespace, run_operator, tmp_path, kind):
     path = tmp_path / "operator.py"
     path.write_text(OPERATOR.format(plural=f"{kind}s"))
     operator = run_operator("--standalone", path)
@@ -67,7 +67,7 @@ def test_a_kind_that_comes_late(kubeapi, namespace, run_operator, tmp_path, kind
         kubeapi.delete("apiextensions.k8s.io/v1", "CustomResourceDefinition", None, f"{kind}s.{kind}.dev")
 
 
-def test_a_group_that_is_down(kubeapi, cluster, namespace, run_operator, tmp_path, kind):
+def test_a_group_that_is_down_stops_no_other(kubeapi, cluster, namespace, run_operator, tmp_path, kind):
     service = {
         "apiVersion": "apiregistration.k8s.io/v1",
         "kind": "APIService",

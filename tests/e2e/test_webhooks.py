@@ -290,7 +290,7 @@ def test_webhooks_of_the_killed_are_served_by_the_next(operate, create, settled)
     wait(lambda: is_served(create), "the webhooks to be served")
 
 
-def test_resources_that_come_later(operate, settled, kubeapi, namespace, webhooks):
+def test_webhooks_are_registered_for_resources_that_come_later(operate, settled, kubeapi, namespace, webhooks):
     plural = f"lates{namespace[-8:]}"
     operate(
         MARK

@@ -114,7 +114,7 @@ async def and_closed(exchange):
     'manner', [as_http10, by_single_bytes, with_trailers, slowly, and_closed], ids=lambda fn: fn.__name__
 )
 @pytest.mark.parametrize('streamed', [True, False], ids=['streamed', 'chunked'])
-async def test_all_that_is_http(world, hostile, observed, manner, streamed):
+async def test_all_forms_of_http_are_understood(world, hostile, observed, manner, streamed):
     world.settings.watching.streaming_lists = streamed
     for method in ('GET', 'PATCH'):
         hostile.spoil(manner, method, '', times=None)
@@ -249,7 +249,7 @@ async def test_bad_answers_to_watches_and_lists(world, hostile, observed, spoil,
     ids=['mark of byte order', 'UTF-8', 'surrogates', 'NaN'],
 )
 @pytest.mark.parametrize('streamed', [True, False], ids=['streamed', 'chunked'])
-async def test_flaws_that_do_not_matter(world, hostile, observed, flaw, streamed):
+async def test_harmless_flaws_of_objects_are_ignored(world, hostile, observed, flaw, streamed):
     world.settings.watching.streaming_lists = streamed
     await world.create()
 

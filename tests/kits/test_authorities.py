@@ -91,7 +91,7 @@ def test_other_names_need_another_certificate_at_once() -> None:
 
 
 @pytest.mark.parametrize('days', [91, 361, 3000])
-def test_after_a_long_downtime(days: int) -> None:
+def test_certificates_are_renewed_after_a_long_downtime(days: int) -> None:
     keyring = renew(None, NAMES, SCHEDULE, START)
     now = START + days * DAY
     fresh = renew(keyring, NAMES, SCHEDULE, now)

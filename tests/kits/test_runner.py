@@ -237,7 +237,7 @@ def test_an_error_of_the_operator_has_that_of_the_block_as_its_cause(sandbox):
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
-def test_operator_that_does_not_stop(sandbox, tmp_path):
+def test_an_operator_that_does_not_stop_is_an_error(sandbox, tmp_path):
     released = threading.Event()
     registry = kopf.OperatorRegistry()
     kopf.on.cleanup(registry=registry)(lambda **_: released.wait(20) and None)
@@ -251,7 +251,7 @@ def test_operator_that_does_not_stop(sandbox, tmp_path):
         runner.future.result(20)
 
 
-def test_output_of_operators_that_still_run():
+def test_the_output_is_there_only_when_the_operator_has_ended():
     def operate(ready_flag, stop_flag):
         ready_flag.set()
         stop_flag.wait()
@@ -317,7 +317,7 @@ def test_embedded_operators_are_run_in_the_background(sandbox, registry, fn):
     assert "succeeded." in runner.stderr
 
 
-def test_embedded_operators_that_fail(sandbox, registry):
+def test_failures_of_embedded_operators_are_raised(sandbox, registry):
     @kopf.on.startup(registry=registry)
     def fail(**_):
         raise kopf.PermanentError("boo")

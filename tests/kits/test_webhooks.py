@@ -589,7 +589,7 @@ async def test_clients_need_no_certificates(serve: Any, fn: Seen, client: Pair) 
     assert fn.calls[0][1]['sslpeer'] is None
 
 
-async def test_clients_that_must_have_certificates(serve: Any, fn: Seen, client: Pair) -> None:
+async def test_clients_without_the_required_certificate_are_refused(serve: Any, fn: Seen, client: Pair) -> None:
     config = await serve(kopf.WebhookServer(verify_cafile=client.certificate, verify_mode=ssl.CERT_REQUIRED))
     with pytest.raises((OSError, http.client.HTTPException)):
         await send(config)
@@ -859,7 +859,7 @@ async def test_reviews_of_half_closed_connections(fn: Seen, serve: Any) -> None:
     assert len(fn.calls) == 1
 
 
-async def test_reviews_that_come_too_slowly(
+async def test_clients_that_send_a_review_too_slowly_are_disconnected(
     fn: Seen, serve: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(endpoints, 'REQUEST_TIMEOUT', 0.1)
@@ -1183,7 +1183,7 @@ async def test_ngrok_in_a_context(ngrok: list[Any], fn: Seen) -> None:
     await configs.aclose()
 
 
-async def test_ngrok_that_is_refused(ngrok: list[Any], fn: Seen) -> None:
+async def test_a_refusal_by_ngrok_is_explained(ngrok: list[Any], fn: Seen) -> None:
     with pytest.raises(ExplainedError, match="The tunnel through ngrok cannot be opened: It is refused."):
         await anext(kopf.WebhookNgrokTunnel(token='bad')(fn))
 

@@ -196,7 +196,7 @@ def test_nothing_is_applied_to_real_clusters(run_kopf):
     assert "--sandbox only" in output
 
 
-def test_a_port_that_is_taken(run_kopf):
+def test_a_port_that_is_taken_is_an_error(run_kopf):
     with Sandbox() as other:
         code, output = run_kopf("sandbox", "--port", other.url.rpartition(":")[2])
     assert code == 1

@@ -295,7 +295,7 @@ def updated(diff: Diff, **_) -> None:
 """
 
 
-def test_operators_that_import_them(kopf_sandbox, tmp_path, monkeypatch):
+def test_operators_that_import_them_work(kopf_sandbox, tmp_path, monkeypatch):
     monkeypatch.setattr(logging.getLogger('kopf.objects'), 'filters', [])  # the operator adds one, in this process
     kopf_sandbox.apply(ROOT / 'examples' / 'crd.yaml')
     path = tmp_path / 'handlers.py'

@@ -92,7 +92,9 @@ async def pod(client):
         ("POST", "portforward", 400, "pod p does not have a host assigned"),
     ],
 )
-async def test_pods_that_do_not_run(client, pod, method, call, status, message):
+async def test_calls_of_pods_that_do_not_run_are_answered_as_by_a_real_server(
+    client, pod, method, call, status, message
+):
     path, _, query = call.partition("?")
     params = dict(item.split("=") for item in query.split("&")) if query else {}
     answer = await client(method, f"{pod}/{path}", **params)
@@ -119,7 +121,7 @@ def eviction(name="p", **more):
         (eviction(deleteOptions={"dryRun": ["All"]}), 201, ""),
     ],
 )
-async def test_pods_that_are_not_evicted(client, pod, order, status, message):
+async def test_invalid_evictions_leave_the_pod_alone(client, pod, order, status, message):
     answer = await client("POST", f"{pod}/eviction", order)
     assert answer.status == status and message in answer.body.get("message", "")
     assert (await client("GET", pod)).status == 200

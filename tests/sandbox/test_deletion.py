@@ -82,7 +82,7 @@ async def test_deletions_keep_to_their_preconditions(client):
         ({"kind": "Other", "apiVersion": "v1"}, 400),
     ],
 )
-async def test_options_that_are_refused(client, options, status):
+async def test_unknown_policies_and_kinds_of_options_are_refused(client, options, status):
     await client.create("a")
     assert (await client("DELETE", f"{client.things}/a", options)).status == status
 
@@ -287,7 +287,7 @@ async def test_the_last_event_shows_the_object_as_it_was_stored(client):
         ({"gracePeriodSeconds": "x"}, None, 400, 'strconv.ParseInt: parsing "x": invalid syntax'),
     ],
 )
-async def test_options_that_make_no_sense(client, query, options, status, message):
+async def test_invalid_options_are_refused_with_the_reason(client, query, options, status, message):
     answer = await client("DELETE", f"{client.things}/absent", options, **query)
     assert (answer.status, message in answer.message) == (status, True)
 

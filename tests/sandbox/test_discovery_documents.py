@@ -89,13 +89,13 @@ async def test_openapi_documents_have_the_custom_kinds(client):
         f"/apis/{GROUP}/v1/things/a",
     ],
 )
-async def test_places_that_do_not_exist(client, path):
+async def test_unknown_paths_are_not_found(client, path):
     answer = await client("GET", path)
     assert (answer.status, answer.body) == (404, "404 page not found\n")
 
 
 @pytest.mark.parametrize("path", ["/api/v1/nope", "/apis/apps/v1/nope", "/api/v1/pods/x", "/api/v1/namespaces/x/nodes"])
-async def test_resources_that_do_not_exist_in_groups_that_do(client, path):
+async def test_unknown_resources_of_known_groups_are_not_found(client, path):
     answer = await client("GET", path)
     assert answer.status == 404
     assert answer.body["kind"] == "Status"
@@ -111,7 +111,7 @@ async def test_resources_that_do_not_exist_in_groups_that_do(client, path):
         ("GET", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"),
     ],
 )
-async def test_verbs_that_do_not_exist(client, method, path):
+async def test_unknown_verbs_are_not_allowed(client, method, path):
     answer = await client(method, path, {})
     assert (answer.status, answer.body["reason"]) == (405, "MethodNotAllowed")
 

@@ -75,7 +75,7 @@ async def test_heads_are_answered_without_a_body(connect):
     assert (await read_response(reader))[2] == b'ok'
 
 
-async def test_bodies_that_ask_for_permission(connect, sandbox):
+async def test_clients_may_wait_for_the_permission_to_send_the_body(connect, sandbox):
     reader, writer = await connect()
     body = b'{"metadata":{"name":"x"}}'
     writer.write(

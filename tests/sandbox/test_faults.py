@@ -105,7 +105,7 @@ async def test_frozen_watches_get_no_events_until_cleared(client, faults):
         assert await watch.until(1) == [("ADDED", "a")]
 
 
-async def test_watches_frozen_for_a_time(client, faults):
+async def test_watches_can_be_frozen_for_a_time(client, faults):
     async with client.watch() as watch:
         faults.freeze_watches(0.1, times=1)
         await client.create("a")
@@ -139,7 +139,7 @@ async def test_watches_end_as_often_as_asked(client, faults):
         assert await watch.until(1) == [("ADDED", "a")]
 
 
-async def test_lines_that_make_no_sense(client, faults):
+async def test_lines_can_be_inserted_into_watches(client, faults):
     async with client.watch() as watch:
         faults.say("boo")
         assert await watch.response.content.readline() == b"boo\n"
@@ -148,7 +148,7 @@ async def test_lines_that_make_no_sense(client, faults):
 
 
 @pytest.mark.parametrize("accept", ["application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList", ""])
-async def test_groups_that_are_down(client, faults, accept):
+async def test_groups_can_be_taken_down(client, faults, accept):
     async def discover():
         answer = await client("GET", "/apis", headers={"Accept": accept} if accept else None)
         if not accept:
@@ -173,7 +173,7 @@ async def test_faults_can_depend_on_the_query(client, faults):
     assert (await client("GET", f"{client.things}?limit=7")).status == 503
 
 
-async def test_discovery_that_lags_behind(client, faults):
+async def test_discovery_can_lag_behind(client, faults):
     before = (await client("GET", "/apis")).body
     faults.freeze_discovery()
     crd = {
@@ -249,7 +249,7 @@ async def test_faults_can_be_made_over_http(client, faults):
     assert requests[-1]["path"] == client.things
 
 
-async def test_refused_connections_for_a_time(client, faults):
+async def test_connections_can_be_refused_for_a_time(client, faults):
     answer = await client("POST", "/_sandbox/refuse-connections", {"seconds": 0.2})
     assert answer.status == 200
     async with client.watch() as watch:

@@ -147,20 +147,20 @@ async def test_malformed_objects_are_refused(client, make_thing, change, status,
         ("[]", "cannot unmarshal array"),
     ],
 )
-async def test_bodies_that_are_no_objects(client, data, message):
+async def test_bodies_without_an_object_are_refused(client, data, message):
     answer = await client("POST", client.things, data=data)
     assert (answer.status, answer.body["reason"]) == (400, "BadRequest")
     assert message in answer.message
 
 
-async def test_media_types_that_are_not_read(client, make_thing):
+async def test_unknown_media_types_are_refused(client, make_thing):
     answer = await client("POST", client.things, make_thing("a"), type="text/plain")
     assert (answer.status, answer.body["reason"]) == (415, "UnsupportedMediaType")
     answer = await client("GET", client.things, headers={"Accept": "text/html"})
     assert answer.status == 406
 
 
-def test_bodies_that_are_too_large(sandbox, make_thing):
+def test_too_large_bodies_are_refused(sandbox, make_thing):
     request = urllib.request.Request(
         f"{sandbox.url}/api/v1/namespaces",
         json.dumps(make_thing("a", {"free": {"x": "x" * 4_000_000}})).encode(),

@@ -29,7 +29,7 @@ def test_an_operator_handles_an_object(kopf_sandbox, kopf_operator, tmp_path):
     assert "created" in operator.output
 
 
-def test_operators_that_do_not_start(kopf_sandbox, kopf_operator, tmp_path):
+def test_the_error_of_an_operator_that_does_not_start_is_raised(kopf_sandbox, kopf_operator, tmp_path):
     (tmp_path / "handlers.py").write_text("1 / 0")
     with pytest.raises(OperatorFailed, match="ZeroDivisionError"), kopf_operator(tmp_path / "handlers.py"):
         pass

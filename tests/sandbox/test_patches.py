@@ -54,6 +54,6 @@ def test_removing_undoes_adding(document, key, value):
 
 
 @pytest.mark.parametrize("path", ["/list/3", "/list/-4", "/list/x", "/list/0/deep", "/text/0", "/nope/x", "list"])
-def test_places_that_do_not_exist(path):
+def test_patches_of_absent_places_are_errors(path):
     with pytest.raises(json_patches.PatchError):
         json_patches.apply({"list": [1, 2], "text": "x"}, [{"op": "add", "path": path, "value": 0}])

@@ -316,7 +316,7 @@ async def test_creating_by_other_verbs_is_creating(ask, sandbox):
         ),
     ],
 )
-async def test_roles_that_make_no_sense(ask, plural, body, field):
+async def test_invalid_roles_are_refused_with_the_field(ask, plural, body, field):
     status, answer = await ask("POST", f"{ROLES}/namespaces/default/{plural}", {"metadata": {"name": "wrong"}, **body})
     assert (status, [cause["field"] for cause in answer["details"]["causes"]]) == (422, [field])
 
@@ -370,7 +370,7 @@ def configure(settings, **_):
 
 
 @pytest.mark.kopf_sandbox(rbac=True)
-def test_operators_that_lack_a_permission(kopf_sandbox, kopf_operator, tmp_path):
+def test_operators_work_as_far_as_their_permissions_go(kopf_sandbox, kopf_operator, tmp_path):
     (tmp_path / "handlers.py").write_text(HANDLERS)
     sandbox, robot = kopf_sandbox, "system:serviceaccount:default:robot"
     grant(

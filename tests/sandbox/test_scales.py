@@ -105,12 +105,12 @@ async def test_dry_changes_of_scales_store_nothing(client, fleets):
         ("x", "cannot unmarshal string into Go struct field ScaleSpec.spec.replicas of type int32"),
     ],
 )
-async def test_numbers_that_are_refused(client, fleets, replicas, message):
+async def test_invalid_numbers_are_refused(client, fleets, replicas, message):
     answer = await client("PATCH", f"{fleets}/f/scale", {"spec": {"replicas": replicas}}, type=MERGE)
     assert (answer.status, message in answer.message) == (422, True), answer.message
 
 
-async def test_objects_that_do_not_say_how_many(client, fleets):
+async def test_scales_of_objects_without_a_number_can_be_patched_but_not_read(client, fleets):
     await client("PATCH", f"{fleets}/f", {"spec": {"size": None}}, type=MERGE)
     answer = await client("GET", f"{fleets}/f/scale")
     assert (answer.status, answer.body["reason"]) == (500, "InternalError")

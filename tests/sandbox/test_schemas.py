@@ -145,7 +145,7 @@ async def test_all_that_is_wrong_is_told_at_once(store):
         ),
     ],
 )
-async def test_definitions_that_are_refused(client, make_crd, change, field, message):
+async def test_invalid_definitions_are_refused_with_the_field(client, make_crd, change, field, message):
     definition = make_crd("wrongs", "Wrong")
     definition["metadata"].update(change.get("metadata", {}))
     if "schema" in change:
@@ -169,7 +169,7 @@ async def test_definitions_are_completed_and_established(client, make_crd):
     }
 
 
-async def test_names_that_are_taken(client, make_crd):
+async def test_definitions_whose_names_are_taken_are_not_established(client, make_crd):
     definition = make_crd("duplicates", "Thing")
     await client("POST", DEFINITIONS, definition)
     conditions = (await client("GET", f"{DEFINITIONS}/duplicates.{GROUP}")).body["status"]["conditions"]

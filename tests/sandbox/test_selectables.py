@@ -98,7 +98,7 @@ async def test_fields_can_be_added_later(client, balls, sandbox, make_crd):
         ("", "Required value"),
     ],
 )
-async def test_fields_that_are_refused(client, make_crd, path, message):
+async def test_invalid_fields_are_refused(client, make_crd, path, message):
     definition = make_crd("cubes", "Cube", spec=SPEC, selectableFields=[{"jsonPath": path}])
     answer = await client("POST", DEFINITIONS, definition)
     assert (answer.status, message in answer.message) == (422, True)

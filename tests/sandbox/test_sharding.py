@@ -40,7 +40,7 @@ def test_the_hash_is_that_of_kubernetes():
         ("x", "unexpected expression kind 3"),
     ],
 )
-def test_selectors_that_are_refused(text, message):
+def test_invalid_selectors_are_refused_with_the_words_of_a_real_server(text, message):
     with pytest.raises(Exception) as caught:
         sharding.parse(text)
     assert (caught.value.code, caught.value.message.startswith("invalid shard selector: ")) == (500, True)

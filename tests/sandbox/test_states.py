@@ -116,7 +116,7 @@ def test_what_was_going_on_goes_on(path):
         sandbox.wait_gone("namespaces", "leaving")
 
 
-def test_definitions_that_have_gone(path):
+def test_deleted_definitions_leave_no_objects_in_the_file(path):
     with Sandbox(state=path, crds=NOTES) as sandbox:
         sandbox.create(note("n"))
         sandbox.delete("crds", "notes.example.dev")
@@ -183,7 +183,7 @@ def test_a_state_without_permission_is_refused(path):
         Sandbox(state=path).__enter__()
 
 
-async def test_a_disk_that_is_full_for_a_while(path, caplog):
+async def test_writes_to_a_full_disk_are_repeated_when_there_is_room(path, caplog):
     """It is told, the sandbox goes on, and it is written when it can be."""
     async with Sandbox(state=path) as sandbox:
         await sandbox.create(config("a"))

@@ -101,7 +101,7 @@ async def test_mistakes_in_updates_are_refused(client):
 
 
 @pytest.mark.parametrize("number", ["1" + 400 * "0", "1e400", "-1e400"])
-async def test_numbers_that_are_too_large(client, number):
+async def test_too_large_numbers_are_refused(client, number):
     text = '{"apiVersion": "things.example.dev/v1", "kind": "Thing", "metadata": {"name": "big"}, "spec": {"size": %s}}'
     answer = await client("POST", client.things, data=text % number)
     assert (answer.status, answer.message) == (
@@ -140,7 +140,7 @@ async def test_halves_of_characters_are_replaced(client, given, stored):
 
 @pytest.mark.parametrize("depth", [400, 3000])
 @pytest.mark.parametrize("type", ["application/json", "application/yaml"])
-async def test_objects_that_are_too_deep(client, depth, type, caplog):
+async def test_too_deep_objects_are_refused_without_a_traceback(client, depth, type, caplog):
     deep = '{"a": ' * depth + "1" + "}" * depth
     text = f'{HEAD}"metadata": {{"name": "d"}}, "spec": {{"size": 1, "free": {deep}}}}}'
     answer = await client("POST", client.things, data=text, type=type)

@@ -98,7 +98,7 @@ async def test_other_namespaces_are_not_seen(client):
         assert await watch.until(1) == [("ADDED", "own")]
 
 
-async def test_versions_that_are_too_old(client):
+async def test_watches_from_too_old_versions_end_with_an_error(client):
     async with client.watch(resourceVersion="1") as watch:
         event = await watch.next()
         assert event["type"] == "ERROR"

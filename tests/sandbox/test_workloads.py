@@ -161,14 +161,14 @@ def test_jobs_fail_after_their_backoff_limit(busy):
     assert len(pods_of(busy, "j")) == 2
 
 
-def test_jobs_that_take_too_long(busy):
+def test_jobs_fail_at_their_deadline(busy):
     busy.create(job("j", {"sandbox.kopf.dev/runs-for": "forever"}, activeDeadlineSeconds=1))
     failed = busy.wait_for("jobs", "j", condition("Failed"))["status"]
     assert failed["conditions"][0]["reason"] == "DeadlineExceeded"
     assert pods_of(busy, "j") == []
 
 
-def test_jobs_that_are_suspended(busy):
+def test_suspended_jobs_run_no_pods_until_they_are_resumed(busy):
     busy.create(job("j", suspend=True))
     busy.wait_for("jobs", "j", condition("Suspended"))
     assert pods_of(busy, "j") == []
@@ -176,7 +176,7 @@ def test_jobs_that_are_suspended(busy):
     assert not condition("Suspended")(busy.wait_for("jobs", "j", condition("Complete")))
 
 
-def test_jobs_that_are_not_kept(busy):
+def test_finished_jobs_are_deleted_if_requested(busy):
     busy.create(job("j", ttlSecondsAfterFinished=0))
     busy.wait_gone("jobs", "j")
 

@@ -70,8 +70,15 @@ def test_what_is_tested_elsewhere_is_tested_there(path):
     assert (ROOT / 'tests' / TESTED_ELSEWHERE[path][1]).exists()
 
 
-NO_SENTENCE = re.compile(r'test_([^_]+_)?[^_]+|test_[^_]+_(and|as|by|for|from|in|of|or|that|to|who|with|without)_[^_]+')
-"""The names of tests that are no sentences: one or two words, or two nouns with a preposition between them."""
+NO_SENTENCE = re.compile(
+    r'test_([^_]+_)?[^_]+'
+    r'|test_[^_]+_(and|as|by|for|from|in|of|or|that|to|who|with|without)_[^_]+'
+    r'|test_((a|an|the)_)?[^_]+_that_(are|come|comes|do|does|has|have|is|make)(_(no|not))?_[^_]+'
+)
+"""
+The names of tests that are no sentences: one or two words, two nouns with a preposition between them, or a noun with a
+relative clause.
+"""
 
 
 def find_test_names(source: str) -> list[str]:
@@ -100,4 +107,5 @@ def test_names_that_are_no_sentences_are_found():
     )
     assert all(NO_SENTENCE.fullmatch(name) for name in find_test_names(source))
     assert len(find_test_names(source)) == 3
+    assert NO_SENTENCE.fullmatch('test_pods_that_are_late') and NO_SENTENCE.fullmatch('test_jobs_that_do_not_end')
     assert not NO_SENTENCE.fullmatch('test_errors_are_logged') and not NO_SENTENCE.fullmatch('test_a_log_of_all_errors')

@@ -101,7 +101,7 @@ async def test_cancelled_futures_are_not_raised_again():
 
 
 @pytest.mark.parametrize('cls', [threading.Event, concurrent.futures.Future])
-def test_flags_that_outlive_their_loop(cls, caplog):
+def test_flags_can_outlive_their_loop(cls, caplog):
     flag = cls()
 
     async def give_up():

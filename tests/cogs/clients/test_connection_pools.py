@@ -89,7 +89,7 @@ async def test_hosts_are_found_by_name(raw_server):
     pool.close()
 
 
-async def test_time_outs_of_connecting(raw_server):
+async def test_connecting_has_a_time_limit(raw_server):
     pool = Pool(
         Origin('192.0.2.1', 81, None, None), keepalive=30
     )  # an address for documentation; either refused or silent

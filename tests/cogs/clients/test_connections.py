@@ -102,7 +102,7 @@ async def half_close(writer):
         [b'HTTP/1.1 413 Large\r\nConnection: close\r\n\r\nno', half_close],
     ],
 )
-async def test_requests_that_are_answered_before_they_are_read(raw_server, pool, steps):
+async def test_requests_can_be_answered_before_they_are_read(raw_server, pool, steps):
     raw_server.scripts = [steps]
     async with asyncio.timeout(60):
         response = await pool.request(HUGE, connect_timeout=5, repeatable=False)

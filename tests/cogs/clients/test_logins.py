@@ -92,7 +92,7 @@ def test_service_account_with_the_token_only(kwargs, service_account):
     assert (info.token, info.default_namespace, info.ca_path) == ('tkn', None, None)
 
 
-def test_service_account_that_is_broken(kwargs, service_account):
+def test_a_broken_service_account_is_an_error(kwargs, service_account):
     (service_account / 'token').mkdir(parents=True)
     with pytest.raises(LoginError, match='token'):
         logins.login_with_service_account(**kwargs)

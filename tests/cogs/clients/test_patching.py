@@ -377,7 +377,7 @@ async def test_functions_over_an_unknown_body(apply, server):
     assert obj.raw['spec'] == {'items': ['a', 'b']}
 
 
-async def test_functions_that_change_nothing(apply, server):
+async def test_functions_that_change_nothing_need_no_request(apply, server):
     obj = Object(server, spec={'items': ['a']})
     result = await apply(Patch(fns=[functools.partial(append, 'a')]), body=obj.raw)
     assert result == patching.PatchResult(None)
@@ -424,13 +424,13 @@ async def test_values_are_applied_even_if_functions_are_not(apply, server):
     assert result.body['spec'] == {'x': 1}
 
 
-async def test_functions_that_make_the_object_invalid(apply, server):
+async def test_an_object_that_functions_make_invalid_is_an_error(apply, server):
     obj = Object(server, spec={})
     with pytest.raises(errors.APIUnprocessableError, match='invalid value'):
         await apply(Patch(fns=[lambda body: body['spec'].update(invalid=True)]), body=obj.raw)
 
 
-async def test_values_that_make_the_object_invalid(apply, server):
+async def test_an_object_that_values_make_invalid_is_an_error(apply, server):
     Object(server)
     with pytest.raises(errors.APIUnprocessableError, match='invalid value'):
         await apply(Patch({'spec': {'invalid': True}}))
@@ -466,7 +466,7 @@ async def test_objects_that_are_gone_are_not_patched(apply, server, caplog, patc
 
 
 @pytest.mark.parametrize('patch', PATCHES)
-async def test_resource_that_is_not_served(apply, server, patch):
+async def test_a_resource_that_is_not_served_is_reported_without_an_error(apply, server, patch):
     """There is no telling whether the object exists: maybe, in another version of the resource."""
     server.add('PATCH', PATH, (404, b'404 page not found'))
     server.add('PATCH', f'{PATH}/status', (404, b'404 page not found'))

@@ -45,7 +45,7 @@ def test_the_most_descriptive_hostname_is_taken(monkeypatch, name, aliases, addr
     ],
 )
 @pytest.mark.parametrize('error', [OSError(), socket.herror(), socket.gaierror(), UnicodeError()], ids=repr)
-def test_names_that_are_not_resolved(monkeypatch, name, expected, error):
+def test_names_that_are_not_resolved_are_taken_as_they_are(monkeypatch, name, expected, error):
     def fail(host):
         raise error
 

@@ -152,7 +152,7 @@ def test_a_missing_submodule_is_reported(fail, write):
     assert "there is no module 'missing_x'" in fail(modules=['missing_x.sub'])
 
 
-def test_missing_submodule_that_is_imported_by_its_package(fail, write):
+def test_a_missing_submodule_that_its_package_imports_is_located(fail, write):
     path = write('pkg_z/__init__.py', "import pkg_z.missing")
     assert f"No module named 'pkg_z.missing' ({path}:1)" in fail(modules=['pkg_z.missing'])
 

@@ -298,7 +298,7 @@ def test_copies_of_patches_are_patches(copier):
     assert copier(patch.spec) == {'x': 1}
 
 
-def test_parts_that_are_missing():
+def test_reading_adds_no_missing_parts():
     with pytest.raises(KeyError, match=r"patch\.spec\[\.\.\.\] = "):
         Patch()['spec']['field'] = 'x'
     with pytest.raises(KeyError, match=r"^'other'$"):

@@ -511,7 +511,7 @@ async def test_the_operators_of_a_former_object_count_until_they_have_joined_the
 
 
 @pytest.mark.parametrize('mandatory', [True, False])
-async def test_object_that_vanishes_before_it_is_touched(peering_api, join, settings, mandatory):
+async def test_a_peering_that_vanishes_at_once_pauses_only_if_it_is_mandatory(peering_api, join, settings, mandatory):
     settings.peering.mandatory = mandatory
     async with join() as member:
         peering_api.exists = False

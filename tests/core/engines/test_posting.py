@@ -281,7 +281,7 @@ async def test_exceptions_in_logs_are_posted_with_the_message(api, settings, log
     assert message.endswith("\nValueError: boo")
 
 
-async def test_logs_that_are_not_posted(api, settings, body, logger):
+async def test_logs_of_others_and_disabled_logs_are_not_posted(api, settings, body, logger):
     async with operating(api, settings):
         LocalObjectLogger(body=body, settings=settings).error("local")
         logging.getLogger('kopf.objects').error("about nothing")

@@ -142,7 +142,7 @@ CYCLE.append(CYCLE)
     ],
     ids=['integer', 'surrogate', 'keys', 'cycle'],
 )
-async def test_results_that_json_hardly_knows(registry, serve, result, shown):
+async def test_results_that_json_hardly_knows_are_shown(registry, serve, result, shown):
     @kopf.on.probe(id='odd', registry=registry)
     def odd(**_):
         return result

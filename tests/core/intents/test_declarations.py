@@ -228,7 +228,7 @@ def test_values_of_options_are_checked(registry: OperatorRegistry, name: str, op
         {'interval': None, 'errors': None, 'when': None},
     ],
 )
-def test_values_of_options_that_are_right(registry: OperatorRegistry, options: Any) -> None:
+def test_right_values_of_options_are_accepted(registry: OperatorRegistry, options: Any) -> None:
     kopf.timer('kopfexamples', registry=registry, **options)(fn)
     assert len(registry.spawning) == 1
 
@@ -260,7 +260,7 @@ def test_mocks_have_no_ids_but_can_be_given_some(registry: OperatorRegistry, moc
     assert [(handler.id, handler.fn) for handler in registry.changing] == [('x', mock)]
 
 
-def test_mocks_that_pass_for_functions(registry: OperatorRegistry) -> None:
+def test_mocks_can_pass_for_functions(registry: OperatorRegistry) -> None:
     mock = Mock(spec=fn)
     kopf.on.create('kopfexamples', registry=registry, id='x', when=kopf.all_([mock]), annotations={'x': mock})(mock)
     assert [(handler.id, handler.fn) for handler in registry.changing] == [('x', mock)]

@@ -54,7 +54,7 @@ def with_subhandlers(name, **_):
         (Callable().method, {'name', '_'}),
     ],
 )
-def test_those_that_are_named(fn, expected):
+def test_named_dependencies_are_found(fn, expected):
     assert find(fn, id='fn') == expected
 
 

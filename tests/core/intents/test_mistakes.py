@@ -101,7 +101,7 @@ class Callable:
         dict,
     ],
 )
-def test_functions_that_can_be_handlers(fn):
+def test_proper_functions_are_accepted(fn):
     mistakes.check_handler('create', fn)
 
 
@@ -177,7 +177,7 @@ def test_indices_are_given_to_all():
         ),
     ],
 )
-def test_callbacks_that_ask_for_what_there_is_not(options, message):
+def test_callbacks_that_ask_for_unknown_arguments_are_refused(options, message):
     registry = kopf.OperatorRegistry()
     kopf.on.update('kopfexamples', id='x', registry=registry, **options)(lambda: None)
     pattern = '.*'.join(re.escape(part) for part in message.split('...'))
@@ -203,7 +203,7 @@ def test_callbacks_that_ask_for_what_there_is_not(options, message):
         (lambda event: [], "asks for 'event', which it is not given. It is given to: @kopf.on.event."),
     ],
 )
-def test_functions_of_watches_that_ask_for_what_there_is_not(fn, message):
+def test_functions_of_watches_that_ask_for_unknown_arguments_are_refused(fn, message):
     registry = kopf.OperatorRegistry()
     kopf.on.reconcile('kopfexamples', id='x', registry=registry, watches={'pods': fn})(lambda: None)
     pattern = '.*'.join(re.escape(part) for part in message.split('...'))
@@ -230,7 +230,7 @@ def test_functions_of_watches_can_ask_for_what_index_functions_get():
         {'old': lambda body=None, *, spec: True, 'field': 'spec'},
     ],
 )
-def test_callbacks_that_get_what_they_name(options):
+def test_callbacks_can_name_their_arguments(options):
     registry = kopf.OperatorRegistry()
     kopf.index('pods', id='pods', registry=registry)(lambda: None)
     kopf.on.update('kopfexamples', id='x', registry=registry, **options)(lambda: None)
@@ -246,7 +246,7 @@ def test_callbacks_that_get_what_they_name(options):
         ({'value': kopf.not_(lambda *, spec: True), 'field': 'x'}, "of value= takes no value.*: (value, spec)"),
     ],
 )
-def test_callbacks_that_cannot_be_called(options, message):
+def test_callbacks_that_cannot_be_called_are_refused(options, message):
     with pytest.raises(TypeError, match=message.replace('(', r'\(').replace('**', r'\*\*').replace(')', r'\)')):
         kopf.on.create('kopfexamples', registry=kopf.OperatorRegistry(), **options)
 

@@ -58,7 +58,7 @@ def build(registry, resource=KEX):
         *((getattr(kopf.on, name), 'changing') for name in CHANGING),
     ],
 )
-def test_where_handlers_are_kept(registry, decorator, attribute):
+def test_handlers_are_kept_by_their_kinds(registry, decorator, attribute):
     options = {'labels': {'x': 'y'}, 'param': 123}
     assert decorator('kopfexamples', registry=registry, id='id', **options)(fn) is fn
     handlers = {

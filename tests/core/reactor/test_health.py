@@ -158,7 +158,7 @@ def index_of_things(registry):
     kopf.index('things', registry=registry, id='index')(lambda **_: None)
 
 
-async def test_an_index_that_cannot_be_filled(index_of_things, sandbox, ask, monkeypatch):
+async def test_an_index_that_cannot_be_filled_fails_the_readiness(index_of_things, sandbox, ask, monkeypatch):
     monkeypatch.setattr(watches, 'MAX_BACKOFF', 0.5)
     await ask('/readyz', 200)
     sandbox.faults.error(500, times=None, resource='things')

@@ -1084,7 +1084,7 @@ async def test_nothing_is_watched_before_the_mandatory_peering_is_joined(world):
 
 
 @in_virtual_time
-async def test_peering_that_appears_later(world):
+async def test_a_peering_that_appears_later_is_joined(world):
     async with world.operator('me'):
         await world.create('a', field='1')
         await world.handled('a', field='1')

@@ -85,7 +85,7 @@ async def test_flags_tell_that_the_operator_is_ready_and_stop_it(world, activiti
 
 
 @in_virtual_time
-async def test_stopped_before_it_is_started(world, activities):
+async def test_an_operator_that_is_stopped_before_its_start_makes_no_requests(world, activities):
     stop = asyncio.Event()
     stop.set()
     async with asyncio.timeout(60):
@@ -94,7 +94,7 @@ async def test_stopped_before_it_is_started(world, activities):
 
 
 @in_virtual_time
-async def test_stopped_while_starting_up(world):
+async def test_an_operator_can_be_stopped_while_it_starts_up(world):
     @kopf.on.startup(registry=world.registry)
     async def startup(**_):
         world.note('startup', None)
@@ -260,7 +260,7 @@ async def test_scopes_exclude_each_other(world):
 # In applications.
 
 
-def test_twice_in_a_row(kopf_sandbox):
+def test_a_registry_can_be_run_twice_in_a_row(kopf_sandbox):
     kopf_sandbox.apply(CRD)
     registry, seen = kopf.OperatorRegistry(), []
     kopf.on.login(registry=registry)(kopf.login_with_kubeconfig)
@@ -314,7 +314,7 @@ async def test_tasks_of_applications_are_not_touched(world, activities):
 
 @pytest.mark.parametrize('threaded', [False, True])
 @in_virtual_time
-async def test_handlers_declared_while_running(world, threaded):
+async def test_handlers_can_be_declared_while_the_operator_runs(world, threaded):
     world.declare(kopf.on.event, 'first')
     stop = asyncio.Event()
     task = asyncio.create_task(kopf.operator(**options(world, stop_flag=stop)))
@@ -362,7 +362,7 @@ async def test_running_in_a_running_loop(world):
 
 
 @in_virtual_time
-async def test_the_old_form_of_namespaces(world):
+async def test_the_old_form_of_namespaces_works_with_a_warning(world):
     world.declare(kopf.on.event, 'event')
     await world.create()
     stop = asyncio.Event()
@@ -486,7 +486,7 @@ async def test_readiness_is_told_in_any_case(world, when):
 
 
 @in_virtual_time
-async def test_tasks_together_with_others(world, activities):
+async def test_tasks_can_be_run_together_with_others(world, activities):
     async def bring():
         await world.until_called('startup')
 
@@ -616,7 +616,7 @@ async def test_operators_that_stop_for_too_long_are_killed(process, hanging):
     assert 'still stopping after 0.3 seconds' in process.output
 
 
-async def test_signals_while_handlers_hang(process):
+async def test_signals_end_the_operator_while_handlers_hang(process):
     await process.start('''
         import asyncio, kopf, time, threading
         running = set()
@@ -684,7 +684,7 @@ async def test_the_second_signal_ends_what_blocks_the_loop(process):
 
 
 @pytest.mark.parametrize('kind', ['def', 'async def'])
-async def test_signals_while_starting_up(process, kind):
+async def test_signals_end_the_operator_while_it_starts_up(process, kind):
     await process.start(f'''
         import asyncio, kopf, time
         @kopf.on.startup()
@@ -700,7 +700,7 @@ async def test_signals_while_starting_up(process, kind):
     assert process.world.sandbox.requests == []
 
 
-async def test_exit_codes_of_failures(process):
+async def test_failures_have_exit_codes(process):
     await process.start('''
         import kopf
         @kopf.on.startup()
@@ -720,7 +720,7 @@ async def test_exit_codes_of_failures(process):
     assert 'No new credentials' in process.output and 'Traceback' not in process.output
 
 
-async def test_several_operators_in_one_loop(process):
+async def test_several_operators_can_run_in_one_loop(process):
     await process.start(
         '''
         import asyncio, kopf, signal, sys

@@ -860,7 +860,7 @@ async def test_objects_without_uids_are_identified_by_name(watch, server, sink):
 
 
 @pytest.mark.parametrize('answer', ['<html>Welcome!</html>', [], {'items': 123}])
-async def test_lists_that_make_no_sense(watch, server, sink, settings, answer):
+async def test_lists_that_make_no_sense_are_requested_again(watch, server, sink, settings, answer):
     settings.watching.streaming_lists = False
     server.script = [answer, page(obj('a', 1), version=3)]
     async with running(watch):
@@ -874,7 +874,7 @@ async def test_pages_with_items_that_make_no_sense(watch, server, sink, settings
         await sink.has(a=1)
 
 
-async def test_objects_that_make_no_sense_to_handlers(watch, server, sink, caplog):
+async def test_errors_of_one_object_leave_the_others_alone(watch, server, sink, caplog):
     sink.poison = 'x'
     server.script = [Stream(added('x', 1), added('a', 2), bookmark(3, end=True), modified('x', 4), modified('a', 5))]
     async with running(watch):

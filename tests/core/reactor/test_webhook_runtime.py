@@ -144,7 +144,7 @@ async def test_nothing_is_written_if_nothing_has_changed(world, server, hooks):
         assert len(patches) == 2
 
 
-async def test_resources_that_come_later(world, server, hooks):
+async def test_webhooks_are_registered_for_resources_that_come_later(world, server, hooks):
     world.declare(kopf.on.validate, 'late', resource='kopflates')
     async with world.operator():
         await world.aio.wait_for(VALIDATING, NAME)

@@ -181,7 +181,7 @@ async def test_the_last_request_of_a_connection(client, app, request_, headers):
     assert len(app.requests) == 1
 
 
-async def test_old_clients_that_stay(client, app):
+async def test_old_clients_can_keep_their_connection(client, app):
     request = b'GET /x HTTP/1.0\r\nConnection: keep-alive\r\n\r\n'
     for _ in range(2):
         assert (await client.ask(request))[1]['connection'] == 'keep-alive'
@@ -217,7 +217,9 @@ async def test_requests_broken_off_are_not_handled(serve, connect, app, secure):
 
 
 @pytest.mark.parametrize('abandons', [True, False])
-async def test_clients_that_are_gone(serve, connect, app, secure, abandons, caplog):
+async def test_handlers_are_cancelled_when_the_client_is_gone_if_requested(
+    serve, connect, app, secure, abandons, caplog
+):
     port, _ = await serve(secure=secure, abandons=abandons)
     app.gates['/x'] = asyncio.Event()
     client = await connect(port, secure=secure)
@@ -375,14 +377,14 @@ EXPECTING = b'POST /x HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Len
 CONTINUE = b'HTTP/1.1 100 Continue\r\n\r\n'
 
 
-async def test_bodies_that_ask_for_permission(client):
+async def test_clients_may_wait_for_the_permission_to_send_the_body(client):
     client.send(EXPECTING)
     assert await client.reader.readuntil(b'\r\n\r\n') == CONTINUE
     client.send(b'body')
     assert (await client.read())[2] == b'/x body'
 
 
-async def test_bodies_that_do_not_wait_for_permission(client):
+async def test_clients_need_not_wait_for_the_permission_to_send_the_body(client):
     client.send(EXPECTING + b'body' + get())
     assert (await client.read())[::2] == (200, b'/x body')
     assert (await client.read())[::2] == (200, b'/x ')
@@ -437,7 +439,7 @@ async def test_slow_requests_are_refused_after_a_while(serve, connect, app, part
     assert [request.path for request in app.requests] == ['/first']
 
 
-async def test_clients_that_never_say_anything(serve, connect):
+async def test_silent_clients_are_disconnected(serve, connect):
     port, _ = await serve(idle_timeout=0.05)
     assert await (await connect(port)).is_closed()
 
@@ -455,7 +457,7 @@ async def test_requests_that_wait_for_others_are_not_slow(serve, connect, app):
     assert (await client.read())[2] == b'/2 body'
 
 
-async def test_clients_that_do_not_read(serve, connect, app, secure):
+async def test_clients_that_do_not_read_are_disconnected(serve, connect, app, secure):
     port, _ = await serve(secure=secure, answer_timeout=0.1)
 
     async def answer(request):
@@ -487,7 +489,7 @@ async def test_failing_handlers_are_answered_with_an_error(client, app, caplog):
     assert (await client.ask(get()))[0] == 200
 
 
-async def test_handlers_that_break_off(client, app):
+async def test_handlers_can_break_off_the_connection(client, app):
     async def drop(request):
         raise Dropped
 
@@ -497,7 +499,7 @@ async def test_handlers_that_break_off(client, app):
     assert len(app.requests) == 1
 
 
-async def test_handlers_that_are_cancelled_by_themselves(client, app):
+async def test_cancellations_by_the_handler_itself_close_the_connection(client, app):
     async def cancel(request):
         future = asyncio.get_running_loop().create_future()
         future.cancel()

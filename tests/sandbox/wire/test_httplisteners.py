@@ -114,7 +114,7 @@ async def test_idle_connections_are_closed_at_once(app, serve, connect, secure):
     assert await client.is_closed()
 
 
-async def test_clients_that_do_not_say_goodbye(app, serve, connect, secure, monkeypatch):
+async def test_clients_that_do_not_say_goodbye_are_left(app, serve, connect, secure, monkeypatch):
     monkeypatch.setattr(httplisteners, 'FAREWELL_TIMEOUT', 0.1)
     port, listener = await serve(secure=secure)
     client = await connect(port, secure=secure)
@@ -171,7 +171,7 @@ async def test_what_takes_too_long_is_broken_off(app, serve, connect, secure):
     assert await partial.is_closed()
 
 
-async def test_handlers_that_do_not_want_to_end(app, serve, connect, monkeypatch, caplog):
+async def test_handlers_that_do_not_want_to_end_are_left(app, serve, connect, monkeypatch, caplog):
     monkeypatch.setattr(httplisteners, 'FAREWELL_TIMEOUT', 0.05)
     end = asyncio.Event()
 
@@ -192,7 +192,7 @@ async def test_handlers_that_do_not_want_to_end(app, serve, connect, monkeypatch
     await asyncio.sleep(0.01)
 
 
-async def test_connections_that_have_not_agreed_on_tls(app, serve, connect):
+async def test_connections_without_an_agreement_on_tls_are_closed(app, serve, connect):
     port, listener = await serve(secure=True)
     client = await connect(port)
     await asyncio.sleep(0.01)
