@@ -16,11 +16,13 @@ def run(script, *args):
     return done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_nothing_is_lost_or_done_twice_under_load():
     assert 'nothing lost, nothing done twice' in run('load.py', '--objects=200', '--seconds=5')
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_nothing_stays_of_objects_that_come_and_go():
     assert 'nothing stays' in run('leaks.py', '--events=3000', '--objects=100')

@@ -116,6 +116,7 @@ def get_pids(url: str) -> dict[str, int]:
     return {number: results['process'] for number, results in json.loads(text).items()}
 
 
+@pytest.mark.long
 def test_the_probes_and_metrics_are_those_of_all_processes(run, url):
     run(APP, '--liveness', f'{url}/healthz', '--metrics', f'{url}/metrics')
     pids = get_pids(url)
@@ -127,6 +128,7 @@ def test_the_probes_and_metrics_are_those_of_all_processes(run, url):
     assert text.count('# TYPE process_start_time_seconds ') == 1
 
 
+@pytest.mark.long
 def test_a_failing_probe_of_one_process_is_a_failure_of_all(run, url, tmp_path):
     code = f"""
 import kopf
@@ -185,12 +187,14 @@ def test_a_killed_process_is_started_again_and_the_others_go_on(run, url):
     assert group.wait() == 0
 
 
+@pytest.mark.long
 def test_a_mistake_in_the_program_ends_all_processes_with_its_exit_code(run):
     group = run("raise ValueError('broken')")
     assert group.wait() == 1
     assert 'started again' not in group.output
 
 
+@pytest.mark.long
 def test_the_processes_share_the_port_of_their_webhooks(run, url):
     code = f"""
 import kopf
@@ -215,6 +219,7 @@ def test_no_process_outlives_its_supervisor(run, url):
     group.wait()
 
 
+@pytest.mark.long
 def test_the_second_signal_ends_stuck_processes(run, url):
     group = run(
         APP

@@ -11,6 +11,7 @@ import pytest
 SCRIPT = pathlib.Path(__file__).parent / 'soak.py'
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_short_soak_finds_no_violations():
     command = [sys.executable, str(SCRIPT), '--sandbox', '--minutes=0.1', '--objects=20', '--seed=1']

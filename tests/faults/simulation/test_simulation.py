@@ -17,13 +17,14 @@ def run(*args):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize('start', [1, 101])
+@pytest.mark.parametrize('start', [1, pytest.param(101, marks=pytest.mark.long)])
 def test_nothing_is_lost_or_done_twice_or_stuck_whatever_happens(start):
     done = run(f'--start={start}', '--seeds=3')
     assert done.returncode == 0
     assert '3 of 3 runs: nothing lost, nothing done twice, nothing stuck' in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_children_and_conditions_are_what_the_last_states_demand_whatever_happens():
     done = run('--start=301', '--seeds=3', '--set=applying=true', '--set=conditions=true')
@@ -31,13 +32,14 @@ def test_children_and_conditions_are_what_the_last_states_demand_whatever_happen
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize('mode', ['election', 'shards'])
+@pytest.mark.parametrize('mode', ['election', pytest.param('shards', marks=pytest.mark.long)])
 def test_replicas_and_members_lose_nothing_and_do_nothing_twice_whatever_happens(mode):
     options = ['--set=clocks=false', '--set=peering=', f'--set=electing={mode}']
     done = run('--start=1037', '--seeds=2', *options)
     assert '2 of 2 runs: nothing lost, nothing done twice, nothing stuck' in done.stdout
 
 
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_run():
     first, second = [run('--start=7').stdout.split()[1] for _ in range(2)]
     assert first == second

@@ -123,6 +123,7 @@ def test_right_operators_pass(check):
     assert {plan.do for plan, _ in report.tried} > {"", "kill", "lose", "error"}
 
 
+@pytest.mark.long
 def test_level_triggered_operators_pass(check):
     report = check(LEVEL)
     assert {plan.do for plan, _ in report.tried} > {"", "kill", "lose", "error"}
@@ -144,16 +145,18 @@ def test_calls_that_are_made_twice_are_found(check, kopf_chaos, tmp_path):
     "text, expected",
     [
         (RANDOM_NAMES, "+ configmaps default/#2"),
-        (
+        pytest.param(
             FALSY,
             "was edited at rest: spec.size = 0.\n"
             "   The operator reaches another end state than without the disturbance.\n       ~ ",
+            marks=pytest.mark.long,
         ),
         (UNADOPTED, "Objects are left after the deletion of all user objects.\n       + configmaps default/w1"),
         (RESTLESS, "The operator does not come to rest: "),
-        (
+        pytest.param(
             UNREPAIRED,
             "Another client deleted configmaps default/w1, at rest.\n   The operator reaches another",
+            marks=pytest.mark.long,
         ),
     ],
     ids=["random names", "falsy", "unadopted", "restless", "unrepaired"],
@@ -162,6 +165,7 @@ def test_mistakes_are_found(check, text, expected):
     assert expected in find(check, text)
 
 
+@pytest.mark.long
 def test_plans_that_have_found_something_find_it_again(check, tmp_path):
     find(check, RANDOM_NAMES)
     for _ in range(2):
@@ -205,6 +209,7 @@ DEPLOYING = """
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pods", [False, True])
 def test_children_that_need_controllers_are_named(check, kopf_chaos, pods):
     kopf_chaos._options["pods"] = pods
@@ -223,7 +228,9 @@ ROLLING = """
 """
 
 
-@pytest.mark.parametrize("sizes", [(0,), (3,), (3, 2)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [pytest.param((0,), marks=pytest.mark.long), (3,), pytest.param((3, 2), marks=pytest.mark.long)], ids=str
+)
 def test_the_bookkeeping_of_deployments_is_no_alarm(check, kopf_chaos, tmp_path, sizes):
     kopf_chaos._options["pods"] = True
     target = Target(resource="webs", namespace="default", name="w1")
@@ -283,6 +290,7 @@ REFUSING = """
 """
 
 
+@pytest.mark.long
 def test_retries_of_values_that_no_handler_can_apply_are_no_alarm(check, tmp_path):
     edit = Edit(Target(resource="webs", namespace="default", name="w1"), {"spec": {"size": 0}})
     Plan(edits=(edit,)).write(tmp_path / "plan.yaml")

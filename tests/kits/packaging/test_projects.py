@@ -29,6 +29,7 @@ def test_a_project_has_the_names_that_are_made_from_its_folder(init, tmp_path):
     assert 'cd web-shop-operator' in result.output
 
 
+@pytest.mark.long
 def test_a_project_passes_its_tests_and_the_checks_of_types_at_once(init, tmp_path):
     init('shop-operator')
     folder = tmp_path / 'shop-operator'
