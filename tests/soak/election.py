@@ -17,6 +17,7 @@ import collections
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import random
@@ -140,12 +141,14 @@ class Ledger:
         return str(terms[-1]['replica']) if terms else ''
 
     def find_work(self, since: float, *, other_than: str = '') -> dict[str, Any] | None:
-        """Return the first beginning of a handler since then."""
+        """Return the first beginning of a handler since then: in another replica, or in a later term of that one."""
+        terms = [line['time'] for line in self.read() if line['event'] == 'leading' and line['replica'] == other_than]
+        again = min((term for term in terms if term > since), default=math.inf)
         found = None
         for line in reversed(self.read()):
             if line['time'] < since - 60:
                 break  # the lines of different processes are not in the order of their times, but nearly
-            if line['time'] > since and line['event'] == 'begin' and line['replica'] != other_than:
+            if line['time'] > (again if line['replica'] == other_than else since) and line['event'] == 'begin':
                 found = line
         return found
 
