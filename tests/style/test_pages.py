@@ -1,4 +1,4 @@
-"""The width of pages: lines of prose end within 120 characters, so that differences between versions can be read."""
+"""Pages: what they must mention, and their width: lines of prose end within 120 characters, for readable diffs."""
 
 import pathlib
 import re
@@ -45,6 +45,19 @@ def iter_prose(text: str, *, markdown: bool) -> Iterator[tuple[int, str]]:
             elif not is_table and content[0] not in '|+#':
                 yield number, line
         former = line
+
+
+def test_contributors_are_told_what_each_folder_is() -> None:
+    table = (ROOT / 'CONTRIBUTING.md').read_text()
+    folders = [
+        f'{path.relative_to(ROOT)}/'
+        for parent in (ROOT, ROOT / 'tests')
+        for path in parent.iterdir()
+        if path.is_dir() and not path.name.startswith(('.', '__')) and any(path.glob('*.*'))
+    ]
+    assert {'docs/', 'tests/core/'} <= {*folders}
+    missing = [folder for folder in folders if f'`{folder}' not in table]
+    assert missing == []
 
 
 def find_long_lines(path: pathlib.Path) -> list[int]:

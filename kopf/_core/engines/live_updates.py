@@ -1,9 +1,9 @@
 """
 Live updates of the inspector: server-sent events about the objects that have changed since the last events.
 
-There are at most four messages a second; all pages get the same ones. While no page is open, the operator has no work
-with this. If a page reads too slowly, its queue is dropped to bound the memory, and a message makes the page request
-its state again. The messages:
+There are at most four messages a second; all pages get the same ones. While no page is open, nothing is computed. If a
+page reads too slowly, its queue is dropped to bound the memory, and a message makes the page request its state again.
+The messages:
 
 - ``state``: the page must request the list of objects, now and after it was too slow;
 - ``objects``: the objects that have changed, and the uids of deleted ones, by resources;
@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 INTERVAL = 0.25
 """The interval of checks for changed objects (in seconds)."""
 
-LOOKS = 4
-"""The number of checks after which the operator as a whole is described."""
+CHECKS_PER_DESCRIPTION = 4
+"""The number of checks after which the operator as a whole is described again."""
 
 MAX_OBJECTS = 1000
 """The maximal number of objects in a message; the others are in the next messages."""
@@ -107,21 +107,22 @@ class LiveUpdates:
 
     async def _run(self) -> None:
         try:
-            await self._look()
+            await self._send_changes()
         except Exception:
             logger.exception("The inspector has failed; its pages are disconnected.")
             for queue in self._pages:
                 _replace(queue, None)
 
-    async def _look(self) -> None:
+    async def _send_changes(self) -> None:
         self._changes.follow()
         self._known = {name: set(uids) for name, uids in self._changes.get_known().items()}
         self._pending = set()
         number = 0
         while True:
-            if number % LOOKS == 0:
+            is_due = number % CHECKS_PER_DESCRIPTION == 0
+            if is_due:
                 self._publish('operator', await self._changes.describe_operator())
-            self._publish_objects(compares=number % LOOKS == 0)
+            self._publish_objects(compares=is_due)
             number += 1
             await asyncio.sleep(INTERVAL)
 

@@ -196,10 +196,9 @@ class PermissionReviews:
                 await self._review()
             except LoginError:
                 raise
-            except (
-                Exception
-            ) as error:  # Why any error? The reviews only give hints, so none of them may end the operator.
-                # Once, until it works again.
+            # Why any error? The reviews only give hints, so none of them may end the operator.
+            except Exception as error:
+                # It is logged once until a review succeeds again.
                 level = logging.DEBUG if self._failed else logging.WARNING
                 reason = str(error) if isinstance(error, errors.APIError) else repr(error)
                 logger.log(level, "The permissions of the operator cannot be reviewed; trying again: %s", reason)

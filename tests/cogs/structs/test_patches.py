@@ -298,7 +298,7 @@ def test_copies_of_patches_are_patches(copier):
     assert copier(patch.spec) == {'x': 1}
 
 
-def test_reading_adds_no_missing_parts():
+def test_missing_parts_are_errors_that_name_the_remedy():
     with pytest.raises(KeyError, match=r"patch\.spec\[\.\.\.\] = "):
         Patch()['spec']['field'] = 'x'
     with pytest.raises(KeyError, match=r"^'other'$"):

@@ -257,6 +257,7 @@ class Kind:
 
     def raw(self, record: Record) -> bytes:
         """Return a stored object as JSON of this version."""
+        # Most objects are sent as they are stored, without being decoded.
         if self.to_served is None and (self.conversion is None or record.stored == self.api_version):
             return self.prefix + record.rest
         return orjson.dumps(self.body(record))

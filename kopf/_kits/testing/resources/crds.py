@@ -124,6 +124,7 @@ def _version_problems(spec: Mapping[str, Any]) -> Iterator[Cause]:
         place, name = f'spec.versions[{index}]', version.get('name')
         if problems := names.word_problems(name or ''):
             yield statuses.value_invalid(f'{place}.name', f'"{name or ""}"', '; '.join(problems))
+            # Inside of a real server, CRDs still have the field `spec.version` of v1beta1, which is reported, too.
             if name and len(versions) == 1:
                 yield statuses.value_invalid('spec.version', f'"{name}"', '; '.join(problems))
         elif name in seen:
