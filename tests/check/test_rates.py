@@ -9,7 +9,6 @@ SUBJECTS = {subject.name: subject for subject in corpus.find_subjects()}
 QUICK = [
     "leaked_finalizer",
     "memo_only",
-    "random_names",
     "ready_too_early",
     "levels",
 ]

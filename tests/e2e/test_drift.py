@@ -139,6 +139,7 @@ def percentile(values: list[float], percent: float) -> float:
     return values[min(len(values) - 1, int(len(values) * percent / 100))]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_nothing_is_written_at_rest_and_children_are_soon_back(kubeapi, namespace, run_operator, tmp_path, request):
     is_thorough = request.config.getoption("--thorough")

@@ -19,7 +19,7 @@ import kopf
 from kopf._kits.definitions.crd_documents import make_crds
 
 GROUP = "models.example.dev"
-LIBRARIES = ["pydantic", "dataclass", *(pytest.param(name, marks=pytest.mark.long) for name in ("TypedDict", "Struct"))]
+LIBRARIES = ["pydantic", *(pytest.param(name, marks=pytest.mark.long) for name in ("dataclass", "TypedDict", "Struct"))]
 REQUIRED = dataclasses.MISSING
 
 

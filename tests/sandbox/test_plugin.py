@@ -74,6 +74,8 @@ print(time.process_time() - seconds, *(set(sys.modules) - modules))
         seconds, *modules = done.stdout.split()
         assert modules == ["pytest_kopf"]
         least = min(least, float(seconds))
+        if least < 0.005:
+            break
     assert least < 0.005
 
 
