@@ -874,9 +874,10 @@ class Requests:
             self.lists += is_list
 
     async def until(self, *selectors):
-        """Wait until these selectors have been requested."""
-        while not set(selectors) <= set(self.selectors):
-            await asyncio.sleep(0.1)
+        """Wait until these selectors have been requested: before the streams end by themselves."""
+        async with asyncio.timeout(20):
+            while not set(selectors) <= set(self.selectors):
+                await asyncio.sleep(0.1)
 
 
 @pytest.fixture

