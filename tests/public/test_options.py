@@ -64,7 +64,7 @@ def test_the_reference_has_the_options_of_the_signature(fn):
 
 
 def test_the_page_of_the_reference_has_the_tables():
-    assert '.. decorator-tables::' in (DOCS / 'reference' / 'api.rst').read_text()
+    assert '.. decorator-tables::' in (DOCS / 'reference' / 'handlers.rst').read_text()
 
 
 def test_all_descriptions_are_of_options():
