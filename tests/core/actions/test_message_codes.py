@@ -21,10 +21,10 @@ def make_record(text, *args, level=logging.WARNING, path=f'{PACKAGE}module.py', 
 
 
 @pytest.fixture
-def write():
+def write(restored_logging):
     """Return a function that formats a record as the command line does."""
     root = logging.getLogger()
-    before, level = root.handlers[:], root.level
+    before = root.handlers[:]
 
     def format(record, log_format=LogFormat.PLAIN, **options):
         configure(log_format=log_format, **options)
@@ -33,9 +33,7 @@ def write():
         handler.handle(record)
         return handler.stream.getvalue().rstrip('\n')
 
-    yield format
-    root.handlers[:] = before
-    root.setLevel(level)
+    return format
 
 
 def test_a_message_that_asks_for_an_action_ends_with_its_code(write):
