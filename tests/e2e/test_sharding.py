@@ -56,6 +56,7 @@ def cutting_cluster(cluster, monkeypatch):
         pytest.skip(f"a control plane with the feature gate does not start: {error}")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_each_object_is_handled_by_one_member_if_the_server_cuts_the_streams(cutting_cluster, tmp_path):
     it, wrong = election.soak(

@@ -303,6 +303,7 @@ def test_modules_with_handlers_are_imported_by_each_operator_anew(check, tmp_pat
     assert "+ configmaps default/#2" in report
 
 
+@pytest.mark.long
 def test_the_budget_is_kept(check):
     for budget in (2, 8, 32):  # on a busy machine, the undisturbed runs alone can take some seconds
         with contextlib.suppress(CannotCheck):
