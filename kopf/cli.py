@@ -1,12 +1,12 @@
 """
 The command line: ``kopf run`` and the other commands.
 
-It converts options to arguments of functions that can equally be called from Python. It configures the logging and the
-event loop, which only a whole process may do. It explains failures in a few words: tracebacks are shown only
-for errors of unknown origin and under ``--debug``.
+It converts options to arguments of functions that can equally be called from Python. It also configures the logging and
+the event loop of the whole process, which those functions must not do. It logs a failure in one line; a traceback is
+added only to unexpected errors, and with ``--debug``.
 
-Exit codes: 0 if stopped by a signal or a flag, 1 if failed (or what an activity's handler has given to ``sys.exit()``),
-2 if the command line is wrong.
+Exit codes: 0 if stopped by a signal or a flag; 1 if failed; 2 if the command line is wrong. If the handler of an
+activity calls ``sys.exit()``, its argument is the exit code.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ class CLIControls:
     """
     Arguments that only callers from Python can pass, because a command line cannot express them.
 
-    Pass it as ``obj`` when invoking the command, as `kopf.testing.KopfRunner` does.
+    Callers pass the controls as ``obj`` when they invoke the command, as `kopf.testing.KopfRunner` does.
     """
 
     ready_flag: Flag | None = None
@@ -120,7 +120,7 @@ def logging_options(fn: Callable[..., Any]) -> Callable[..., Any]:
         '-d',
         '--debug',
         is_flag=True,
-        help="Log everything, also of asyncio and of the network; failures have tracebacks.",
+        help="Log everything, including asyncio and the requests; show tracebacks of failures.",
     )
     @option('-q', '--quiet', is_flag=True, help="Log only warnings and errors.")
     @option(
@@ -128,7 +128,7 @@ def logging_options(fn: Callable[..., Any]) -> Callable[..., Any]:
         type=LogFormatParamType(),
         default='full',
         show_default=True,
-        help="With times and loggers; only the messages; or a JSON object a line.",
+        help="full: with times and names of loggers; plain: only the messages; json: one JSON object in each line.",
     )
     @option('--log-refkey', type=str, help="The key for the object's reference in JSON logs; 'object' by default.")
     @option(
@@ -182,7 +182,7 @@ def _summarise(exc: BaseException) -> str:
     """Return the error and its explicit causes in one line, without repeated texts."""
     text = str(exc) or repr(exc)
     cause = exc.__cause__
-    # The texts of loading errors are complete, including the user's tracebacks.
+    # The message of a loading error already contains its cause, with the traceback of the user's module.
     if cause is None or isinstance(exc, loaders.LoadError) or str(cause) in text:
         return text
     return f"{text} Caused by {type(cause).__name__}: {_summarise(cause)}"
@@ -190,7 +190,7 @@ def _summarise(exc: BaseException) -> str:
 
 @contextlib.contextmanager
 def _event_loop(controls: CLIControls) -> Iterator[asyncio.AbstractEventLoop]:
-    """Enter with the specified event loop, or with a new one: of uvloop, if it is installed."""
+    """Return the event loop of the controls, or a new one: of uvloop if it is installed, otherwise of asyncio."""
     if controls.loop is not None:
         yield controls.loop
         return
@@ -270,16 +270,14 @@ def sandbox_options(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options for the initial state of a sandbox."""
     existing = click.Path(exists=True)
     for add in [
-        option(
-            '--pods', is_flag=True, help="Let pods, jobs and deployments of the sandbox live, as if there was a node."
-        ),
+        option('--pods', is_flag=True, help="Emulate a node: pods run, jobs complete, deployments become available."),
         option(
             '--load',
             'loads',
             multiple=True,
             metavar='FILE',
             type=existing,
-            help="Then apply the objects of this file or folder; can be repeated.",
+            help="Apply the objects of this file or folder to the sandbox, after the CRDs; can be repeated.",
         ),
         option(
             '--crd',
@@ -287,7 +285,7 @@ def sandbox_options(fn: Callable[..., Any]) -> Callable[..., Any]:
             multiple=True,
             metavar='FILE',
             type=existing,
-            help="Apply the kinds of objects of this file or folder to the sandbox; can be repeated.",
+            help="Apply the CRDs of this file or folder to the sandbox; can be repeated.",
         ),
     ]:
         fn = add(fn)
@@ -351,7 +349,11 @@ def _run_children(
     processes: int,
     **sandbox: Any,
 ) -> None:
-    """Run the operator in one process again and again, or in several; the sandbox, if there is one, in this process."""
+    """
+    Run the operator in child processes, and the sandbox, if it is requested, in this process.
+
+    With one process (``--reload``), start a new child whenever the files change. With several, run them side by side.
+    """
     from kopf._kits.child_operators import Parent
 
     # Use the original arguments: the processes of the operator must get the same ones.
@@ -372,9 +374,10 @@ def _run_children(
 
 def _follow_parent(controls: CLIControls, options: 'operators.OperatorOptions') -> bool | None:
     """
-    Do what the parent says if this is a child process of ``kopf run``.
+    Adjust the options and the controls to the parent process, if ``kopf run`` has started this process as a child.
 
-    Return whether the parent runs a sandbox; ``None`` if this is no child process.
+    Returns:
+        Whether the parent runs a sandbox; ``None`` if this process is not a child.
     """
     if 'KOPF_PARENT' not in os.environ:  # checked here so that other operators do not import the module
         return None
@@ -391,7 +394,7 @@ def _follow_parent(controls: CLIControls, options: 'operators.OperatorOptions') 
 
 
 def _report_idle_handlers(registry: registries.OperatorRegistry, sources: list[str], *, sandbox: bool) -> None:
-    """Log if there are no handlers, or if the sandbox makes the login handlers needless."""
+    """Warn if there are no handlers; log if login handlers are not called, as the sandbox has its credentials."""
     if not any(registry.iter_handlers()):
         logger.warning(
             "There are no handlers%s: nothing will be handled. Name the files with decorated functions, "
@@ -399,7 +402,7 @@ def _report_idle_handlers(registry: registries.OperatorRegistry, sources: list[s
             f" in {', '.join(sources)}" if sources else "",
         )
     if sandbox and registry.activities.get_handlers(causes.Activity.AUTHENTICATION):
-        logger.info("The login handlers are not called: the sandbox has brought its own credentials.")
+        logger.info("The login handlers are not called: the operator uses the credentials of the sandbox.")
 
 
 def _apply_crds(registry: registries.OperatorRegistry, launched: 'launching.Launched | None') -> None:
@@ -418,9 +421,10 @@ def _load(
     registry: registries.OperatorRegistry,
 ) -> tuple['configuration.OperatorSettings', Flag]:
     """
-    Apply the objects of ``--load``: before the operator starts, unless its webhooks must check them.
+    Apply the objects of ``--load`` before the operator starts, or, if it has webhooks, when it is ready to check them.
 
-    Return the settings and the flag of readiness, which the operator must be started with.
+    Returns:
+        The settings and the readiness flag. The caller must pass both to the operator.
     """
     from kopf._cogs.configs import configuration
 
@@ -435,7 +439,7 @@ def _load(
 
 @main.command()
 @logging_options
-@option('-A', '--all-namespaces', 'clusterwide', is_flag=True, help="Serve the whole cluster; it is the default, too.")
+@option('-A', '--all-namespaces', 'clusterwide', is_flag=True, help="Serve all namespaces; the default without -n.")
 @option(
     '-n',
     '--namespace',
@@ -461,9 +465,9 @@ def _load(
     'metrics_endpoint',
     metavar='URL',
     callback=_check_endpoint,
-    help="Where to serve metrics, e.g. http://0.0.0.0:9090/metrics; it can be the port of the probes.",
+    help="Where to serve metrics, e.g. http://0.0.0.0:9090/metrics; the port can be the same as that of the probes.",
 )
-@option('--tracing', is_flag=True, help="Make traces of OpenTelemetry, as the variables OTEL_* say.")
+@option('--tracing', is_flag=True, help="Make traces by OpenTelemetry, configured by the variables OTEL_*.")
 @option('--inspect', is_flag=True, help="Show the operator in a browser and to 'kopf top', on this machine only.")
 @option(
     '-P',
@@ -491,7 +495,7 @@ def _load(
     type=click.IntRange(1),
     default=1,
     metavar='NUMBER',
-    help="Run so many processes, to use more than one core; they share the objects by --shards.",
+    help="Run this number of processes, to use several cores; it requires --shards, to divide the objects.",
 )
 @modules_option()
 @option(
@@ -500,7 +504,7 @@ def _load(
     help="Run against a new emulated API instead of a cluster, for development; see 'kopf sandbox'.",
 )
 @option(
-    '--reload', is_flag=True, help="Start the operator again when its files change; sandboxes stay. Development only."
+    '--reload', is_flag=True, help="Restart the operator when its files change; the sandbox goes on. Development only."
 )
 @option(
     '--apply-crds',
@@ -529,15 +533,15 @@ def run(
     """
     Run an operator until it is stopped by Ctrl-C or SIGTERM.
 
-    PATHS are Python files with handlers. They are imported in this order, and after them the modules; all of them
-    together are one operator. It logs in as its login handlers say, or else with the kubeconfig, or as the service
-    account of its pod. Logs go to the standard error.
+    PATHS are Python files with handlers. They are imported in this order, and the modules of -m after them; the
+    handlers of all of them are one operator. The operator gets its credentials from its login handlers; without them,
+    from the kubeconfig or from the service account of its pod. Logs go to the standard error.
 
     \b
     Examples:
       kopf run handlers.py -v                      the whole cluster, with more logs
       kopf run -n shop -n 'team-*,!team-x' main.py only these namespaces
-      kopf run -A --dev main.py                    instead of the deployed one
+      kopf run -A --dev main.py                    while the deployed operator pauses
       kopf run -A -L http://:8080/healthz -m app   in a pod, with probes
       kopf run --sandbox --crd crd.yaml main.py    without any cluster
 
@@ -578,7 +582,8 @@ def run(
     'former',
     metavar='FILE',
     type=click.Path(exists=True),
-    help="Print no CRDs, but what breaks stored objects or clients compared with the CRDs of this file or folder.",
+    help="Instead of the CRDs, print how they differ from those in this file or folder: only changes that break "
+    "stored objects or clients.",
 )
 @click.argument('paths', nargs=-1, type=click.Path())
 def crd(*, paths: tuple[str, ...], modules: tuple[str, ...], former: str | None) -> None:
@@ -629,9 +634,9 @@ def init(*, folder: str, group: str, kind: str | None) -> None:
 @option('--image', required=True, metavar='IMAGE', help="The image of the operator, with its files in /app.")
 @option('--name', metavar='NAME', help="The name of all objects; by default, that of the first file or its folder.")
 @option('--in', 'namespace', default='default', show_default=True, metavar='NAME', help="The namespace to run in.")
-@option('-A', '--all-namespaces', 'clusterwide', is_flag=True, help="Serve the whole cluster; it is the default, too.")
+@option('-A', '--all-namespaces', 'clusterwide', is_flag=True, help="Serve all namespaces; the default without -n.")
 @option('-n', '--namespace', 'namespaces', multiple=True, metavar='NAME', help="Serve this namespace; can be repeated.")
-@option('--replicas', type=click.IntRange(1), default=1, show_default=True, help="Two and more elect a leader.")
+@option('--replicas', type=click.IntRange(1), default=1, show_default=True, help="Pods; two or more elect a leader.")
 @option('--shards', type=click.Choice(['auto']), help="Let the replicas share the objects instead: all of them work.")
 @option('--monitoring', is_flag=True, help="Serve metrics, and add a ServiceMonitor for the Prometheus operator.")
 @option(
@@ -660,8 +665,8 @@ def manifests(
     """
     Print what a cluster needs to run an operator: CRDs, roles, the deployment, and more.
 
-    PATHS are Python files, as for 'kopf run'. The roles have just the permissions that the handlers need from the
-    framework. What handlers do with other clients must be added.
+    PATHS are Python files, as for 'kopf run'. The roles have only the permissions that the framework needs for
+    the handlers. If handlers make requests with other clients, add the permissions for them.
 
     \b
     Examples:
@@ -705,22 +710,22 @@ def manifests(
 @option(
     '--rbac',
     is_flag=True,
-    help="Let roles and bindings decide who may do what; by default, everybody may do everything.",
+    help="Check permissions by roles and bindings; by default, all requests are permitted.",
 )
-@option('--sharding', is_flag=True, help="Let lists and watches be restricted to shards (shardSelector).")
+@option('--sharding', is_flag=True, help="Support shardSelector: lists and watches of only a part of the objects.")
 @option(
     '--state',
     type=click.Path(dir_okay=False),
     metavar='FILE',
-    help="Keep the objects in this file, beginning with those in it; by default, all objects are lost.",
+    help="Load the objects from this file, and store them there; by default, they are lost at the end.",
 )
 @sandbox_options
 def sandbox(**options: Any) -> None:
     """
     Serve an emulated Kubernetes API, for development and tests.
 
-    It knows the built-in kinds, and those of your definitions; there are no nodes, and nothing is run. It says where
-    the credentials are: with them in $KUBECONFIG, operators, kubectl, and others work as with a cluster.
+    It serves the built-in kinds, and the kinds of your CRDs. There are no nodes, and containers are not run. It prints
+    the path of a kubeconfig: set $KUBECONFIG to this path, and operators, kubectl, and other clients use the sandbox.
 
     \b
     Example:
@@ -759,12 +764,12 @@ def grafana(*, alerts: bool, title: str) -> None:
 @main.command()
 @option('--pid', type=int, metavar='NUMBER', help="The process of the operator, if there are several.")
 @option('--url', metavar='URL', help="The address of the operator, e.g. of a forwarded port; with --token.")
-@option('--token', metavar='TEXT', help="The token of the operator, if its file is elsewhere.")
+@option('--token', metavar='TEXT', help="The token for --url, if the file of the operator is not on this machine.")
 @option('--folder', metavar='PATH', help="The folder with the files of running operators: settings.inspecting.folder.")
 @option('--limit', type=click.IntRange(min=0), default=20, show_default=True, help="How many waiting objects to show.")
 @option('--stacks', is_flag=True, help="Show the whole stacks of the running handlers.")
 @option('--json', 'as_json', is_flag=True, help="Print what the operator has responded, for scripts.")
-@option('--link', is_flag=True, help="Print only the link to the inspector, as the operator did when it started.")
+@option('--link', is_flag=True, help="Print only the link to the inspector, as the operator does at its start.")
 def top(*, as_json: bool, link: bool, stacks: bool, limit: int, **options: Any) -> None:
     """
     Show what a running operator is doing: which handlers run and where they are, which objects wait and why.
@@ -805,7 +810,7 @@ def _parse_budget(ctx: click.Context, param: click.Parameter, value: str) -> flo
     'observed',
     multiple=True,
     metavar='MODULE:NAME',
-    help="Compare this, too: a function or a variable that shows what is outside of the cluster; can be repeated.",
+    help="Also compare this function's result, or this variable: a state outside of the cluster; can be repeated.",
 )
 @option('--seed', type=int, default=1, show_default=True, help="Another seed gives another order of events.")
 @option(
@@ -823,7 +828,7 @@ def _parse_budget(ctx: click.Context, param: click.Parameter, value: str) -> flo
     'plan_file',
     metavar='FILE',
     type=click.Path(exists=True, dir_okay=False),
-    help="Run this plan alone, which an earlier check has written.",
+    help="Run only this plan: a file that an earlier check has written.",
 )
 @option(
     '--save',
@@ -840,11 +845,11 @@ def check(**options: Any) -> None:
     Test an operator by breaking it.
 
     PATHS are the files with handlers, as for 'kopf run'. The objects of --load are created in a sandbox with virtual
-    time, one after another; if an object comes there again, it is edited. Then the same is done again and again, each
-    time with one disturbance: the operator is killed at a request, a request fails, a watch is silent, the object is
-    edited or deleted meanwhile, and so on. The operator must come to the same end each time.
+    time, one after another; if an object occurs twice in the files, the second one is applied as an edit. Then this run
+    is repeated, each time with one disturbance: the operator is killed at a request, a request fails, a watch is
+    silent, the object is edited or deleted meanwhile, and so on. All runs must end with the same objects.
 
-    What is found is written to a file (a plan), which can be run again with the same result.
+    For each finding, the command writes a file (a plan), which can be run again with the same result.
 
     \b
     Examples:
@@ -905,7 +910,7 @@ def shards(
 
 
 def command_options(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options for the operators that a command affects, and for the identity of the user."""
+    """Add the options that select the operators to pause or resume, and the identity of the user."""
     for add in [
         option(
             '-P',
@@ -916,14 +921,14 @@ def command_options(fn: Callable[..., Any]) -> Callable[..., Any]:
             help="The peering object where the operators meet.",
         ),
         option('-i', '--id', 'identity', metavar='TEXT', help="The name in the peering record; by default, USER@HOST."),
-        option('-A', '--all-namespaces', 'clusterwide', is_flag=True, help="The cluster-wide operators."),
+        option('-A', '--all-namespaces', 'clusterwide', is_flag=True, help="Select the cluster-wide operators."),
         option(
             '-n',
             '--namespace',
             'namespaces',
             multiple=True,
             metavar='PATTERN',
-            help="The operators of this namespace, or of all matching ones; can be repeated.",
+            help="Select the operators of this namespace, or of all matching namespaces; can be repeated.",
         ),
     ]:
         fn = add(fn)
@@ -935,7 +940,7 @@ def command_options(fn: Callable[..., Any]) -> Callable[..., Any]:
 @command_options
 @option('--dev', is_flag=True, help=f"The same as --priority={_DEV_PRIORITY}.")
 @option('-p', '--priority', type=int, help="Pause the operators of lower priorities.  [required unless --dev]")
-@option('-t', '--lifetime', type=int, required=True, metavar='SECONDS', help="For how long at most.")
+@option('-t', '--lifetime', type=int, required=True, metavar='SECONDS', help="End the pause after this time.")
 @option('-m', '--message', help="The reason, for the log.")
 @click.make_pass_decorator(CLIControls, ensure=True)
 def freeze(
@@ -985,8 +990,8 @@ def resume(controls: CLIControls, /, *, identity: str | None, **options: Any) ->
     """
     Resume paused operators.
 
-    This ends the pause of 'kopf freeze' before its time: it removes the record of the same user on the same machine, or
-    of the same --id, from the peering object.
+    The command ends the pause that 'kopf freeze' has begun: it removes the record from the peering object. Run it as
+    the same user on the same machine, or with the same --id.
 
     \b
     Example:

@@ -2,8 +2,8 @@
 Timers for thousands of objects: those that are due at nearly the same time expire together, in one round.
 
 Why not simply `loop.call_at` for each of them? A wake-up of the event loop costs more than the short function it calls,
-and a heap of thousands of timers costs even more. So a timer that is not due soon waits for the next round.
-Only the rounds have timers of the event loop.
+and a heap of thousands of timers costs even more. So a timer that is not due soon joins a round, and each round needs
+only one timer of the event loop.
 """
 
 import asyncio
@@ -12,17 +12,17 @@ import math
 from collections.abc import Callable
 
 RATE = 50
-"""The number of rounds in a second. A timer can be late by the time between two rounds."""
+"""The number of rounds in a second. A timer can be late by at most the time between two rounds."""
 
 SOON = 0.5
-"""The time (in seconds) within which functions get timers of the event loop, and so are not late."""
+"""The limit (in seconds): timers that are due earlier join no round, but use the event loop directly, to be exact."""
 
 TOLERANCE = 0.001
 """The time (in seconds) by which a timer may be early, so that a rounding error does not delay it by a round."""
 
 
 class CoalescedTimer:
-    """A function to be called at a time, unless it is cancelled before."""
+    """A function that is called in a round, unless the timer is cancelled before."""
 
     __slots__ = ('_number', '_timers', 'fn')
 
@@ -50,7 +50,7 @@ class CoalescedTimers:
         self._rounds: dict[int, _Round] = {}
 
     def set(self, at: float, fn: Callable[[], None]) -> CoalescedTimer | asyncio.TimerHandle:
-        """Call the function at this time on the clock of the loop, or in the next round after it."""
+        """Schedule the function: at this time of the loop if that is soon, otherwise in the next round after it."""
         loop = asyncio.get_running_loop()
         if at < loop.time() + SOON:
             return loop.call_at(at, fn, context=self._context)

@@ -1,9 +1,10 @@
 """
 Patching of objects with the changes of handlers and of the framework, in as few requests as possible.
 
-The values are sent as merge patches, which never conflict. The functions become JSON patches, which are valid only
-for one version of the object. A patch is meant for one object, not for its name: if the object was deleted
-and recreated meanwhile, the new object is not patched.
+A `Patch` contains values to merge and functions that change the object. The values are sent as merge patches, which are
+valid for any version of the object. The changes by the functions are sent as JSON patches, which are valid only for one
+version. A patch is for the object with one uid: if the object was deleted and created again meanwhile, the new object
+is not patched.
 """
 
 import asyncio
@@ -28,8 +29,8 @@ class PatchResult(NamedTuple):
 
     Args:
         body: the object after the last change; `None` if there was no change, or if the object does not exist.
-        remaining_fns: the functions and the conclusion that were not applied, because the object has changed: try again
-            with its newer state.
+        remaining_fns: whether the functions or the conclusion were not applied, because another client has changed the
+            object meanwhile. The caller must apply them to the newer state of the object.
         gone: whether the object does not exist any more, or another one has its name.
         unserved: whether the API does not serve the resource: it was removed, or has other versions now.
     """
@@ -55,23 +56,24 @@ async def patch_obj(
     """
     Apply a patch to an object.
 
-    If the resource has the status subresource, the status goes by its own requests. The functions are sent
-    together with the values if they can go by the same request. The conclusion is stored only when all of the patch is:
-    with its last request, if that is to the same place, or after it.
+    If the resource has the status subresource, changes of the status are sent in separate requests. The functions and
+    the values share a request if both change only the same endpoint (the object, or its status). The conclusion is sent
+    in the last request of the patch if both are for the same endpoint; otherwise, in a request after it. So the
+    conclusion is never stored without the patch.
 
     Args:
         client: the client to patch with.
         resource: the kind of the object.
         namespace: the namespace of the object, if it is in a namespace.
         name: the name of the object.
-        uid: the only uid that the object may have; any, if `None`.
+        uid: the uid of the object; if `None`, an object with any uid is patched.
         patch: the values to merge and the functions to apply.
         body: the last known state of the object, if it is known.
         logger: the logger of the object.
         conclusion: the changes to be stored only if the patch is stored, e.g. the success of a handler.
 
     Raises:
-        errors.APIError: if the API refuses the patch or does not work; it can be applied in part by then.
+        errors.APIError: if a request fails; earlier requests of the patch are stored then.
     """
     url = resource.get_url(namespace=namespace, name=name)
     patching = _Patching(client, url, uid, body, logger, has_status='status' in resource.subresources)
@@ -80,7 +82,7 @@ async def patch_obj(
         done = await patching.apply(patch, conclusion)
     except (errors.APINotFoundError, _ReplacedError) as error:
         if isinstance(error, errors.APINotFoundError) and error.code is None:
-            # For a missing object, the API returns a Status object; for a missing resource, its web server a text.
+            # The API server returns a Status object if only the object is missing, and plain text if the resource is.
             logger.debug("Patching is postponed: the resource is not served (any more).")
             return PatchResult(None, unserved=True)
         logger.debug("Patching was skipped: the object does not exist anymore.")
@@ -98,7 +100,7 @@ def discard_unstorable(patch: patches.Patch, logger: api.AnyLogger) -> None:
     if not len(patch):
         return
     try:
-        # Not-a-number becomes null, which removes the field.
+        # Infinite numbers and NaN are encoded as null, too. In a merge patch, null removes the field.
         if b'null' not in api.encode(patch):
             return
     except (TypeError, ValueError):
@@ -181,15 +183,15 @@ class _Patching:
             if done is not None:
                 return done
         else:
-            # As documented, values come before functions; and for both, the object comes before its status.
+            # The order is documented: values before functions, and in each of them, the object before its status.
             await self._merge(patch)
         if self.body is None:
             await self._reload()
         functions = patches.Patch(fns=patch.fns)
         ops = patches.combine(functions, conclusion).as_json_patch(self.body)
-        # If there are several requests, only some of them can be stored. So the conclusion follows the last one: a
-        # success must not be stored before the changes of its handler. With a single request, it is sent together with
-        # them.
+        # Of several requests, the first ones can succeed and a later one can fail. So the conclusion is sent after all
+        # of them: the success of a handler must not be stored before the handler's changes. If one request is enough,
+        # it contains both the changes and the conclusion.
         if not any(map(self._is_for_status, ops)):
             return await self._send_ops(self.url, "resource", ops)
         ops = functions.as_json_patch(self.body)
@@ -201,9 +203,12 @@ class _Patching:
 
     async def _apply_at_once(self, patch: patches.Patch, conclusion: patches.Patch) -> bool | None:
         """
-        Apply the values together with the functions, if they are for one endpoint; return true if it is done.
+        Apply the values and the functions in one request, if both are for the same endpoint.
 
-        If that is not possible, it applies only the values, or reloads the object, and returns `None`.
+        Otherwise, or if the object has changed meanwhile, apply only the values; without values, reload the object.
+
+        Returns:
+            `None` if the functions are still to be applied; otherwise, whether the conclusion was stored, too.
         """
         ops, tried = patches.combine(patch, conclusion).as_json_patch(self.body), True
         if not any(map(self._is_for_status, ops)):
@@ -214,26 +219,26 @@ class _Patching:
                 return await self._conclude(patches.Patch(), conclusion)
         else:
             tried = False
-        # The refusal means that the object has changed. If there are values, the merge returns its newer state.
+        # The API server refuses if the object has changed. If there are values, their merge returns the newer state.
         if tried and not len(patch):
             await self._reload()
         await self._merge(patch)
         return None
 
     async def _conclude(self, patch: patches.Patch, conclusion: patches.Patch) -> bool:
-        """Apply the values and the conclusion, together if they are for one endpoint; return true if it is done."""
+        """Apply the values, and then the conclusion; return false if the object has changed before the conclusion."""
         changes, status = self._split(patch)
         last_changes, last_status = self._split(conclusion)
         if conclusion.fns and last_status and _is_being_deleted(self.body):
-            # The finalizer comes first. If the records of handlers were purged before it, and the operator were killed
-            # in between, the deletion would look as if it was not handled.
+            # The finalizer is removed first, and the records of handlers in the status are purged after that. If the
+            # records were purged first, an operator that is killed in between would handle the deletion again.
             first = patches.Patch(dict(last_changes), fns=conclusion.fns)
             if not await self._conclude(patch, first):
                 return False
             if self._is_alive():
                 await self._merge_status(last_status)
             return True
-        # The conclusion is sent to the object here, so the status must be stored earlier.
+        # This conclusion changes the object, so the status of the patch must be stored before it.
         if status and (len(last_changes) or conclusion.fns):
             await self._merge_status(status)
             status = {}
@@ -258,7 +263,7 @@ class _Patching:
         return await self._send_ops(self.url, "resource", rest.as_json_patch(self.body))
 
     def _is_alive(self) -> bool:
-        """Check whether the object still exists: without finalizers, it vanishes with its deletion."""
+        """Check whether the object still exists: the API server deletes it when its last finalizer is removed."""
         return not _is_being_deleted(self.body) or bool((self.body or {}).get('metadata', {}).get('finalizers'))
 
     def _split(self, patch: patches.Patch) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
@@ -275,10 +280,11 @@ class _Patching:
         await self._merge_status(status)
 
     async def _merge_object(self, changes: Mapping[str, Any]) -> None:
-        if len(changes):  # a patch with only functions is true, too
+        if len(changes):  # not `if changes`: a patch that has only functions is true, too
             self.logger.debug("Merge-patching the resource with: %r", dict(changes))
             # With several replicas, a request that is delayed in the network must not overwrite newer data of the next
-            # leader. So it has the known version, and is checked again if it fails.
+            # leader. So the request contains the known resource version. If the API server refuses it, the client
+            # checks whether this replica may still write before it sends the request again.
             is_versioned = self.client.is_fenced
             await self._repeat(
                 lambda: self._send_versioned(self.url, changes) if is_versioned else self._send_merge(self.url, changes)
@@ -317,7 +323,8 @@ class _Patching:
             )
 
     async def _send_merge_of_status(self, changes: Mapping[str, Any]) -> None:
-        # The status endpoint ignores the metadata, so the uid does not protect a recreated object; the version does.
+        # The status endpoint ignores the uid in a patch, but not the resource version. So the version is sent instead:
+        # if another object has the same name by now, the API server refuses the patch.
         if self.uid is None and not self.client.is_fenced:
             await self._send_merge(f'{self.url}/status', changes)
             return
@@ -340,8 +347,8 @@ class _Patching:
         self.logger.debug("JSON-patching the %s with: %r", what, ops)
         try:
             self._accept(await self.client.patch(url, ops, _JSON, logger=self.logger))
-        # HTTP 409 is a race in the storage. A failed test of the version is 422, and so is an invalid object; but only
-        # an invalid object has causes.
+        # HTTP 409 means that another client has changed the object during the request. HTTP 422 means that the version
+        # differs, or that the object is invalid; only errors about invalid objects have causes.
         except errors.APIConflictError:
             return False
         except errors.APIUnprocessableError as e:
@@ -370,7 +377,7 @@ class _Patching:
 
     def _accept(self, body: Any) -> None:
         if not isinstance(body, dict) or not isinstance(body.get('metadata'), dict):
-            # It must not be accepted as the new state of the object.
+            # For example, the response of a proxy: it must not become the known state of the object.
             raise errors.APIServerError(f"The answer to the patch is no object: {body!r:.200}")
         self.body = self.result = cast(bodies.RawBody, body)
 
@@ -384,7 +391,7 @@ def _is_about_uid(error: errors.APIError) -> bool:
 
 
 def _explain_pruning(inconsistencies: diffs.Diff, body: bodies.RawBody | None) -> str:
-    """Return an explanation if fields of a custom resource are dropped, because its schema does not have them."""
+    """Return an explanation if the API server has dropped fields of a custom resource; otherwise, an empty text."""
     dropped = [
         '.'.join(path)
         for op, path, _, _ in inconsistencies
@@ -414,14 +421,14 @@ def _get_uid(body: bodies.RawBody | None) -> str | None:
 
 
 def _is_merged(wanted: Any, actual: Any) -> bool:
-    """Check quickly whether the returned state surely has all desired values."""
+    """Check quickly whether the returned state has the desired values; if false, `_compare` must check them again."""
     if isinstance(wanted, dict) and type(actual) is dict:
         return all(_is_merged(value, actual.get(key)) for key, value in wanted.items())
     return bool(wanted == actual)
 
 
 def _compare(path: tuple[str, ...], wanted: Any, actual: Any) -> Iterator[diffs.DiffItem]:
-    """Compare only the values of the merge patch with the returned state."""
+    """Yield the differences of the returned state from the values of the merge patch; other fields are ignored."""
     # A version in a patch is a precondition: the patched object has the next version.
     if path == ('metadata', 'resourceVersion'):
         return

@@ -2,8 +2,9 @@
 The clock for handlers and their progress records: it runs evenly, even when the wall clock of the machine is changed.
 
 The wall clock can be changed at any time, even by hours, and this must not affect delays and time-outs. So the wall
-clock is read once, when the process starts; then the seconds of a monotonic clock are added. Stored timestamps are for
-other processes with other clocks, so they are shifted to the current wall clock when stored, and back when loaded.
+clock is read once, when the process starts; then the seconds of a monotonic clock are added. Timestamps in the cluster
+are also read by other processes, which started with other wall clocks. So the framework converts timestamps to the
+current wall clock when it stores them, and back when it loads them.
 """
 
 import datetime
@@ -29,7 +30,7 @@ def _measure_suspensions() -> float:
 
 
 def restart() -> None:
-    """Read all clocks anew, as at the start of the process; needed when they are replaced, as for virtual time."""
+    """Read all clocks again, as at the start of the process; for virtual time, which replaces the clocks."""
     global _started_at, _origin, _suspensions
     _started_at, _origin, _suspensions = read_wall_clock(), time.monotonic(), _measure_suspensions()
 
@@ -46,7 +47,8 @@ def get_suspended_time() -> float:
 
     The clocks of event loops stop meanwhile.
     """
-    return max(0.0, round(_measure_suspensions() - _suspensions, 1))  # the clocks are read one after another
+    # Rounded: the two clocks are not read at the same moment.
+    return max(0.0, round(_measure_suspensions() - _suspensions, 1))
 
 
 def utcnow() -> datetime.datetime:

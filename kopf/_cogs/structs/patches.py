@@ -1,9 +1,10 @@
 """
 Changes that handlers make to the object.
 
-A patch is a dict of new values, where ``None`` removes a field. It is sent as a JSON merge patch, which never
-conflicts. Changes that a merge cannot express (e.g. of an item of a list) are made by functions. They get the newest
-body and modify it in place. Their effect is sent as a JSON patch; they are called again if it conflicts.
+A patch is a dict of new values, where ``None`` removes a field. The framework sends these values as a JSON merge patch,
+which applies to any version of the object. Functions make the changes that a merge cannot express, e.g. of an item of a
+list: they get the newest body and modify it in place. The framework sends their changes as a JSON patch. If another
+client has changed the object meanwhile, it calls the functions again with the newer body.
 """
 
 import types
@@ -95,9 +96,9 @@ class MetaPatch(dicts.MutableMappingView[str, Any]):
 
 class Replacing:
     """
-    A function of a patch that replaces the changed values and their parents, and modifies no nested value in place.
+    A function of a patch that modifies only the top-level dict in place; nested values are replaced by changed copies.
 
-    If a patch has only functions of this class, the body is not copied: a copy costs more than the whole patch.
+    Other functions get a deep copy of the body, which takes longer than the patch itself. These functions need none.
     """
 
     __slots__ = ('_fn',)
@@ -138,7 +139,7 @@ class Patch(_Changes[ModelT]):
     Args:
         src: the initial changes; if it is a patch, its functions are copied, too.
         body: the object to be patched; the JSON patch is built against it by default.
-        fns: functions that modify the raw body in place; they must tolerate several calls.
+        fns: functions that modify the raw body in place; the framework can call them several times.
     """
 
     __slots__ = ('_body', '_fns')
@@ -183,12 +184,12 @@ class Patch(_Changes[ModelT]):
 
     @property
     def meta(self) -> MetaPatch:
-        """The changes of the metadata, in short."""
+        """A shorter name of `metadata`."""
         return MetaPatch(self)
 
     @property
     def spec(self) -> SpecPatch:
-        """The changes of the spec. An assigned mapping, or object of a model, replaces them."""
+        """The changes of the spec. Assigning a mapping, or an object of a model, replaces all of these changes."""
         return SpecPatch(self)
 
     @spec.setter
@@ -197,7 +198,7 @@ class Patch(_Changes[ModelT]):
 
     @property
     def status(self) -> StatusPatch:
-        """The changes of the status. An assigned mapping, or object of a model, replaces them."""
+        """The changes of the status. Assigning a mapping, or an object of a model, replaces all of these changes."""
         return StatusPatch(self)
 
     @status.setter
@@ -223,13 +224,14 @@ class Patch(_Changes[ModelT]):
 
     def applied_to(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """
-        Return a copy of the body with the changes made; the body itself is not modified.
+        Return a changed copy of the body; the body itself is not modified.
 
         The dict is merged as the API does (RFC 7386), except that removals of absent fields create no parents.
         Then the functions are called; their errors are raised unchanged.
         """
         new: dict[str, Any] = _merge(dict(body), self)
-        # The merge copies only what it changes, and shares the rest with the body, which other functions could modify.
+        # The merged dict shares its unchanged parts with the body. Functions other than `Replacing` could modify these
+        # parts in place, so they get a deep copy.
         if not all(type(fn) is Replacing for fn in self._fns):
             new = _clone(new)
         for fn in self._fns:
@@ -240,15 +242,15 @@ class Patch(_Changes[ModelT]):
         """Apply the changes to the body itself, in place. See `applied_to` for the rules."""
         raw = cast(dict[str, Any], body)
         new = self.applied_to(raw)
-        # The body is changed in place, like by patch functions, because the caller continues to use its own dict.
+        # Why not return the new body? The caller continues to use its own dict, as if a patch function had changed it.
         raw.clear()
         raw.update(new)
 
     def as_json_patch(self, body: bodies.Body | bodies.RawBody | None = None) -> list[JSONPatchItem]:
         """
-        Convert the changes to a JSON patch (RFC 6902) of the given body, or of the body that the patch was made for.
+        Convert the changes to a JSON patch (RFC 6902) of this body, or by default, of the body from the constructor.
 
-        Fields that have the desired values already cause no operations. See `applied_to` for the rules.
+        There are no operations for fields that already have the desired values. See `applied_to` for the rules.
 
         Raises:
             ValueError: if there are changes, but no body to compare with.
@@ -311,7 +313,7 @@ def _clone(value: Any) -> Any:
 
 
 def _iter_ops(path: str, old: Any, new: Any) -> Iterator[JSONPatchItem]:
-    # Parts that `_merge` has not changed are shared, so most parts need no comparison.
+    # The old and the new body share the parts that are unchanged, so most parts need no comparison.
     if old is new:
         return
     elif type(old) is dict is type(new) or isinstance(old, Mapping) and isinstance(new, Mapping):

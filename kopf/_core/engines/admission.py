@@ -3,8 +3,8 @@ Admission reviews: choose the handlers for a request of the API server, run them
 
 A malformed request raises `ReviewError` before any handler is run. For a well-formed one, the response is always a
 well-formed review, whatever the handlers do: for any other response, the API server would apply the ``failurePolicy``,
-and its users would see no reason. Handlers are not retried, as the API server waits for seconds at most. Specified in
-the documentation's "Check and change requests by webhooks".
+and its clients would not see why. Handlers are not retried, as the API server waits for at most some seconds. Specified
+in the documentation's "Check and change requests by webhooks".
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from kopf._core.intents.handlers import WebhookHandler, WebhookType
 logger = logging.getLogger(__name__)
 
 vault_var: ContextVar[Vault] = ContextVar('vault_var')
-"""The credentials of the operator, for webhook servers that detect in which cluster they run."""
+"""The credentials of the operator. Webhook servers use them to detect in which cluster they run."""
 
 _Key: TypeAlias = tuple[str, str, str]
 """The group, the version, and the plural name of a resource."""
@@ -86,7 +86,7 @@ class _Review(NamedTuple):
             ReviewError: if the review is malformed.
         """
         if not isinstance(review, Mapping) or review.get('kind') != 'AdmissionReview':
-            raise ReviewError("It is not an AdmissionReview.")
+            raise ReviewError("The request is not an AdmissionReview.")
         if review.get('apiVersion') not in _VERSIONS:
             raise ReviewError(f"The version of the review must be one of {', '.join(_VERSIONS)}.")
         request = _get_mapping(review, 'request', 'review')
@@ -271,7 +271,8 @@ class AdmissionReviewer(Responder):
         if not _matches(handler, cause, verdict):
             return
         verdict.strict = verdict.strict or not handler.ignore_failures
-        # Copied only if failures of the handler are ignored: a refusal drops the patch anyway.
+        # The copy restores the patch after a failure that is ignored. Any other failure denies the request, so the
+        # response has no patch.
         before = Patch(copy.deepcopy(dict(cause.patch)), fns=cause.patch.fns) if handler.ignore_failures else None
         guard = BodyGuard(cast(RawBody, cause.body._data())) if handler.type is WebhookType.MUTATING else None
         timeout = asyncio.timeout_at(deadline)
@@ -282,20 +283,20 @@ class AdmissionReviewer(Responder):
                 outcome = await self.run_once(handler, cause)
             failure = outcome.exception
             self._warn_of_mistakes(handler, cause, outcome.result, was_patched=was_patched)
-            del outcome  # see `Outcome.without_exception`
+            del outcome  # it would make a reference cycle: see `Outcome.without_exception`
         except TimeoutError:
             # A TimeoutError before the deadline was raised by the handler itself.
             if not timeout.expired():
                 raise
             failure = HandlerTimeoutError(f"{handler} has not answered within {limit:g} seconds.")
             cause.logger.error("%s", failure)
-        if guard is not None and guard.is_changed:  # the JSON patch must apply to the object that the API server has
+        if guard is not None and guard.is_changed:  # the JSON patch is for the unchanged object of the request
             cause.logger.warning("%s: %s", handler, guard.explain())
             cause.body._replace_with(guard.original)
         verdict.mutating = verdict.mutating or handler.type is WebhookType.MUTATING
         if failure is not None:
             verdict.add_failure(handler, failure, cause)
-            del failure  # see `Outcome.without_exception`
+            del failure  # as above, to avoid a reference cycle
             if before is not None:  # the changes of a handler whose failure is ignored must not be applied in part
                 cause.patch.clear()
                 cause.patch.update(before)
@@ -336,7 +337,7 @@ def _matches(handler: WebhookHandler, cause: WebhookCause, verdict: '_Verdict') 
     try:
         return filters.match(handler, cause)
     except filters.FilterError as error:
-        # The request is denied: the handler could have denied it, but cannot be called without its filters.
+        # Why not skip the handler? It could have denied the request, and it is unknown whether it should be called.
         text = error.explain(handler)
         cause.logger.error("%s", text)
         verdict.add_failure(handler, Exception(text), cause)
@@ -354,7 +355,7 @@ def _is_asked(handler: WebhookHandler, cause: WebhookCause) -> bool:
 
 
 class _Refusal(NamedTuple):
-    """A denial because of a handler's error. The response reports the denial with the lowest rank."""
+    """A denial because of a handler's error. If there are several, the response reports that with the lowest rank."""
 
     rank: int
     message: str

@@ -5,8 +5,9 @@ A child in the namespace of its owner has an owner reference, so the garbage col
 the owner. Such a reference must not point to another namespace, or from a cluster-scoped object into a namespace.
 Children of this kind have an annotation instead, and the operator deletes them: they are *remote* children.
 
-All children have a label with the uid of the owner, by which the API server finds them. Why is the label not sufficient
-for remote children? Kubernetes copies the labels of Services to their EndpointSlices, but not the annotations.
+All children have a label with the uid of the owner, by which the operator lists them. Why do remote children need the
+annotation, too? Kubernetes copies the labels of a Service to its EndpointSlices, so these would look like children. It
+does not copy the annotations.
 """
 
 import base64
@@ -36,11 +37,11 @@ KEEP_ANNOTATION: Final = 'kopf.dev/keep'
 
 
 class ChildError(PermanentError):
-    """Raised if a child cannot be applied until the code, the object, or the child changes."""
+    """Raised if the operator cannot apply a child. Retries would fail, unless the code or an object is changed."""
 
 
 class ChildKey(NamedTuple):
-    """The identity of a child, before it has a uid."""
+    """The identity of a child, which is also known before the child is created and has a uid."""
 
     resource: Resource
     namespace: str | None
@@ -56,7 +57,7 @@ class Adopter(NamedTuple):
     body: Body
     resource: Resource
     operator: str
-    """The name of the operator, in the label of children that can be pruned."""
+    """The name of the operator: the value of `PRUNED_LABEL`."""
     handler: str | None
     """The id of the handler, if it prunes its children; otherwise ``None``."""
 
@@ -70,8 +71,8 @@ def check_object(obj: Any, call: str = 'children.apply') -> dict[str, Any]:
     Return a copy of the object that a user has given, with JSON types only.
 
     Args:
-        obj: the object; a dict, or an object of another client library.
-        call: the name of the function that it is given to, for messages.
+        obj: the object: a dict, or an instance of a class of another client library.
+        call: the name of the function that the user has called, for messages.
 
     Raises:
         PermanentError: if it is not an object, or an identifying field is missing.
@@ -99,7 +100,7 @@ def check_object(obj: Any, call: str = 'children.apply') -> dict[str, Any]:
 
 def find_key(desired: Mapping[str, Any], resource: Resource, owner: Body) -> ChildKey:
     """
-    Return the key of the child. It is in the namespace of its owner, unless it has another one.
+    Return the key of the child. By default, the namespace is that of the owner.
 
     Raises:
         ChildError: if a namespace is missing, or is given for a cluster-scoped child.
@@ -122,9 +123,9 @@ def find_key(desired: Mapping[str, Any], resource: Resource, owner: Body) -> Chi
 
 
 def adopt(desired: Mapping[str, Any], key: ChildKey, adopter: Adopter) -> dict[str, Any]:
-    """Return the object with the namespace, the labels and annotations, and the owner reference."""
+    """Return the object with the metadata that makes it a child: the labels, and the owner reference or annotations."""
     owner = adopter.body.metadata
-    # The API server refuses to apply objects with these fields, but users apply objects that they have read from it.
+    # Users apply objects that they have read from the API server, which refuses to apply these two fields.
     given = {name: value for name, value in desired['metadata'].items() if name not in ('managedFields', 'uid')}
     metadata = {**given, 'name': key.name}
     if key.namespace is not None:
@@ -165,7 +166,7 @@ def encode_strings(desired: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def find_owners(raw: Mapping[str, Any], resource: Resource | None = None) -> frozenset[str]:
     """
-    Return the uids of the owners of the object: of its owner references, or of its label if it is remote.
+    Return the uids of the owners: from the owner references and, if the object is a remote child, from the label.
 
     Args:
         raw: the object.

@@ -3,8 +3,9 @@ Correlation of Events: equal ones become one Event with a count, similar ones ar
 
 The rules and their numbers are those of client-go's ``EventCorrelator``, so an operator in Python puts no more load on
 the cluster than one in Go. After 10 different messages for one object, type and reason in ten minutes, the next ones
-are combined into one Event. Each object has a burst of 25 requests, and then one request in five minutes. Dropped
-Events are included in the counts of later ones. The memory is bounded: the least recently used entries are forgotten.
+are combined into one Event. The limit of requests for each object is a burst of 25, and then one in five minutes.
+Events above this limit are dropped: they are included only in the counts of later Events. The memory is bounded: the
+least recently used entries are forgotten.
 """
 
 import collections
@@ -22,10 +23,10 @@ REFILL_INTERVAL = 300.0
 """The time after which the token bucket gets one more token (in seconds)."""
 
 MAX_SIMILAR = 10
-"""The number of Events with different messages, otherwise equal, that are posted before further ones are combined."""
+"""The number of different messages of similar Events that are posted before further ones are combined."""
 
 SIMILARITY_INTERVAL = 600.0
-"""The pause between two similar Events after which the second one begins a new group (in seconds)."""
+"""The time without similar Events (in seconds) after which the next one is not combined with earlier ones."""
 
 COMBINED_PREFIX = '(combined from similar events): '
 """The prefix of the messages of combined Events, the same as that of client-go."""
@@ -62,7 +63,7 @@ class EventSeries(Generic[EventT]):
         return event
 
     def keep(self, name: str | None, first: str | None) -> None:
-        """Set the Event in the cluster that the next post updates; without a name, the next post creates a new one."""
+        """Keep the posted Event, which the next post updates; if the name is ``None``, the next post creates one."""
         self.name, self.first = name, first
 
 
@@ -89,8 +90,8 @@ class Correlator(Generic[EventT]):
         seen_at, numbers = self._groups.get(hash(key)) or (now, ())
         if now - seen_at > SIMILARITY_INTERVAL:
             numbers = ()
-        # One message above the limit is kept to show that it is exceeded. More would let a flood of messages fill the
-        # memory.
+        # Store one message above the limit, which shows that the limit is exceeded. Why not all of them? A flood of
+        # different messages would fill the memory.
         if number not in numbers and len(numbers) <= MAX_SIMILAR:
             numbers = (*numbers, number)
         self._groups.put(hash(key), (now, numbers))
@@ -100,7 +101,7 @@ class Correlator(Generic[EventT]):
         """
         Count the Event, and return its series to post; ``None`` if the Event is dropped.
 
-        The returned series can be queued already, with a previous Event.
+        The returned series can already be in the queue because of an earlier Event.
 
         Args:
             source: the object, which has a limit of requests.
@@ -133,7 +134,7 @@ class _Cache(Generic[_V]):
     An LRU cache of values by the hashes of their keys.
 
     The keys themselves are not kept, as they contain the texts of messages and would take much more memory. The price
-    is that two keys with equal hashes share a value, which is improbable and harmless: one count is too high.
+    is that two keys with equal hashes share a value. This is improbable and does little harm: a count gets too high.
     """
 
     __slots__ = ('_values',)

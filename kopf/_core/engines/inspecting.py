@@ -1,9 +1,10 @@
 """
 The protocol for inspecting a running operator: JSON over HTTP, with a token.
 
-It is read-only, and is served in the thread of the status server, so that a stuck operator responds, too. ``kopf top``
-and the inspector use it; the paths have a version, so that other tools can rely on them. Of the contents of objects,
-only the last diffs are shown, and nothing of Secrets. Specified in the documentation's "Look into a running operator".
+The protocol is read-only. The thread of the status server responds, so that it also responds when the event loop of the
+operator is blocked. ``kopf top`` and the inspector use the protocol; the paths have a version, so that other tools can
+rely on them. The responses contain only the last diffs of objects, and no diffs of Secrets. Specified in the
+documentation's "Look into a running operator".
 """
 
 import hmac
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 LOCAL_HOSTS = ('127.0.0.1', 'localhost', '[::1]')
-"""The permitted values of the ``Host`` header: web pages from other hosts must not reach the operator."""
+"""The permitted hosts in the ``Host`` header. Web pages with names that resolve to this machine are refused."""
 
 DEFAULT_LIMIT = 100
 """The maximal number of listed objects, unless the request has another limit."""
@@ -29,13 +30,13 @@ FILTERS = frozenset({'resource', 'namespace', 'name', 'state'})
 
 
 class Inspection(Changes, Protocol):
-    """The facts about an operator. The methods are called in the thread of the server."""
+    """The source of the facts about an operator. The status server calls the methods in its thread."""
 
     async def describe(self, limit: int) -> Mapping[str, Any]:
         """Return the current state of the operator, with at most this number of waiting objects."""
 
     def list_objects(self, filters: Mapping[str, str], limit: int) -> Mapping[str, Any]:
-        """Return the objects with these values of ``resource``, ``namespace``, ``name`` and ``state``."""
+        """Return at most this number of objects, filtered by ``resource``, ``namespace``, ``name`` and ``state``."""
 
     async def describe_timeline(self, uid: str, after: int) -> Mapping[str, Any]:
         """Return the object, its running handlers, and its timeline after the entry with this number."""
@@ -43,11 +44,11 @@ class Inspection(Changes, Protocol):
 
 class InspectionResponder:
     """
-    Responds to local requests: with the files of the page to all, with facts to those that have the token.
+    Responds to local requests: with the files of the inspector's page, and with facts if the request has the token.
 
     Args:
-        inspection: the facts.
-        token: the token.
+        inspection: the source of the facts.
+        token: the token that requests for facts must have in the ``Authorization`` header.
     """
 
     def __init__(self, inspection: Inspection, token: str) -> None:
@@ -105,7 +106,7 @@ class InspectionResponder:
         return response
 
     def _refuse(self, request: 'web.Request', *, needs_token: bool) -> 'web.Response | None':
-        """Return the response to a request that is not permitted."""
+        """Return the error response if the request is not permitted; otherwise, ``None``."""
         host = request.host.rpartition(':')[0] if not request.host.endswith(']') else request.host
         if (host or request.host) not in LOCAL_HOSTS:
             return _make_response({'error': "Only local requests are permitted."}, status=403)

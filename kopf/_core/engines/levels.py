@@ -1,9 +1,10 @@
 """
 Level-triggered handlers: ``@kopf.on.reconcile``. They run for the newest state of an object, not for each change.
 
-A `Leveler` receives each new state of the objects of one resource. It triggers a handler if the digest of the state
-differs from the digest of the last trigger. A `Controller` represents one handler, with the plans for its objects in
-all resources and namespaces. The module `planning` decides when a handler runs. All state is in memory.
+A `Leveler` receives each new state of the objects of one resource. It triggers a handler if the digest of the essence
+(or of the handler's field) differs from the previous one. A `Controller` represents one handler, with the plans for its
+objects in all resources and namespaces. The module `planning` decides when a handler runs. All of this is kept in
+memory only.
 """
 
 import asyncio
@@ -55,14 +56,14 @@ from kopf._core.intents.storage_errors import StorageError
 _UNPOSTED: Final = {'k8s_skip': True}
 
 CONTESTED: Final = 'Contested'
-"""The type of the condition that reports fields of children that another manager keeps taking."""
+"""The type of the condition that reports fields of children that another client changes again and again."""
 
 FIELDLESS: Final = ''
 """The digest of an object that lacks the field of the handler, but matches its other filters."""
 
 
 class Record(Protocol):
-    """The record of an object, which the host keeps."""
+    """The record of an object; it belongs to the `Host`."""
 
     uid: str
     namespace: str | None
@@ -83,7 +84,7 @@ class Host(Protocol):
     """The processor of the objects of the resource."""
 
     def call(self, record: Any, /, *, urgent: bool) -> bool:
-        """Request a worker for the object; return false if it must wait for a busy worker or a throttled object."""
+        """Request a worker for the object; return false if the object already has one, busy or throttled."""
 
     def get_memo(self, record: Any, /) -> Any:
         """Return the memo of the object."""
@@ -108,8 +109,8 @@ class HandlerPlan(Plan):
         """
         The digest of the last essence that was compared; ``None`` if the object does not match the handler.
 
-        It is `FIELDLESS` if the object lacks only the field of the handler. The removal of the field triggers one run,
-        which plans no further ones.
+        It is `FIELDLESS` if the object lacks only the field of the handler. When the field is removed, the handler is
+        run once more; after this run, no further runs are planned.
         """
         self.carried: Sequence[ConditionEdits] = ()
         """The changes of conditions that the last run could not write because of conflicts with other clients."""
@@ -117,8 +118,8 @@ class HandlerPlan(Plan):
         """The result of the last run, if the framework sets the conditions for this handler."""
         self.chain: RunChain | None = None
         """
-        The current chain of runs that were triggered by patches of handlers; ``None`` if the last trigger was another
-        one.
+        The current chain of runs, in which the patch of one run triggers the next run. It is ``None`` if something else
+        than a patch of a handler was the last trigger.
         """
         self.children: ChildrenMemory | None = None
         """The children that the handler has applied for the object; ``None`` if it has not applied any yet."""
@@ -175,15 +176,15 @@ class ObjectLevel:
         self.is_patched = False
         """Whether a patch of a run was sent, and its response has not arrived yet."""
         self.patched: OwnPatch | None = None
-        """The last patch of a run, or the one being sent; ``None`` if another client has changed the object since."""
+        """The newest patch of a run, sent or being sent; ``None`` if another client has changed the object after it."""
         self.aside: tuple[RawBody, float | None] | None = None
-        """The newest state received since the patch was sent, and when its list was requested."""
+        """The newest state received since the patch was sent, and the time when its list was requested, if from one."""
         self.plans: tuple[HandlerPlan, ...] = ()
         self.timer: CoalescedTimer | asyncio.TimerHandle | None = None
         self.timer_at: float | None = None
 
     def renew(self, raw: RawBody, *, asked_at: float | None) -> bool:
-        """Replace the known state by this one if it is newer; return whether it is."""
+        """Replace the known state by this one if this one is newer; return whether it was replaced."""
         version = raw['metadata'].get('resourceVersion')
         # The same state comes up to three times: in the response to a patch, in its echo, and in a list.
         if version is not None and version == self.version:
@@ -212,7 +213,7 @@ class ObjectLevel:
         self.aside = raw, asked_at
 
     def end_patching(self) -> tuple[RawBody, float | None] | None:
-        """Called after the request of the patch; return the newest state received since it was sent, if any."""
+        """Called after the patch has succeeded or failed; return the newest state that was put aside, if any."""
         aside, self.aside, self.is_patched = self.aside, None, False
         return aside
 
@@ -225,7 +226,7 @@ class ObjectLevel:
         self.leveler, self.plans, self.version = leveler, tuple(plans), None
 
     def set_timer(self, levels: 'Levels') -> None:
-        """Set the timer to the time when the first of the plans is due; cancel it if none is planned."""
+        """Set the timer to the time when the first of the plans is due; cancel the timer if no plan has a time."""
         times = [time for plan in self.plans for time in (plan.due_at, plan.paused_until) if time is not None]
         due_at = min(times, default=None)
         due_at = None if levels.is_closed else due_at
@@ -291,12 +292,12 @@ class Controller:
             yield record.namespace, record.name
 
     def serve(self, resource: Resource) -> None:
-        """Called when the resource of the handler is going to be served."""
+        """Called before the operator begins to handle the objects of this resource with the handler."""
         for relations in self.relations.values():
             relations.note_owner(resource)
 
     def find_claimant(self, key: ChildKey, owners: Collection[str], own: str) -> str | None:
-        """Return the first of these owners, except for the own one, for which the handler may want the child."""
+        """Return the name of another one of these owners for which the handler applies, or may apply, the child."""
         for owner in owners:
             plan = None if owner == own else self._plans.get(owner)
             if plan is not None and plan.digest and plan.may_want(key):
@@ -347,7 +348,7 @@ class Watches(Protocol):
     """The watches of the operator."""
 
     def see(self, raw: RawBody, /) -> Collection[Indexed]:
-        """Receive the state of a written child ahead of the watch; return the records for which it is new."""
+        """Receive a written child before the stream brings it; return the records for which its state is new."""
 
     def serves(self, resource: Resource, namespace: Namespace, /) -> bool:
         """Check whether the objects of the resource in the namespace are watched."""
@@ -416,7 +417,11 @@ class Levels:
 
 
 class ChildrenOfPlan:
-    """The `children.ChildrenHost` of one plan: the operations on the owner and on other objects that children need."""
+    """
+    The operations that the code for children needs from this module: on the owner, and on other objects and handlers.
+
+    It implements the protocol `children.ChildrenHost` for the plan of one handler and one owner.
+    """
 
     def __init__(self, plan: HandlerPlan, body: Body, logger: ObjectLogger) -> None:
         self._plan = plan
@@ -424,20 +429,20 @@ class ChildrenOfPlan:
         self._logger = logger
 
     async def patch_owner(self, patch: Patch) -> None:
-        """Apply the patch to the owner, which does not trigger the handler."""
+        """Apply the patch to the owner. The patch does not trigger the handler."""
         await self._plan.level.leveler.host.patch_owner(self._plan, self._body, patch, self._logger)
 
     async def see(self, raw: RawBody) -> None:
         """
-        Pass the state of a child to the indices and the other handlers, before the watch brings it.
+        Pass the state of a child to the indices and the other handlers, before the stream of the watch brings it.
 
-        It waits for the index functions: the handler must read the new state from the indices now, because no later
-        event of the child will call the handler again.
+        The method returns when the index functions have finished. The handler reads the indices next, and must find the
+        new state there: no later event of the child will trigger the handler again.
         """
         await wait_for_indexing(self._plan.level.leveler.watches.see(raw))
 
     def serves(self, key: ChildKey) -> bool:
-        """Check whether the operator watches the child, so that it notices changes."""
+        """Check whether the operator watches the child, and so receives changes by other clients."""
         return self._plan.level.leveler.watches.serves(key.resource, key.namespace)
 
     def find_served(self) -> Collection[Resource]:
@@ -450,8 +455,8 @@ class ChildrenOfPlan:
         """Called when the operator stops applying contested fields for a while."""
         for path, truce in truces.items():
             self._logger.warning(
-                "%s of %s is contested by %s and %r. It is left to the first one for %g seconds. "
-                "Do not apply %s, or stop the other one.",
+                "%s of %s is contested by %s and %r, which is this operator. The operator stops applying it for "
+                "%g seconds. Do not apply %s any more, or stop the other client.",
                 render(path) or "The whole",
                 key,
                 name_rival(truce.manager, manager),
@@ -465,7 +470,7 @@ class ChildrenOfPlan:
         self._plan.controller.trigger_all(owners, Trigger.OWNED, None)
 
     def find_rival(self, key: ChildKey, desired: bytes, known: OwnedObject | None) -> str | None:
-        """Return the other handler or the other object that applies the same child; ``None`` if there is none."""
+        """Return the name of another handler or owner that applies the same child; ``None`` if there is none."""
         level = self._plan.level
         for plan in level.plans:
             applied = None if plan is self._plan or plan.children is None else plan.children.get(key)
@@ -517,8 +522,8 @@ class Leveler:
         """
         Receive a state of the object, and trigger the handlers for which it has changed.
 
-        A state is newer than the known one if its version is newer, or if it is from a list that was requested
-        (``asked_at``) later than the known state was received.
+        A state is newer than the known one if its version is newer. A state from a list is also newer if the list was
+        requested (at ``asked_at``) after the known state was received.
         """
         is_ending = raw['metadata'].get('deletionTimestamp') is not None
         level = record.level
@@ -551,11 +556,10 @@ class Leveler:
     def _compare(self, plan: HandlerPlan, digest: str | None, reason: Trigger, *, is_own: bool) -> None:
         former, plan.digest = plan.digest, digest
         if digest is None:
-            # Planned retries are cancelled, too: they must not run for an object that does not match the handler any
-            # more.
+            # The object does not match the handler any more. So cancel all runs, including planned retries.
             plan.controller.planner.drop(plan)
-        # Its own patch must not trigger a handler, since it would run for ever. Exception: because of the patch, the
-        # object matches the handler now.
+        # A handler must not be triggered by its own patch: it would patch and run for ever. The exception is a patch
+        # by which the object begins to match the handler.
         elif former == digest or (is_own and former) or not (former or digest):
             return
         else:
@@ -605,11 +609,11 @@ class Leveler:
 
     def _add_generation(self, digests: dict[ResourceHandler, str], raw: Mapping[str, Any]) -> None:
         """
-        Make each generation a change for the handlers that set conditions.
+        Add the generation to the digests of handlers that set conditions, so that each new generation triggers them.
 
-        Clients wait until the conditions have the newest generation. Without this, some generations would trigger no
-        run, and the clients would wait for ever: e.g. if an edit is undone at once, or concerns other fields than that
-        of the handler.
+        Clients wait until the conditions have the newest generation. Otherwise, some generations would trigger no run,
+        and the clients would wait for ever. Examples are an edit that is undone at once, and an edit of other fields
+        than that of the handler.
         """
         generation = self.get_generation(raw)
         for controller in self._controllers if generation is not None else ():
@@ -646,10 +650,10 @@ class Leveler:
     @contextlib.contextmanager
     def patching(self, run: Run) -> Iterator[None]:
         """
-        Put aside the states that the watch brings while the run is patching the object.
+        Keep the states that the stream brings while the run is patching the object, until the response arrives.
 
-        The watch can bring the patched state before the response arrives. Only the version in the response shows which
-        of the states are older than the patch, i.e. are changes by other clients.
+        The stream can bring the patched state before the response. Until the version in the response is known, it is
+        unclear which of these states were caused by the patch, and which by other clients.
         """
         level = run.plan.level
         now = asyncio.get_running_loop().time()
@@ -683,7 +687,7 @@ class Leveler:
         except StorageError:
             is_ours = False
         if observed is not None and observed != raw['metadata'].get('generation'):
-            is_ours = False  # clients wait for conditions with the newer generation, so it needs another run
+            is_ours = False  # clients wait for conditions with the newer generation, so the handler must run again
         if not is_ours:
             level.note_edit()
         if level.renew(raw, asked_at=None):
@@ -742,7 +746,7 @@ class Leveler:
     # Runs.
 
     def yield_slots(self, record: Record) -> None:
-        """Called when the worker does other work on the object first: other objects can use its slots meanwhile."""
+        """Called when the worker does other work on the object first. Its slots go to other objects meanwhile."""
         if record.level is not None:
             for plan in record.level.plans:
                 plan.controller.planner.yield_slot(plan)
@@ -840,7 +844,7 @@ class Leveler:
         return outcome
 
     def fail(self, run: Run, error: Exception, what: str = "The patch of %s is not applied") -> Outcome:
-        """Return the outcome of a run if its patch or its pruning has failed; log the error."""
+        """Log the error of the patch or of the pruning, and return the outcome of the failed run."""
         handler, planner = run.plan.controller.handler, run.plan.controller.planner
         is_last = handler.retries is not None and planner.get_attempts(run.plan) + 1 >= handler.retries
         delay = None if is_last else planner.find_backoff(run.plan)
@@ -868,7 +872,7 @@ class Leveler:
 
     @staticmethod
     def _plan_for_contests(plan: HandlerPlan, now: float) -> None:
-        """Plan a run for contested fields: without it, they would be left to others until something changes."""
+        """Plan a run for the time when contested fields may be applied again: no event would trigger it."""
         clock = time.monotonic()
         until = None if plan.children is None else plan.children.find_contest_end(clock)
         if until is not None:

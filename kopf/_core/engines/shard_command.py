@@ -1,9 +1,10 @@
 """
-The command that shows the shards of operators: the members, their buckets, and the times.
+The command ``kopf shards``: shows which member of a sharded operator holds which buckets, and since when.
 
-The command reads the Leases that the members have written. The times in the Leases are from the clocks of the members,
-which can differ from that of the command. So if a member seems to be silent, or to come from the future, the command
-reads the Leases once more after a while: a member that has renewed its Lease meanwhile works.
+A bucket is a fixed part of all objects; `kopf._core.engines.buckets` defines it. The command reads the Leases that the
+members have written. The times in the Leases are from the clocks of the members, which can differ from the command's
+clock. So if a Lease seems to be expired, or was renewed at a time in the future, the command waits and reads the Leases
+once more: a member that has renewed its Lease meanwhile is alive.
 """
 
 import asyncio
@@ -35,7 +36,7 @@ from kopf._core.engines.shard_leases import (
 logger = logging.getLogger(__name__)
 
 TOLERANCE = datetime.timedelta(seconds=1)
-"""How far a clock may be ahead of the command's without any doubt."""
+"""By how much the clock of a member may be ahead of the command's clock before the command waits for a renewal."""
 
 
 class ShardsError(ExplainedError):
@@ -49,23 +50,23 @@ class MemberFacts(NamedTuple):
     record: LeaseRecord
     state: MemberState
     is_renewed: bool | None = None
-    """Whether the Lease was renewed while the command waited for that; ``None`` if it has not waited."""
+    """Whether the member has renewed the Lease while the command waited; ``None`` if the command has not waited."""
 
     def is_silent(self, now: datetime.datetime) -> bool:
-        """Check whether the Lease was not renewed for its duration."""
+        """Check whether the Lease has expired: the member has not renewed it within its duration."""
         if self.is_renewed is not None:
             return not self.is_renewed
         renewed = parse_time(self.record.renewed)
         return renewed is not None and now > renewed + datetime.timedelta(seconds=self.record.duration or 0)
 
     def is_doubtful(self, now: datetime.datetime) -> bool:
-        """Check whether the member is silent, or has another clock, so that it is not known whether it is silent."""
+        """Check whether it is unclear if the member is alive: its Lease has expired, or was renewed in the future."""
         renewed = parse_time(self.record.renewed)
         return renewed is not None and (self.is_silent(now) or renewed > now + TOLERANCE)
 
 
 class GroupFacts(NamedTuple):
-    """One group: its assignment, and its members."""
+    """One group: its members, and the assignment of buckets to them."""
 
     name: str
     namespace: str
@@ -132,19 +133,19 @@ class ShardsCommand:
 
 
 def _find_delay(groups: Collection[GroupFacts], now: datetime.datetime) -> float:
-    """Return how long to wait for renewals (in seconds): members renew several times in the duration."""
+    """Return how long to wait for renewals (in seconds). A third is enough: members renew more often than that."""
     members = [member for group in groups for member in group.members if member.is_doubtful(now)]
     return max((member.record.duration or 0.0 for member in members), default=0.0) / 3
 
 
 def _compare(group: GroupFacts, former: Mapping[str, LeaseRecord]) -> GroupFacts:
-    """Return the group with what is known by the former state of its Leases. New members have just written theirs."""
+    """Return the group with `is_renewed` of each member: whether its Lease is new or differs from the former one."""
     members = [member._replace(is_renewed=former.get(member.name) != member.record) for member in group.members]
     return group._replace(members=members)
 
 
 def find_groups(bodies: Collection[Mapping[str, Any]]) -> Iterator[GroupFacts]:
-    """Return the groups that these Leases belong to, in the order of their names."""
+    """Yield the groups that these Leases belong to, sorted by namespace and name."""
     found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for body in bodies:
         metadata = body['metadata']

@@ -1,8 +1,9 @@
 """
 A census: the present states of an operator's objects and watches, for metrics.
 
-The numbers are computed from the records and the watches on request, so that they cost the operator nothing. Another
-thread computes them, so it copies each collection at once, and iterates over the copy.
+The numbers are computed only when metrics are requested, so the event loop of the operator does no work for them.
+Another thread computes them while the operator changes its collections. So that thread copies each collection in one
+atomic step, and iterates over the copy.
 """
 
 import time
@@ -26,7 +27,7 @@ class Census:
         self._workers = workers
 
     def count_objects(self) -> Mapping[tuple[str, str], int]:
-        """Return the number of known objects by the names of their resources, and by their states."""
+        """Return the numbers of known objects. Each key is a pair: the name of the resource, and the state."""
         counts: Counter[tuple[str, str]] = Counter()
         working = self._workers.find_working()
         for watch in self._orchestrator.get_watches():
@@ -37,7 +38,7 @@ class Census:
         return counts
 
     def measure_silences(self) -> Mapping[str, float]:
-        """Return the time since the last event of the watches of each resource, bookmarks included (in seconds)."""
+        """Return the time since the last event or bookmark (in seconds), by resource: that of its most silent watch."""
         silences: dict[str, float] = {}
         now = time.monotonic()
         for watch in self._orchestrator.get_watches():
@@ -63,8 +64,9 @@ def find_state(record: ObjectRecord, *, is_working: bool) -> str:
         is_working: whether its worker is running.
 
     Returns:
-        ``handling`` with a running worker; ``throttled`` after an unexpected error of the framework or the API;
-        ``queued`` for a worker; ``waiting`` until its delayed handlers are due; otherwise, ``resting``.
+        ``handling`` if its worker is running; ``throttled`` after an unexpected error of the framework or the API;
+        ``queued`` if it waits for a worker; ``waiting`` if it waits until delayed handlers are due; otherwise,
+        ``resting``.
     """
     if is_working:
         return 'handling'

@@ -1,8 +1,9 @@
 """
 Calls of the modules that simulate systems outside of the cluster, such as a fake cloud.
 
-The calls are recorded, and an operator can be killed when a call has returned: between two effects, in the middle of a
-handler. For this, the functions of the module, and the methods of its classes, are wrapped for one course.
+The functions of these modules, and the methods of their classes, are wrapped during one run of ``kopf check``. The
+wrappers record the calls. When a call returns, its wrapper can kill the operator in the middle of a handler: after one
+change of the outside system, and before the next one.
 """
 
 import contextlib
@@ -21,12 +22,12 @@ class Killed(BaseException):
 
 class OutsideCalls:
     """
-    The wrapped modules.
+    Wraps the modules, and reports the calls.
 
     Args:
         modules: the names of the modules.
-        note: called with the name of a function when it has returned; raises `Killed` to end the caller.
-        may_call: returns whether the caller is alive; killed operators call nothing, not even in ``finally``.
+        note: called with the name of a function when it has returned; raises `Killed` to kill the operator.
+        may_call: returns false if the operator was killed. Its calls then fail, including those in ``finally`` blocks.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class OutsideCalls:
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[None]:
-        """Wrap the functions for the time of the context."""
+        """Wrap the functions while the context lasts."""
         with contextlib.ExitStack() as stack:
             for name in self._modules:
                 module = importlib.import_module(name)
@@ -72,7 +73,7 @@ class OutsideCalls:
                 result = function(*args, **kwargs)
             finally:
                 self._depth -= 1
-            if not self._depth:  # a function that calls others of its module is one call
+            if not self._depth:  # only the outermost of nested calls is reported
                 self._note(name)
             return result
 

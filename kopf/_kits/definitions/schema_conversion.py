@@ -3,7 +3,8 @@ Conversion of JSON schemas, as pydantic and msgspec make them, to the structural
 
 Structural schemas have no references, one type per field, and no types inside of ``anyOf``. "Models" in the
 documentation lists the schema of each Python type. If a structural schema cannot express a type, the conversion raises
-an error that names the attribute. If the API server only checks a value less strictly than the model, it warns.
+an error that names the attribute. If it can, but the API server checks the value less strictly than the model does, the
+conversion warns.
 """
 
 import json
@@ -187,7 +188,7 @@ class _Converter:
         return schema
 
     def _limits(self, node: Mapping[str, Any], path: tuple[str, ...]) -> Schema:
-        """Return the constraints of the value, as OpenAPI 3.0 has them."""
+        """Return the constraints of the value, converted to OpenAPI 3.0: there, `exclusiveMinimum` is a boolean."""
         limits: Schema = {key: node[key] for key in _LIMITS if key in node}
         for exclusive, bound in (('exclusiveMinimum', 'minimum'), ('exclusiveMaximum', 'maximum')):
             if isinstance(value := limits.get(exclusive), int | float) and not isinstance(value, bool):
@@ -256,7 +257,7 @@ class _Converter:
             united.update({key: value for key, value in each.items() if key in _NUMERIC})
 
     def _join(self, schemas: Sequence[Schema], path: tuple[str, ...]) -> Schema:
-        """Return the structure that several schemas have in common, without their validations."""
+        """Return a schema without validations that permits the values of all these schemas."""
         if all(each == schemas[0] for each in schemas):
             return _without_validations(schemas[0])
         kinds = {'int-or-string' if each.get(INT_OR_STRING) else str(each.get('type')) for each in schemas}
@@ -318,7 +319,7 @@ _TYPES: Mapping[type[Any], str] = {str: 'string', bool: 'boolean', int: 'integer
 
 
 def _escape(text: str) -> str:
-    """Return a pattern for the literal text, with only such escapes as RE2 knows."""
+    """Return a pattern for the literal text, with escapes that RE2 supports, unlike some of `re.escape`."""
     return re.sub(r'([][\\.+*?()|{}^$])', r'\\\1', text)
 
 

@@ -2,7 +2,7 @@
 Authorization: either all users may do everything, or the roles and bindings of the cluster decide (RBAC).
 
 Each request is described by its `Attributes` before anything is looked up, so that a refusal does not disclose what
-exists. With RBAC, the rules of a user are collected once, and again when any role or binding changes.
+exists. With RBAC, the rules of a user are cached until any role or binding changes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ PLURALS = {
 SAFE = {'X-Content-Type-Options': 'nosniff'}
 """The headers of refusals that prevent browsers from guessing another content type."""
 OPEN_PATHS = frozenset({'/healthz', '/livez', '/readyz', '/version'})
-"""The paths that are readable without credentials even without any rules."""
+"""The paths that unauthenticated users may read; with RBAC, the roles decide instead, except for `HEALTH_PATHS`."""
 HEALTH_PATHS = frozenset({'/healthz', '/livez', '/readyz'})
 
 Rule = Mapping[str, Any]
@@ -48,7 +48,7 @@ class Attributes(NamedTuple):
         return f'{self.resource}/{self.subresource}' if self.subresource else self.resource
 
     def forbidden(self, user: User, reason: str = '') -> statuses.Refusal:
-        """Return a 403: this user may not do this."""
+        """Return the error 403, with the message that this user may not perform this action."""
         why = f': {reason}' if reason else ''
         if not self.resource:
             message = f'forbidden: User "{user.name}" cannot {self.verb} path "{self.path}"{why}'
@@ -66,7 +66,7 @@ class Attributes(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """The answer to an authorization request: whether it is allowed, by which rule, and errors of the rules."""
+    """The answer to an authorization request; the reason names the rule that allows it, or errors of bindings."""
 
     allowed: bool
     reason: str = ''
@@ -76,14 +76,14 @@ class Authorizer(Protocol):
     """Decides whether requests are allowed."""
 
     def decide(self, user: User, attributes: Attributes) -> Decision:
-        """Decide whether the user may do that."""
+        """Decide whether the user may perform the action."""
 
     def rules(self, user: User, namespace: str) -> tuple[Sequence[Rule], str]:
-        """Return all rules of the user in that namespace, and the errors of the bindings."""
+        """Return all rules for the user in the namespace, and errors, such as bindings to absent roles."""
 
 
 def check(authorizer: Authorizer, user: User, attributes: Attributes) -> None:
-    """Refuse (403) the request if the user may not do that."""
+    """Raise the error 403 if the user may not perform the action."""
     decision = authorizer.decide(user, attributes)
     if not decision.allowed:
         raise attributes.forbidden(user, decision.reason)
@@ -179,7 +179,7 @@ class Rbac:
 
 
 def allows(rule: Rule, attributes: Attributes) -> bool:
-    """Check whether a rule allows that."""
+    """Check whether the rule allows the action."""
     if not _has(rule.get('verbs'), attributes.verb):
         return False
     if not attributes.resource:

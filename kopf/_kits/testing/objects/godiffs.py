@@ -1,4 +1,8 @@
-"""Differences of specifications in the format of a real server's messages: as diffs of Go structures, line by line."""
+"""
+Differences of specifications in error messages, as a real API server formats them.
+
+The server compares Go structures line by line. So the fields have their names in Go.
+"""
 
 import json
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """
 The immutable fields of built-in objects, with the messages of a real server.
 
-Some real messages end with a diff of Go structures, for people; it is omitted here except for claims.
+Some messages of a real server end with a diff of Go structures. Here, only those about PersistentVolumeClaims do.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +27,7 @@ STATEFULSET = (
 
 
 def problems(body: Body, old: Body, plural: str) -> Iterator[Cause]:
-    """Yield all errors of the change of a built-in object."""
+    """Yield an error for each immutable field of a built-in object that the request would change."""
     if (check := _CHECKS.get(plural)) is not None:
         yield from check(body, old)
 

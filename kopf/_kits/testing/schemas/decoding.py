@@ -1,9 +1,10 @@
 """
-Decoding and encoding of built-in objects as Go does it: unknown and mistyped fields, and dropped empty fields.
+Decoding and encoding of built-in objects as a real API server does it, with the messages of Go.
 
-A real server keeps built-in objects in structures. Fields that do not fit are refused or dropped. Most empty fields are
-dropped, too, unless the structure distinguishes empty from absent fields. Some fields are present in every object. The
-structures were recorded from a real server, see `kopf._kits.testing.kinds.recordings`.
+A real server decodes built-in objects into Go structures. It drops unknown fields, or refuses the object if the client
+requests it (`fieldValidation`); it refuses fields of wrong types. When it encodes the object, it drops most empty
+fields, unless the structure distinguishes empty from absent fields. It also adds some fields that every object of the
+kind has. The structures were recorded from a real server, see `kopf._kits.testing.kinds.recordings`.
 """
 
 import re
@@ -73,7 +74,8 @@ class Decoder:
             if item and field is not None and type(item) is field.plain:  # Most values take this path.
                 result[name] = item
                 continue
-            if name == 'managedFields' and isinstance(item, list):  # Invalid managed fields are ignored later.
+            # Why not decode managed fields? The server ignores invalid ones instead of refusing the object.
+            if name == 'managedFields' and isinstance(item, list):
                 self.count += count(item)
                 result[name] = item
                 continue
@@ -159,7 +161,13 @@ def count(value: Any) -> int:
 
 
 def duplicates(text: bytes, count: int) -> list[str]:
-    """Return the paths of repeated fields in a JSON text, from which ``count`` fields were decoded."""
+    """
+    Return the paths of repeated fields in a JSON text.
+
+    Args:
+        text: the JSON text.
+        count: the number of decoded fields. If the text has as many, it is not parsed again, which would take longer.
+    """
     if text.count(b'":') == count:
         return []
     import json
@@ -207,7 +215,7 @@ def merged(text: bytes) -> Any:
 
 
 def go_type(shape: Shape) -> str:
-    """Return the probable name of a field's type in Go; other names are recorded."""
+    """Return the name of a field's type in Go, derived from the schema. The recordings contain all other names."""
     if shape.name:
         return '.'.join(shape.name.split('.')[-2:])
     match shape.type:
@@ -247,7 +255,7 @@ def _inner(type: str) -> str:
 
 
 def _may_be_dropped(value: Any, shape: Shape) -> bool:
-    """Check whether an empty value is the same as none; structures and values of any type are kept."""
+    """Check whether the server drops the field if it is empty. It keeps structures, and fields that take any type."""
     if _is(shape, 'JSON', 'RawExtension', 'IntOrString'):
         return False
     return not isinstance(value, dict) or not shape.fields and not _is_free(shape)
@@ -260,7 +268,7 @@ def _zero(shape: Shape) -> Any:
 
 
 def _scalar_complaint(value: Any, shape: Shape) -> str:
-    """Return the error of a value that has no parts; `WRONG` if only its type is wrong."""
+    """Return the error message about a scalar value; `WRONG` for a wrong type; an empty text for a valid value."""
     if _is(shape, 'Time', 'MicroTime'):
         return time_complaint(value, micro=_is(shape, 'MicroTime')) if isinstance(value, str) else WRONG
     if _is(shape, 'Quantity'):
@@ -299,7 +307,7 @@ def _encoded(value: Any, shape: Shape) -> Any:
 
 
 def time_complaint(text: str, *, micro: bool = False) -> str:
-    """Return Go's error about a text that is not a timestamp; empty if it is one."""
+    """Return Go's error message about a text that is not a timestamp; an empty text for a timestamp."""
     if not micro and _USUAL.fullmatch(text):
         return ''
     layout = f'2006-01-02T15:04:05{".000000" if micro else ""}Z07:00'
@@ -330,7 +338,7 @@ def time_complaint(text: str, *, micro: bool = False) -> str:
 
 
 def base64_complaint(text: str) -> str:
-    """Return Go's error about a text that is not in base64; empty if it is."""
+    """Return Go's error message about a text that is not base64; an empty text for valid base64."""
     clean = text.replace('\n', '').replace('\r', '')
     stripped = clean.rstrip('=')
     if (wrong := re.search(r'[^A-Za-z0-9+/]', stripped)) is not None:

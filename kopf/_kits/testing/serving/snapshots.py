@@ -1,12 +1,12 @@
 """
 Snapshots: all objects as they were at one moment, to be restored any number of times.
 
-A restoration is a sequence of ordinary changes with new resource versions: added objects are deleted, deleted ones are
-added, changed ones are changed back. So watches see all of it, and clients need not list again. Finalizers, webhooks
-and the garbage collector are bypassed.
+`restore` makes ordinary changes with new resource versions: it deletes added objects, creates deleted objects again,
+and changes modified objects back. So the watches of clients receive these changes, and clients need not list again. It
+bypasses finalizers, webhooks, and the garbage collector.
 
-Unchanged objects are not touched, which makes it fast: stored objects are never changed in place, so they are compared
-by identity.
+`restore` skips objects that have not changed. To find them quickly, it first compares them by identity: the storage
+never changes a stored object in place.
 """
 
 import dataclasses
@@ -53,7 +53,7 @@ def _names(storage: Storage, snapshot: Snapshot) -> Iterator[TableName]:
 
 
 def _remove(storage: Storage, name: TableName, wanted: Mapping[str, Record]) -> None:
-    """Delete objects that are not in the snapshot, also those that have the name of another object in it."""
+    """Delete objects that the snapshot lacks. An object with the same name, but another uid, is another object."""
     try:
         table = storage.table(*name)
     except KeyError:
@@ -77,7 +77,7 @@ def _put(storage: Storage, name: TableName, wanted: Mapping[str, Record]) -> Non
 
 
 def _content(record: Record) -> tuple[Body, str]:
-    """Return all of a record but its version: restored objects have new ones."""
+    """Return the content of a record without the resource version: a restored object has a new version."""
     body = record.body()
     body['metadata']['resourceVersion'] = ''
     return body, record.stored
