@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from typing import Any
 
 import kopf
 
@@ -50,7 +51,7 @@ class Bell:
 
 
 @kopf.on.startup()
-def configure(settings: kopf.OperatorSettings, **_):
+def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
     # See the example of admission: conversions need the same server.
     settings.admission.server = kopf.WebhookAutoServer(addr=os.environ.get("WEBHOOK_ADDR"))
     settings.admission.managed = "examples.kopf.dev"
@@ -58,20 +59,20 @@ def configure(settings: kopf.OperatorSettings, **_):
 
 @kopf.on.create(Bell)
 @kopf.on.update(Bell, field="spec")
-def set_bell(spec: AlarmSpec, patch: kopf.Patch, logger, **_):
+def set_bell(spec: AlarmSpec, patch: kopf.Patch[Bell], logger: kopf.Logger, **_: Any) -> None:
     patch.status = AlarmStatus(next=f"{spec.hour:02}:{spec.minute:02}")
     logger.info(f"The bell is set to {spec.hour:02}:{spec.minute:02}.")
 
 
 # Not persistent: when the operator ends, the kind is as it was before. That is for development only.
 @kopf.on.convert(OldBell, Bell, persistent=False)
-def upgrade(obj: OldBell, **_) -> Bell:
-    hour, _, minute = obj.spec.at.partition(":")
+def upgrade(obj: OldBell, **_: Any) -> Bell:
+    hour, _colon, minute = obj.spec.at.partition(":")
     if not (hour.isdigit() and minute.isdigit()):
         raise kopf.PermanentError(f"This is not a time: {obj.spec.at!r}.")
     return Bell(AlarmSpec(int(hour), int(minute)), obj.status)
 
 
 @kopf.on.convert(Bell, OldBell, persistent=False)
-def downgrade(obj: Bell, **_) -> OldBell:
+def downgrade(obj: Bell, **_: Any) -> OldBell:
     return OldBell(OldSpec(f"{obj.spec.hour:02}:{obj.spec.minute:02}"), obj.status)

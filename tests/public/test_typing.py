@@ -20,6 +20,7 @@ from kopf._core.intents.mistakes import list_arguments
 from kopf._core.intents.typed_functions import Arguments, NamingFn
 
 SAMPLE = pathlib.Path(__file__).parent / 'typing_sample.py'
+EXAMPLE = pathlib.Path(__file__).parents[2] / 'examples/22-models/example.py'
 MISTAKES = '''
 import dataclasses
 import kopf
@@ -111,9 +112,15 @@ def complaints(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
         config.write_text('[mypy]\nstrict = true\n')
         args = ['mypy', '--config-file', str(config), '--no-error-summary', '--hide-error-context']
     else:
-        config.write_text(json.dumps({'typeCheckingMode': 'strict', 'include': [str(SAMPLE.parent), str(folder)]}))
+        config.write_text(
+            json.dumps(
+                {'typeCheckingMode': 'strict', 'include': [str(SAMPLE.parent), str(EXAMPLE.parent), str(folder)]}
+            )
+        )
         args = ['basedpyright', '--project', str(config), '--pythonpath', sys.executable, '--level', 'error']
-    done = subprocess.run([sys.executable, '-m', *args, str(SAMPLE), str(mistakes)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, '-m', *args, str(SAMPLE), str(EXAMPLE), str(mistakes)], capture_output=True, text=True
+    )
     assert done.returncode in (0, 1), done.stdout + done.stderr
     lines = [line for line in done.stdout.splitlines() if ' error: ' in line or ' - error: ' in line]
     return lambda name: [line for line in lines if f'{name}:' in line]
@@ -135,6 +142,7 @@ def test_the_protocol_of_typed_handlers_has_all_their_arguments() -> None:
 @pytest.mark.thorough
 def test_operators_can_be_strictly_typed(complaints: Callable[[str], list[str]]) -> None:
     assert complaints(SAMPLE.name) == []
+    assert complaints(f'{EXAMPLE.parent.name}/{EXAMPLE.name}') == []
 
 
 @pytest.mark.thorough
