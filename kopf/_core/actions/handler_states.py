@@ -274,10 +274,6 @@ class State(Mapping[HandlerId, HandlerState]):
         """Start a handler in this cycle that was finished in another one, with the digest that it has seen there."""
         self._set(key, HandlerState(started=old.stopped or old.started, purpose=self.purpose, digest=digest))
 
-    def keep(self, key: HandlerId, old: HandlerState, digest: str) -> None:
-        """Keep a handler finished that was finished in another cycle, with the digest that it has seen there."""
-        self._set(key, old._replace(purpose=self.purpose, subrefs=(), base=None, digest=digest))
-
     def carry_over(self, other: 'State', ids: Iterable[HandlerId]) -> None:
         """Copy the records of finished handlers from a superseded cycle, for the given ids only."""
         for key in ids:

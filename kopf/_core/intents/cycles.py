@@ -301,8 +301,7 @@ class Cycles:
         Return the update that follows an edited creation, if any; it is stored together with the end of the creation.
 
         The update starts from the state that the first creation handler has seen. Handlers that have seen another state
-        are run in the update even if the object is back in that first state. Handlers that are also for updates, such
-        as those of ``@kopf.on.field``, are not run again if they have seen the newest state.
+        are run in the update even if the object is back in that first state.
         """
         if cycle.state.purpose != Reason.CREATE or (is_same(cycle.base, essence) and not cycle.missed):
             return None
@@ -316,16 +315,11 @@ class Cycles:
                 handler,
                 dataclasses.replace(cause, reason=Reason.UPDATE, old=cycle.base, new=seen, diff=diff(cycle.base, seen)),
             ):
+                followup.revived[handler.id] = seen
                 # The digest in the record shows which state the handler has seen, so another operator can tell that it
                 # is outdated.
-                digest = '' if seen is None else self._digest(handler.id, seen)
-                if handler.reason is None and handler.id not in cycle.missed:
-                    # A handler for both creations and updates has seen the edit as a part of the creation.
-                    followup.state.keep(handler.id, record, digest)
-                    continue
-                followup.revived[handler.id] = seen
-                followup.state.inherit(handler.id, record, digest)
-        return followup if followup.state else None
+                followup.state.inherit(handler.id, record, '' if seen is None else self._digest(handler.id, seen))
+        return followup if followup.revived else None
 
     def advance(self, cycle: Cycle, body: Body, essence: BodyEssence, patch: Patch) -> None:
         """Treat the changes of the patch as seen by all handlers."""
