@@ -401,7 +401,7 @@ class ObjectRecord:
         if not working:
             self.unverified = self.cycle is not None and self.body is not None and self.in_memory_only
         if not working and not self.unverified:
-            self.cycle = self.pending_patch = None
+            self.body = self.cycle = self.pending_patch = None
         elif working and self.cycle is not None:
             self.cycle.note_external(None)
 

@@ -774,6 +774,49 @@ async def test_a_new_leader_whose_watch_lags_behind_repeats_no_handlers(world, r
 
 
 @in_virtual_time
+async def test_a_leader_that_is_elected_again_repeats_no_handlers_that_another_one_has_finished(world, replicas):
+    is_failing = True
+
+    def declare(registry, settings, note):
+        @kopf.on.update('kopfexamples', id='last', registry=registry)
+        async def last(name, spec, **_):
+            note('update', name, spec['field'])
+            if is_failing:
+                raise kopf.TemporaryError("The first leader waits for the next attempt.", delay=60)
+            await asyncio.sleep(
+                1
+            )  # the first leader has received the change, but does not receive what is written then
+            world.sandbox.faults.freeze_watches(60, resource='kopfexamples')
+
+    async with replicas.run('a', declare):
+        await replicas.until_called('a', 'leading')
+        await world.create('x', spec={'field': '1'})
+        await world.handled('x', field='1')
+        await world.edit('x', field='2')
+        await replicas.until_called('a', 'update', 'x', '2')
+        await asyncio.sleep(5)
+        async with replicas.run('b', declare):
+            await replicas.until_logged('Standing by')
+            await asyncio.sleep(5)
+            is_failing = False
+            world.sandbox.faults.error(
+                500,
+                times=None,
+                method='PUT',
+                resource='leases',
+                condition=lambda request: b'"holderIdentity":"a_' in request.body.replace(b' ', b''),
+            )
+            await replicas.until_called('b', 'leading')
+            world.sandbox.faults.clear()
+            await world.edit('x', field='3')
+            await replicas.until_called('b', 'update', 'x', '3')
+            await world.handled('x', field='3')
+        delay_lists(world)
+        await asyncio.sleep(90)
+    assert [call for call in replicas.calls if call[:4] == ('a', 'update', 'x', '3')] == []
+
+
+@in_virtual_time
 async def test_only_some_of_the_last_changes_are_kept(world, replicas, monkeypatch):
     monkeypatch.setattr(processing, 'MAX_RECENT', 2)
     await replicas.hold()
