@@ -7,9 +7,10 @@ trace, so the id is drawn first. A trace that is not sampled is one `UnsampledTr
 Samplers of other packages are asked for each span, as they can look at anything.
 """
 
+import contextlib
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 from opentelemetry import context, trace
@@ -95,7 +96,9 @@ class EarlySampler:
 
     def __init__(self, tracer: Any, bound: int) -> None:
         self._bound = bound
-        self._ids = tracer.id_generator = DrawnIds(tracer.id_generator)
+        # The tracer is shared by all operators of the process that have the same provider.
+        ids = tracer.id_generator
+        self._ids = tracer.id_generator = ids if isinstance(ids, DrawnIds) else DrawnIds(ids)
         self._drawn: dict[Span, int] = {}
 
     @classmethod
@@ -117,9 +120,15 @@ class EarlySampler:
             return None
         return UnsampledTrace(self._ids, trace_id)
 
-    def use_id(self, span: Span) -> None:
-        """Use the id that was drawn for this span in the next trace, if there is one."""
+    @contextlib.contextmanager
+    def using_id(self, span: Span) -> Iterator[None]:
+        """Use the id that was drawn for this span if a trace begins in this block."""
         self._ids.set_next(self._drawn.pop(span, None))
+        try:
+            yield
+        finally:
+            # A span that continues another trace takes no id. Left for the next draw, it would be sampled once more.
+            self._ids.set_next(None)
 
     def forget(self, span: Span) -> None:
         """Forget the id that was drawn for this span: it has ended, maybe without any need for a trace."""

@@ -83,9 +83,10 @@ class Tracing(SamplingInstrument):
 
     def _start(self, activity: Span, name: str, **options: Any) -> Any:
         """Return a new span; if it begins a trace, with the id that was drawn for it."""
-        if self._early is not None:
-            self._early.use_id(activity)
-        return self._tracer.start_span(name, **options)
+        if self._early is None:
+            return self._tracer.start_span(name, **options)
+        with self._early.using_id(activity):
+            return self._tracer.start_span(name, **options)
 
     # Steps.
 

@@ -85,8 +85,8 @@ def test_a_sampled_trace_has_the_drawn_id():
     first, second = object(), object()
     assert early.skip(first, None) is None and early.skip(second, None) is None
     for drawn, known in ((second, 2), (first, 1), (first, 3)):
-        early.use_id(drawn)
-        span = tracer.start_span('cycle')
+        with early.using_id(drawn):
+            span = tracer.start_span('cycle')
         assert span.get_span_context().trace_id == known and span.is_recording()
 
 
@@ -95,8 +95,28 @@ def test_a_forgotten_id_is_not_used():
     span = object()
     early.skip(span, None)
     early.forget(span)
-    early.use_id(span)
-    assert tracer.start_span('cycle').get_span_context().trace_id == 2
+    with early.using_id(span):
+        assert tracer.start_span('cycle').get_span_context().trace_id == 2
+
+
+def test_an_id_that_was_not_needed_is_not_drawn_again():
+    early, tracer = make(0.5, 1, 2)
+    step = object()
+    early.skip(step, None)
+    with early.using_id(step):
+        parent = trace.set_span_in_context(UnsampledTrace(early._ids, 9))
+        assert tracer.start_span('cycle', context=parent).get_span_context().trace_id == 9
+    another = object()
+    early.skip(another, None)
+    with early.using_id(another):
+        assert tracer.start_span('cycle').get_span_context().trace_id == 2
+
+
+def test_all_operators_of_a_provider_share_the_ids():
+    provider = TracerProvider(sampler=sampling.ParentBasedTraceIdRatio(0.5), id_generator=Ids(1))
+    tracer = provider.get_tracer('kopf')
+    assert all(EarlySampler.make(provider, tracer) for _ in range(3))
+    assert isinstance(tracer.id_generator, DrawnIds) and not isinstance(tracer.id_generator._inner, DrawnIds)
 
 
 @pytest.mark.parametrize('carried', [SAMPLED, SAMPLED + '-more', 'nonsense', ''])
