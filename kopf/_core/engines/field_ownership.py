@@ -11,7 +11,7 @@ lists.
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, MutableMapping, MutableSequence
+from collections.abc import Iterator, Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -48,7 +48,10 @@ def digest_entry(raw: Mapping[str, Any], manager: str) -> bytes | None:
     in the same second, as the times are in whole seconds. An example is the delayed request of a former leader.
     """
     entry = find_entry(raw, manager)
-    return None if entry is None else digest([entry, _pick(raw, entry.get('fieldsV1') or {})])
+    if entry is None:
+        return None
+    others = [each.get('fieldsV1') or {} for each in raw['metadata']['managedFields'] if each is not entry]
+    return digest([entry, _pick(raw, entry.get('fieldsV1') or {}, others)])
 
 
 class Ownership(NamedTuple):
@@ -158,14 +161,23 @@ def _differs_in_items(before: list[Any], after: list[Any], fields: Mapping[str, 
     return False
 
 
-def _pick(value: Any, fields: Mapping[str, Any]) -> Any:
-    """Return the values of the fields, in the order of the fields."""
+def _pick(value: Any, fields: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> Any:
+    """Return the values of the fields, in the order of the fields, without what the trees of others have in them."""
     if not fields:
-        return value
+        # A map or a list that was applied empty looks as if it was owned as a whole, but others may own what they add.
+        return None if value in ({}, []) or any(others) else value
     if isinstance(value, dict):
-        return [_pick(value.get(key[2:]), inner) for key, inner in fields.items() if key != '.']
+        return [
+            _pick(value.get(key[2:]), inner, [each[key] for each in others if key in each])
+            for key, inner in fields.items()
+            if key != '.'
+        ]
     if isinstance(value, list):
-        return [_pick(_find_item(value, key), inner) for key, inner in fields.items() if key != '.']
+        return [
+            _pick(_find_item(value, key), inner, [each[key] for each in others if key in each])
+            for key, inner in fields.items()
+            if key != '.'
+        ]
     return value
 
 

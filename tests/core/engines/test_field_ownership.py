@@ -48,6 +48,18 @@ def test_the_digest_shows_lost_fields_and_writers_of_the_same_name(change):
     assert digest_entry(body(before), 'kopf-operator') != digest_entry(body(after), 'kopf-operator')
 
 
+@pytest.mark.parametrize('empty, key, first, second', [({}, 'f:x', {'x': 1}, {'x': 2}), ([], 'v:1', [1], [1])])
+def test_what_others_add_to_an_empty_structure_is_theirs(empty, key, first, second):
+    own, other = entry(fields={'f:data': {}}), entry('other', 'Update', fields={'f:data': {key: {}}})
+    digests = {
+        digest_entry(body(own, data=empty), 'kopf-operator'),
+        digest_entry(body(own, other, data=first), 'kopf-operator'),
+        digest_entry(body(other, own, data=second), 'kopf-operator'),
+    }
+    assert len(digests) == 1
+    assert digest_entry(body(own, data=first), 'kopf-operator') not in digests
+
+
 @pytest.mark.parametrize(
     'spec, is_same',
     [
