@@ -29,7 +29,10 @@ def clock(monkeypatch):
     clock = Clock()
     for module in (clocks, peering_member):
         monkeypatch.setattr(module, 'read_wall_clock', clock.read)
-    return clock
+    yield clock
+    # Virtual time has read the clock that was set, when it ended: the next test would have it.
+    clock.shift = datetime.timedelta()
+    clocks.restart()
 
 
 def progress_of(body, id='create'):
