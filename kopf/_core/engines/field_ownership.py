@@ -166,19 +166,17 @@ def _pick(value: Any, fields: Mapping[str, Any], others: Sequence[Mapping[str, A
     if not fields:
         # A map or a list that was applied empty looks as if it was owned as a whole, but others may own what they add.
         return None if value in ({}, []) or any(others) else value
-    if isinstance(value, dict):
-        return [
-            _pick(value.get(key[2:]), inner, [each[key] for each in others if key in each])
-            for key, inner in fields.items()
-            if key != '.'
-        ]
-    if isinstance(value, list):
-        return [
-            _pick(_find_item(value, key), inner, [each[key] for each in others if key in each])
-            for key, inner in fields.items()
-            if key != '.'
-        ]
-    return value
+    if not isinstance(value, dict | list):
+        return value
+    return [
+        _pick(
+            value.get(key[2:]) if isinstance(value, dict) else _find_item(value, key),
+            inner,
+            [each[key] for each in others if key in each],
+        )
+        for key, inner in fields.items()
+        if key != '.'
+    ]
 
 
 def _find_item(items: list[Any], key: str) -> Any:
