@@ -235,8 +235,44 @@ def _check_endpoint(ctx: click.Context, param: click.Parameter, value: str | Non
     return value
 
 
+_SYNONYMS = (
+    {'--metrics', '--monitoring', '--prometheus', '--service-monitor'},
+    {'--liveness', '--probes', '--health', '--healthz', '--readiness'},
+    {'--leader-election', '--leader-elect', '--ha', '--high-availability', '--replicas'},
+    {'--inspect', '--inspector', '--ui', '--web', '--dashboard'},
+    {'--all-namespaces', '--clusterwide', '--cluster-wide', '--cluster'},
+    {'--verbose', '--log-level', '--loglevel'},
+    {'--sandbox', '--local', '--fake', '--emulate', '--no-cluster'},
+    {'--reload', '--hot-reload', '--autoreload'},
+    {'--load', '--apply', '--objects', '--manifests'},
+    {'--crd', '--crds', '--apply-crds'},
+    {'--tracing', '--otel', '--opentelemetry', '--trace'},
+    {'--kustomize', '--helm', '--output', '--out', '--chart'},
+)
+"""Words for the same purpose, in our commands and in other tools. They are suggested instead of similar letters."""
+
+
+class _Command(click.Command):
+    """A command that suggests its option for a purpose if the user has called it by another word."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            own = {name for param in self.params for name in param.opts}
+            meant = {word for words in _SYNONYMS if error.option_name in words for word in words & own}
+            if not meant:
+                raise
+            hint = f"Did you mean {' or '.join(sorted(meant))}?"
+            raise click.NoSuchOption(
+                error.option_name, f"No such option {error.option_name}. {hint}", ctx=ctx
+            ) from None
+
+
 class _Commands(click.Group):
     """The group of commands, with a hint for users who forget `run`."""
+
+    command_class = _Command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -270,7 +306,11 @@ def sandbox_options(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options for the initial state of a sandbox."""
     existing = click.Path(exists=True)
     for add in [
-        option('--pods', is_flag=True, help="Emulate a node: pods run, jobs complete, deployments become available."),
+        option(
+            '--pods',
+            is_flag=True,
+            help="Emulate a node: pods run, jobs complete, deployments and stateful sets become available.",
+        ),
         option(
             '--load',
             'loads',
@@ -1024,11 +1064,11 @@ def _run_command(
         running.run(loop=loop, **options)
 
 
-def launch() -> None:
-    """Run the command line as a program; always raises `SystemExit`."""
+def launch(controls: CLIControls | None = None) -> None:
+    """Run the command line as a program, with the controls for ``kopf run``, if any; always raises `SystemExit`."""
     # Objects of events have no reference cycles, so they are freed without the collector. With the default thresholds,
     # the collector takes a third of the time of large lists. But handlers and their libraries create cycles: if the
     # collector ran too rarely, these would grow to megabytes that are never returned to the system.
     gc.set_threshold(10_000, 10, 10)
     malloc.release_large_blocks()
-    main(prog_name='kopf')
+    main(prog_name='kopf', obj=controls)

@@ -120,6 +120,10 @@ def test_the_version_names_the_upstream_one(invoke):
         (['run', '-n', 'Team_X'], "No namespace can be named 'Team_X'"),
         (['run', '--log-format=xml'], 'xml'),
         (['run', '-p', 'high'], 'high'),
+        (['run', '--monitoring'], "No such option --monitoring. Did you mean --metrics?"),
+        (['run', '--livenes=x'], "--liveness"),
+        (['manifests', '--metrics'], "No such option --metrics. Did you mean --monitoring?"),
+        (['manifests', '--output'], "Did you mean --helm or --kustomize?"),
     ],
 )
 def test_wrong_usage_is_explained(invoke, operator, args, hint):

@@ -206,6 +206,54 @@ async def test_only_matching_webhooks_are_asked(client, configure, hooks, make_t
     assert bool(hooks.asked) is asked
 
 
+SCALERS = {"apiGroups": ["autoscaling"], "apiVersions": ["v2"], "resources": ["horizontalpodautoscalers"]}
+
+
+@pytest.fixture
+async def create_old_autoscaler(client):
+    """Create an autoscaler in ``v1``, of which the metrics have another form in ``v2``."""
+
+    async def create():
+        target = {"kind": "Deployment", "name": "x", "apiVersion": "apps/v1"}
+        spec = {"scaleTargetRef": target, "maxReplicas": 3, "targetCPUUtilizationPercentage": 80}
+        path = f"/apis/autoscaling/v1/namespaces/{client.namespace}/horizontalpodautoscalers"
+        return await client("POST", path, {"metadata": {"name": "a"}, "spec": spec})
+
+    return create
+
+
+@pytest.mark.parametrize("kind", ["validating", "mutating"])
+async def test_webhooks_of_an_equivalent_version_get_the_object_in_it(configure, hooks, create_old_autoscaler, kind):
+    await configure(kind, rule=SCALERS)
+    assert (await create_old_autoscaler()).status == 201
+    (asked,) = hooks.asked
+    assert (asked["kind"]["version"], asked["requestKind"]["version"]) == ("v2", "v1")
+    assert (asked["resource"]["version"], asked["requestResource"]["version"]) == ("v2", "v1")
+    assert asked["object"]["apiVersion"] == "autoscaling/v2"
+    assert asked["object"]["spec"]["metrics"][0]["resource"]["target"]["averageUtilization"] == 80
+
+
+async def test_patches_of_an_equivalent_version_are_converted_back(configure, hooks, create_old_autoscaler):
+    await configure("mutating", rule=SCALERS)
+    path = "/spec/metrics/0/resource/target/averageUtilization"
+    hooks.answer = patch({"op": "replace", "path": path, "value": 50})
+    answer = await create_old_autoscaler()
+    assert answer.body["apiVersion"] == "autoscaling/v1"
+    assert answer.body["spec"]["targetCPUUtilizationPercentage"] == 50
+
+
+async def test_webhooks_of_exact_versions_are_not_called_for_others(configure, hooks, create_old_autoscaler):
+    await configure(rule=SCALERS, matchPolicy="Exact")
+    assert (await create_old_autoscaler()).status == 201
+    assert hooks.asked == []
+
+
+async def test_a_rule_for_the_requested_version_goes_before_equivalent_ones(configure, hooks, create_old_autoscaler):
+    await configure(rule={**SCALERS, "apiVersions": ["v2", "v1"]})
+    assert (await create_old_autoscaler()).status == 201
+    assert [asked["kind"]["version"] for asked in hooks.asked] == ["v1"]
+
+
 async def test_webhooks_of_subresources_see_only_these(client, configure, hooks):
     await client.create("a")
     await configure(rule={"resources": ["things/status"]})

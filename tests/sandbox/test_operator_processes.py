@@ -35,6 +35,60 @@ def test_the_error_of_an_operator_that_does_not_start_is_raised(kopf_sandbox, ko
         pass
 
 
+WEBHOOKS = """
+import asyncio
+import kopf
+
+@kopf.on.startup()
+def configure(settings, **_):
+    settings.admission.managed = MANAGED
+    settings.admission.server = Slow()
+
+class Slow:
+    async def __call__(self, fn):
+        await asyncio.sleep(0.5)
+        yield {'url': 'https://127.0.0.1:1/'}
+        await asyncio.Event().wait()
+
+@kopf.on.validate('kopfexamples')
+def check(**_):
+    pass
+
+@kopf.on.event('configmaps')
+def seen(**_):
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    "_", ["real time", pytest.param("virtual time", marks=pytest.mark.kopf_sandbox(virtual_time=True))]
+)
+def test_an_operator_with_managed_webhooks_starts_when_they_are_registered(kopf_sandbox, kopf_operator, tmp_path, _):
+    (tmp_path / "handlers.py").write_text(WEBHOOKS.replace("MANAGED", "'own.example.dev'"))
+    kopf_sandbox.apply(CRD)
+    with kopf_operator(tmp_path / "handlers.py"):
+        assert kopf_sandbox.get("validatingwebhookconfigurations", "own.example.dev")["webhooks"]
+
+
+def test_an_operator_whose_webhooks_are_registered_by_others_starts_with_its_watches(
+    kopf_sandbox, kopf_operator, tmp_path
+):
+    (tmp_path / "handlers.py").write_text(WEBHOOKS.replace("MANAGED", "None"))
+    kopf_sandbox.apply(CRD)
+    with kopf_operator(tmp_path / "handlers.py"):
+        assert kopf_sandbox.list("validatingwebhookconfigurations") == []
+
+
+def test_an_operator_that_cannot_register_its_webhooks_says_so(kopf_sandbox, kopf_operator, tmp_path):
+    (tmp_path / "handlers.py").write_text(WEBHOOKS.replace("MANAGED", "'own.example.dev'").replace("0.5", "1000"))
+    kopf_sandbox.apply(CRD)
+    with (
+        pytest.raises(OperatorFailed, match="has not registered its webhooks after 5"),
+        kopf_operator(tmp_path / "handlers.py", timeout=5),
+    ):
+        pass
+
+
 def test_last_words_are_heard(kopf_sandbox):
     """Also if they are said between two looks, and the operator has ended by then."""
 
@@ -66,11 +120,14 @@ def test_an_operator_with_webhooks_has_started_when_both_configurations_are_writ
         def __init__(self, *requests):
             self._sandbox = types.SimpleNamespace(requests=requests)
 
+        def has_started(self):
+            return self._find_lacking(0) is None
+
     config = b'{"webhooks": [{"clientConfig": {}}]}'
     requests = [request("create", "validating"), request("create", "mutating")]
-    assert not Looking(*requests)._serves(0)
+    assert not Looking(*requests).has_started()
     requests.append(request("patch", "validating", config))
-    assert not Looking(*requests)._serves(0)
-    assert not Looking(*requests, request("patch", "mutating", status=0))._serves(0)
-    assert Looking(*requests, request("patch", "mutating", b'{"webhooks": []}'))._serves(0)
-    assert Looking(*requests, request("patch", "mutating", config, status=403))._serves(0)
+    assert not Looking(*requests).has_started()
+    assert not Looking(*requests, request("patch", "mutating", status=0)).has_started()
+    assert Looking(*requests, request("patch", "mutating", b'{"webhooks": []}')).has_started()
+    assert Looking(*requests, request("patch", "mutating", config, status=403)).has_started()

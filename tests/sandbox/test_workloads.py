@@ -1,4 +1,4 @@
-"""The simulated life of pods, jobs and deployments."""
+"""The simulated life of pods, jobs, deployments, and other workloads."""
 
 import time
 
@@ -252,3 +252,88 @@ def test_what_was_going_on_goes_on(tmp_path):
         sandbox.wait_for("pods", "p", phase("Running"))
     with Sandbox(pods=True, state=tmp_path / "state") as sandbox:
         sandbox.wait_for("pods", "p", phase("Succeeded"))
+
+
+def stateful_set(name, *, image="busybox", **spec):
+    labels = {"app": name}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": {"name": name},
+        "spec": {
+            "serviceName": name,
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "main", "image": image}]}},
+            **spec,
+        },
+    }
+
+
+def rolled_out(body):
+    """Check what `kubectl rollout status` does for stateful sets."""
+    status = body["status"]
+    return (
+        status["observedGeneration"] == body["metadata"]["generation"]
+        and status["readyReplicas"] == body["spec"]["replicas"]
+        and status["currentRevision"] == status["updateRevision"]
+    )
+
+
+def test_pods_of_a_stateful_set_are_created_in_order(busy):
+    blocked = {"annotations": {"sandbox.kopf.dev/starts-after": "never"}, "labels": {"app": "s"}}
+    body = stateful_set("s", replicas=3)
+    body["spec"]["template"]["metadata"] = blocked
+    busy.create(body)
+    busy.wait_for("pods", "s-0")
+    busy.wait_for("statefulsets", "s", lambda body: body["status"]["replicas"] == 1)
+    assert [item["metadata"]["name"] for item in busy.list("pods")] == ["s-0"]
+    busy.patch("pods", "s-0", {"metadata": {"annotations": {"sandbox.kopf.dev/starts-after": "0"}}})
+    pod = busy.wait_for("pods", "s-1")
+    assert pod["metadata"]["labels"]["statefulset.kubernetes.io/pod-name"] == "s-1"
+    assert pod["metadata"]["labels"]["apps.kubernetes.io/pod-index"] == "1"
+    assert (pod["spec"]["hostname"], pod["spec"]["subdomain"]) == ("s-1", "s")
+
+
+def test_a_stateful_set_replaces_its_pods_from_the_last_one(busy):
+    busy.create(stateful_set("s", replicas=2))
+    busy.wait_for("statefulsets", "s", rolled_out)
+    former = {item["metadata"]["name"]: item["metadata"]["uid"] for item in pods_of(busy, "s")}
+    changed = stateful_set("s", image="nginx", replicas=2, updateStrategy={"rollingUpdate": {"partition": 1}})
+    busy.patch("statefulsets", "s", {"spec": changed["spec"]})
+    busy.wait_for("pods", "s-1", lambda body: body["spec"]["containers"][0]["image"] == "nginx")
+    busy.wait_for("statefulsets", "s", lambda body: body["status"].get("readyReplicas") == 2)
+    assert busy.get("pods", "s-0")["metadata"]["uid"] == former["s-0"]
+    assert not rolled_out(busy.get("statefulsets", "s"))
+    busy.patch("statefulsets", "s", {"spec": {"updateStrategy": {"rollingUpdate": {"partition": 0}}}})
+    busy.wait_for("statefulsets", "s", rolled_out)
+    assert former.items().isdisjoint(
+        {item["metadata"]["name"]: item["metadata"]["uid"] for item in pods_of(busy, "s")}.items()
+    )
+
+
+def test_a_stateful_set_is_scaled_down_from_its_last_pod_and_keeps_the_claims(busy):
+    claim = {
+        "metadata": {"name": "data"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+    }
+    busy.create(stateful_set("s", replicas=2, podManagementPolicy="Parallel", volumeClaimTemplates=[claim]))
+    busy.wait_for("statefulsets", "s", rolled_out)
+    volumes = busy.get("pods", "s-1")["spec"]["volumes"]
+    assert {"name": "data", "persistentVolumeClaim": {"claimName": "data-s-1"}} in volumes
+    busy.patch("statefulsets", "s", {"spec": {"replicas": 1}})
+    busy.wait_gone("pods", "s-1")
+    busy.wait_for("statefulsets", "s", rolled_out)
+    assert [item["metadata"]["name"] for item in busy.list("pvc")] == ["data-s-0", "data-s-1"]
+
+
+def test_a_daemon_set_has_a_pod_on_the_node_and_replaces_it(busy):
+    body = stateful_set("d")
+    del body["spec"]["serviceName"]
+    busy.create({**body, "kind": "DaemonSet"})
+    status = busy.wait_for("daemonsets", "d", lambda body: body["status"].get("numberAvailable"))["status"]
+    assert status["desiredNumberScheduled"] == status["updatedNumberScheduled"] == status["numberReady"] == 1
+    (former,) = pods_of(busy, "d")
+    busy.patch("daemonsets", "d", {"spec": {"template": stateful_set("d", image="nginx")["spec"]["template"]}})
+    busy.wait_gone("pods", former["metadata"]["name"])
+    busy.wait_for("daemonsets", "d", lambda body: body["status"].get("numberAvailable"))
+    assert [item["spec"]["containers"][0]["image"] for item in pods_of(busy, "d")] == ["nginx"]

@@ -28,6 +28,7 @@ from kopf._kits.testing.sandbox_logins import environment, make_vault
 from kopf._kits.testing.virtual.outputs import OutputHandler, output_var, routed
 from kopf._kits.testing.virtual.virtual_clocks import VirtualTimeError
 from kopf._kits.testing.virtual.worlds import World
+from kopf._kits.testing.webhook_notices import has_registered_webhooks
 
 __tracebackhide__ = True  # pytest shows the caller of the sandbox instead
 
@@ -57,10 +58,11 @@ class InlineOperator:
         self._instruments = instruments
         self.registry = SmartOperatorRegistry() if registry is None else registry
         """Its handlers."""
-        self._settings = settings
+        self._settings = OperatorSettings() if settings is None else settings
         self._text = io.StringIO()
         self._task: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
+        self._ready = asyncio.Event()
         self._stack = contextlib.ExitStack()
         self.returncode: int | None = None
         """The exit code; None while it runs."""
@@ -74,6 +76,11 @@ class InlineOperator:
     def is_started(self) -> bool:
         """True if it was started."""
         return self._task is not None or self.returncode is not None
+
+    @property
+    def registers_webhooks(self) -> bool | None:
+        """True if it writes configurations of webhooks; None before its startup handlers have decided that."""
+        return has_registered_webhooks(self.registry, self._settings) if self._ready.is_set() else None
 
     def start(
         self,
@@ -144,6 +151,7 @@ class InlineOperator:
             registry=self.registry,
             settings=self._settings,
             stop_flag=self._stop,
+            ready_flag=self._ready,
             vault=make_vault(self._sandbox),
             run=lambda **options: captured.append(options),
         )

@@ -1,6 +1,7 @@
 """An operator against a sandbox, in a process or in virtual time: started, waited for, and always stopped."""
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -47,8 +48,18 @@ class OperatorProcess:
     def __init__(self, kubeconfig: Path) -> None:
         self._kubeconfig = kubeconfig
         self._output = tempfile.NamedTemporaryFile(prefix='kopf-operator-', suffix='.log')
+        self._notice = tempfile.NamedTemporaryFile(prefix='kopf-operator-', suffix='.json')
+        self._is_noticed = False
         self._text = ''
         self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def registers_webhooks(self) -> bool | None:
+        """True if it writes configurations of webhooks; None before its startup handlers have decided that."""
+        if not self._is_noticed:
+            return False
+        text = Path(self._notice.name).read_text()
+        return bool(json.loads(text)) if text else None
 
     @property
     def output(self) -> str:
@@ -75,8 +86,13 @@ class OperatorProcess:
         cwd: str | os.PathLike[str] | None,
     ) -> None:
         """Start the process."""
+        program = ['kopf']
+        if not any(re.match('--(reload|processes)', argument) for argument in arguments):
+            # Why not for these? The operator is a child of that process, so nothing is known of its settings.
+            self._is_noticed = True
+            program = ['kopf._kits.testing.webhook_notices', self._notice.name]
         self._process = subprocess.Popen(
-            [sys.executable, '-m', 'kopf', 'run', *arguments],
+            [sys.executable, '-m', *program, 'run', *arguments],
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=subprocess.STDOUT,
@@ -94,6 +110,7 @@ class OperatorProcess:
         """Stop the process gracefully, and kill it after the time (in seconds); return the exit code."""
         if self._process is None or self._output.closed:
             self._output.close()
+            self._notice.close()
             return self.returncode
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
@@ -104,6 +121,7 @@ class OperatorProcess:
             self._process.wait()
         self._text = self.output
         self._output.close()
+        self._notice.close()
         return self._process.returncode
 
 
@@ -113,8 +131,8 @@ class Operator:
 
     All namespaces are served unless the arguments say otherwise. The CRDs of declared kinds are applied, except with a
     ``KUBECONFIG`` in ``env``: then, the test applies them with the other manifests. The context begins when the
-    operator watches its resources (or, if it has nothing but webhooks, when they are configured) and ends with its
-    graceful exit. `OperatorFailed` is raised if it does not start within ``timeout`` seconds.
+    operator watches its resources, and has registered its webhooks if it has ``settings.admission.managed``. It ends
+    with its graceful exit. `OperatorFailed` is raised if it does not start within ``timeout`` seconds.
 
     It is a process of its own; or in a sandbox with virtual time, a task in the process of the test. Only there, it can
     be given a ``registry`` of handlers and ``settings`` to begin with.
@@ -185,11 +203,11 @@ class Operator:
         arguments = [*applying, *([] if scoped else ['--all-namespaces']), *self._arguments]
         self._control.start(arguments, env=self._env, cwd=self._cwd)
         deadline = time.monotonic() + self._timeout
-        while not self._serves(started):
+        while (lacking := self._find_lacking(started)) is not None:
             if self.returncode is not None:
                 raise OperatorFailed(f'the operator has exited with the code {self.returncode}:\n{self._tail()}')
             if time.monotonic() > deadline:
-                raise OperatorFailed(f'the operator does not watch anything after {self._timeout} s:\n{self._tail()}')
+                raise OperatorFailed(f'the operator {lacking} after {self._timeout} s:\n{self._tail()}')
             time.sleep(0.02)
 
     def wait_for_output(self, pattern: str, *, timeout: float = 30.0) -> re.Match[str]:
@@ -213,13 +231,16 @@ class Operator:
         """Kill the operator without any last requests, so that another one can continue."""
         self._control.kill()
 
-    def _serves(self, started: float) -> bool:
+    def _find_lacking(self, started: float) -> str | None:
+        """Return what a started operator has done and this one has not, in words; None if it has started."""
         requests = [request for request in self._sandbox.requests if request.time >= started and _is_ours(request)]
         # An operator writes both configurations, one after the other, even if one of them is empty or refused.
-        written = {request.resource for request in requests if _is_written(request)}
-        return any(_serves(request) for request in requests) and (
-            written == WEBHOOKS or any(_watches(request) for request in requests)
-        )
+        if {request.resource for request in requests if _is_written(request)} == WEBHOOKS:
+            return None if any(_serves(request) for request in requests) else 'does not serve anything'
+        if not any(_watches(request) for request in requests):
+            return 'does not watch anything'
+        # If that is unknown yet, the answer follows at once: the startup handlers precede the watches.
+        return None if self._control.registers_webhooks is False else 'has not registered its webhooks'
 
     def _tail(self) -> str:
         return '\n'.join(self.output.splitlines()[-20:])

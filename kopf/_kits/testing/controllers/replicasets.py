@@ -53,7 +53,7 @@ def decide_set(body: Body, children: Sequence[Body]) -> SetOutcome:
 def decide_rollout(body: Body, children: Sequence[Body]) -> Rollout:
     """Return the next step for a deployment with these replica sets."""
     spec, wanted = body['spec'], body['spec'].get('replicas', 1)
-    digest = _digest(spec['template'])
+    digest = make_digest(spec['template'])
     name = f'{body["metadata"]["name"]}-{digest}'
     current = next((child for child in children if child['metadata']['name'] == name), None)
     complete = current is not None and _count(current, 'availableReplicas') >= wanted
@@ -64,6 +64,16 @@ def decide_rollout(body: Body, children: Sequence[Body]) -> Rollout:
             sizes[child['metadata']['name']] = size
     new = _set_of(body, name, digest, len(children) + 1) if current is None else None
     return Rollout(_status(body, children, current, name), new, sizes)
+
+
+def make_digest(template: Any) -> str:
+    """Return a short hash of a template, for the names and labels of what is made by it."""
+    number = int.from_bytes(hashlib.sha256(orjson.dumps(template, option=orjson.OPT_SORT_KEYS)).digest()[:8], 'big')
+    letters = []
+    for _ in range(10):
+        number, index = divmod(number, len(_ALPHABET))
+        letters.append(_ALPHABET[index])
+    return ''.join(letters)
 
 
 def _status(body: Body, children: Sequence[Body], current: Body | None, name: str) -> dict[str, Any]:
@@ -139,12 +149,3 @@ def _condition(before: dict[str, Any], type: str, value: bool, reason: str, mess
 
 def _count(body: Body, key: str) -> int:
     return int((body.get('status') or {}).get(key) or 0)
-
-
-def _digest(template: Any) -> str:
-    number = int.from_bytes(hashlib.sha256(orjson.dumps(template, option=orjson.OPT_SORT_KEYS)).digest()[:8], 'big')
-    letters = []
-    for _ in range(10):
-        number, index = divmod(number, len(_ALPHABET))
-        letters.append(_ALPHABET[index])
-    return ''.join(letters)

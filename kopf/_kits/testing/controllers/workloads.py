@@ -1,5 +1,5 @@
 """
-The simulated life of pods, jobs and deployments, for operators that wait for them.
+The simulated life of pods, jobs, deployments and other workloads, for operators that wait for them.
 
 It is off by default, since most tests of operators expect a cluster without activities of controllers. One task handles
 one object after another: changed objects and expired timers come into one queue. The modules of the kinds decide on the
@@ -8,12 +8,13 @@ writes from the present state alone, so that interruptions and changes by other 
 
 import asyncio
 import contextlib
+import functools
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kopf._kits.testing.access.write_options import Options
-from kopf._kits.testing.controllers import jobs, pods, replicasets
+from kopf._kits.testing.controllers import jobs, pods, replicasets, statefulsets
 from kopf._kits.testing.kinds.kinds import Body, Catalog, Kind
 from kopf._kits.testing.kinds.storage import Change, Record, Storage, Table, TableName
 from kopf._kits.testing.objects import objects
@@ -24,7 +25,9 @@ logger = logging.getLogger(__name__)
 
 PODS, JOBS = TableName('', 'pods'), TableName('batch', 'jobs')
 SETS, DEPLOYMENTS = TableName('apps', 'replicasets'), TableName('apps', 'deployments')
-CREATED: Mapping[TableName, TableName] = {DEPLOYMENTS: SETS, SETS: PODS, JOBS: PODS}
+STATEFUL, DAEMONS = TableName('apps', 'statefulsets'), TableName('apps', 'daemonsets')
+CLAIMS = TableName('', 'persistentvolumeclaims')
+CREATED: Mapping[TableName, TableName] = {DEPLOYMENTS: SETS, SETS: PODS, JOBS: PODS, STATEFUL: PODS, DAEMONS: PODS}
 """The objects that the controllers create, by the objects that control them."""
 RETRY = 1.0
 """How long to wait before a refused write is repeated (seconds)."""
@@ -45,7 +48,7 @@ class Workloads:
         self._storage = storage
         self._kinds = {
             name: catalog.named(f'{name.plural}.{name.group}' if name.group else f'{name.plural}.v1')
-            for name in (PODS, JOBS, SETS, DEPLOYMENTS)
+            for name in (PODS, CLAIMS, JOBS, SETS, DEPLOYMENTS, STATEFUL, DAEMONS)
         }
         self._rest = rest
         self._visits: Mapping[TableName, Callable[[Place, Body], Awaitable[None]]] = {
@@ -53,6 +56,8 @@ class Workloads:
             JOBS: self._visit_job,
             SETS: self._visit_set,
             DEPLOYMENTS: self._visit_deployment,
+            STATEFUL: functools.partial(self._visit_named, statefulsets.decide_stateful),
+            DAEMONS: functools.partial(self._visit_named, statefulsets.decide_daemons),
         }
         self._queue: asyncio.Queue[Place] = asyncio.Queue()
         self._queued: set[Place] = set()
@@ -165,6 +170,18 @@ class Workloads:
                 self._write(Place(SETS, place.namespace, name), resized)
         if rollout.new is not None:
             await self._create(self._kinds[SETS], place.namespace, rollout.new)
+
+    async def _visit_named(
+        self, decide: Callable[[Body, Sequence[Body]], statefulsets.SetOutcome], place: Place, body: Body
+    ) -> None:
+        outcome = decide(body, self._children(body, place.table))
+        self._write(place, {**body, 'status': outcome.status})
+        self._delete_pods(place.namespace, outcome.superfluous)
+        for claim in outcome.claims:
+            if self._storage.table(*CLAIMS).get(place.namespace, claim['metadata']['name']) is None:
+                await self._create(self._kinds[CLAIMS], place.namespace, claim)
+        for pod in outcome.missing:
+            await self._create(self._kinds[PODS], place.namespace, pod)
 
     def _children(self, body: Body, owner: TableName) -> list[Body]:
         found, table = self._storage.dependents(body['metadata']['uid']), CREATED[owner]

@@ -3,11 +3,15 @@ Admission webhooks: their configurations, and their calls.
 
 Mutating webhooks are called one after another by name, each with the result of the previous ones; validating ones are
 called concurrently. The configurations are read from the storage at every request, so that they take effect at once.
+
+With the match policy ``Equivalent``, a webhook whose rules name only other versions of the resource gets the object in
+the first of these versions; its patch is converted back.
 """
 
 import asyncio
 import base64
 import binascii
+import dataclasses
 import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -41,29 +45,32 @@ class Webhooks:
 
     async def mutate(self, review: Review) -> Body | None:
         """Return the object with the changes of all mutating webhooks."""
-        for webhook in self._matching(MUTATING, review):
-            response = await self._call(webhook, review, 'Mutating')
+        for webhook, seen in self._matching(MUTATING, review):
+            shown = await _show(review, seen)
+            response = await self._call(webhook, shown, review.kind)
             if response is not None and response.get('patch'):
-                review.body = _patched(webhook, review.body, response)
+                review.body = await _converted(_patched(webhook, shown.body, response), seen, review.kind)
         return review.body
 
     async def validate(self, review: Review) -> None:
         """Call all validating webhooks; the first refusal (by order, not by time) counts."""
-        calls = [self._call(webhook, review, 'Validating') for webhook in self._matching(VALIDATING, review)]
+        calls = [
+            self._call(webhook, await _show(review, seen), review.kind)
+            for webhook, seen in self._matching(VALIDATING, review)
+        ]
         results = await asyncio.gather(*calls, return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
 
-    def _matching(self, plural: str, review: Review) -> Iterator[Mapping[str, Any]]:
+    def _matching(self, plural: str, review: Review) -> Iterator[tuple[Mapping[str, Any], Kind]]:
+        """Return the webhooks to call, each with the version of the resource that it gets."""
         for record in self._storage.table(GROUP, plural).records():
             for webhook in record.body().get('webhooks') or ():
-                if self._matches(webhook, review):
-                    yield webhook
+                if self._selects(webhook, review) and (seen := self._find_version(webhook, review)) is not None:
+                    yield webhook, seen
 
-    def _matches(self, webhook: Mapping[str, Any], review: Review) -> bool:
-        if not any(self._rule_matches(rule, webhook, review) for rule in webhook.get('rules') or ()):
-            return False
+    def _selects(self, webhook: Mapping[str, Any], review: Review) -> bool:
         if selector := webhook.get('objectSelector'):
             chosen = label_selector(selector)
             bodies = [body for body in (review.body, review.old) if body is not None]
@@ -75,28 +82,19 @@ class Webhooks:
                 return False
         return True
 
-    def _rule_matches(self, rule: Mapping[str, Any], webhook: Mapping[str, Any], review: Review) -> bool:
-        kind = review.kind
-        if not _listed(review.operation, rule.get('operations')):
-            return False
-        if rule.get('scope', '*') not in ('*', 'Namespaced' if kind.namespaced else 'Cluster'):
-            return False
-        if not _listed(kind.group, rule.get('apiGroups')):
-            return False
-        versions = {kind.version}
-        if webhook.get('matchPolicy', 'Equivalent') == 'Equivalent':
-            versions |= {other.version for other in self._catalog if other.table is kind.table}
-        if not any(_listed(version, rule.get('apiVersions')) for version in versions):
-            return False
-        return any(
-            _resource_matches(pattern, kind.plural, review.subresource) for pattern in rule.get('resources') or ()
-        )
+    def _find_version(self, webhook: Mapping[str, Any], review: Review) -> Kind | None:
+        """Return the requested version if a rule matches it, or else an equivalent one that a rule matches, if any."""
+        versions = [review.kind]
+        if webhook.get('matchPolicy', 'Equivalent') == 'Equivalent' and review.kind.table is not None:
+            versions += [kind for kind in self._catalog if kind.table is review.kind.table and kind is not review.kind]
+        rules = webhook.get('rules') or ()
+        return next((kind for kind in versions if any(_rule_matches(rule, kind, review) for rule in rules)), None)
 
-    async def _call(self, webhook: Mapping[str, Any], review: Review, phase: str) -> Mapping[str, Any] | None:
+    async def _call(self, webhook: Mapping[str, Any], review: Review, requested: Kind) -> Mapping[str, Any] | None:
         name = webhook['name']
         if review.options.dry_run and webhook.get('sideEffects') not in ('None', 'NoneOnDryRun'):
             raise statuses.bad_request(f'admission webhook "{name}" does not support dry run')
-        request = _request(review)
+        request = _request(review, requested)
         try:
             answer = await self._post(webhook, request)
             response = _response(answer, request['uid'])
@@ -122,17 +120,44 @@ class Webhooks:
         return orjson.loads(await self._callouts.post(client, review, seconds))
 
 
-def _request(review: Review) -> dict[str, Any]:
-    kind, user = review.kind, review.options.user
-    group_kind = {'group': kind.group, 'version': kind.version, 'kind': kind.name}
-    resource = {'group': kind.group, 'version': kind.version, 'resource': kind.plural}
+def _rule_matches(rule: Mapping[str, Any], kind: Kind, review: Review) -> bool:
+    return (
+        _listed(review.operation, rule.get('operations'))
+        and rule.get('scope', '*') in ('*', 'Namespaced' if kind.namespaced else 'Cluster')
+        and _listed(kind.group, rule.get('apiGroups'))
+        and _listed(kind.version, rule.get('apiVersions'))
+        and any(_resource_matches(pattern, kind.plural, review.subresource) for pattern in rule.get('resources') or ())
+    )
+
+
+async def _converted(body: Body | None, given: Kind, wanted: Kind) -> Body | None:
+    """Return the object of one version in another version of the same resource, converted by way of the stored one."""
+    if body is None or given is wanted:
+        return body
+    stored = await given.stored(body)
+    if wanted.conversion is not None:
+        return await wanted.conversion.convert_back(stored)
+    converted = stored if wanted.to_served is None else wanted.to_served(stored)
+    return {**converted, 'apiVersion': wanted.api_version, 'kind': wanted.name}
+
+
+async def _show(review: Review, kind: Kind) -> Review:
+    """Return the review with its objects in this version."""
+    if kind is review.kind:
+        return review
+    body, old = [await _converted(each, review.kind, kind) for each in (review.body, review.old)]
+    return dataclasses.replace(review, kind=kind, body=body, old=old)
+
+
+def _request(review: Review, requested: Kind) -> dict[str, Any]:
+    user = review.options.user
     options = {'CREATE': 'CreateOptions', 'UPDATE': 'UpdateOptions', 'DELETE': 'DeleteOptions'}[review.operation]
     request: dict[str, Any] = {
         'uid': str(uuid.uuid4()),
-        'kind': group_kind,
-        'resource': resource,
-        'requestKind': group_kind,
-        'requestResource': resource,
+        'kind': _group_kind(review.kind),
+        'resource': _group_resource(review.kind),
+        'requestKind': _group_kind(requested),
+        'requestResource': _group_resource(requested),
         'name': review.name,
         'operation': review.operation,
         'userInfo': {'username': user.name, 'groups': list(user.groups)},
@@ -146,6 +171,14 @@ def _request(review: Review) -> dict[str, Any]:
     if review.subresource:
         request['subResource'] = request['requestSubResource'] = review.subresource
     return request
+
+
+def _group_kind(kind: Kind) -> dict[str, str]:
+    return {'group': kind.group, 'version': kind.version, 'kind': kind.name}
+
+
+def _group_resource(kind: Kind) -> dict[str, str]:
+    return {'group': kind.group, 'version': kind.version, 'resource': kind.plural}
 
 
 def _response(answer: Any, uid: str) -> Mapping[str, Any]:
