@@ -5,6 +5,7 @@ The case of an operator in several processes, which share the objects: ``kopf ru
 import collections
 import contextlib
 import json
+import math
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,9 @@ BUCKETS = 256
 RENEWAL = 2
 """A member makes at most one request for its Lease in so many seconds, besides hand-overs."""
 
+IDLE = 0.1
+"""How much of a processor's time the processes may take at rest."""
+
 LONGEST_FREEZE = 30
 """After more seconds, members could lose their Leases: then the case does not measure what it should."""
 
@@ -38,13 +42,14 @@ def case_members(
     is_helped: bool,
 ) -> Metrics:
     """
-    One change of each object, handled by one or more processes.
+    Changes of each object, handled by one or more processes.
 
     The processes are frozen while the changes are written, so that the writers do not share the processor with them.
     One process is a plain operator, without shards. If it is helped, the API server sends each member only its own
     objects.
     """
     total, rest = scale["members"]["total"], scale["members"]["rest"]
+    rounds = 1 if work else scale["members"]["rounds"]  # what computes takes long enough
     plural, total, version = cluster.reset(f"work{total}")
     options = f"work={work}{',reconcile' * (operator == 'reconcile')}{',helped' * is_helped}"
     shared = ["--shards", "auto", "--processes", str(processes)] if processes > 1 else []
@@ -61,7 +66,7 @@ def case_members(
             time.sleep(rest if processes > 1 else 0)
             end = time.time_ns()
             memory = measure_memory(process)
-            changes = handle_changes(cluster, process, plural, total)
+            changes = handle_changes(cluster, process, plural, total, rounds)
     if operator == "on.update" and changes["calls/change"] > 1:
         raise RuntimeError(f"some changes were handled twice: {changes['calls/change']} calls a change")
     return changes | memory | (count_leases(process, begin, end, processes) if processes > 1 else {})
@@ -76,22 +81,27 @@ def measure_memory(process: Operator) -> Metrics:
     }
 
 
-def handle_changes(cluster: Cluster, process: Operator, plural: str, total: int) -> Metrics:
-    """Change each object once while the processes are frozen, and measure how they handle these changes."""
-    cpu, own, written = process.cpu(), measure_members(process), time.monotonic()
-    with process.frozen():
-        cluster.spread(finish_objects, plural, range(total))
-        if time.monotonic() - written > LONGEST_FREEZE:
-            raise RuntimeError(f"{total} changes were not written in {LONGEST_FREEZE} s: the machine is too busy")
-    begin = time.time_ns()
-    calls = await_calls(process, total)
-    cpu, own = process.cpu() - cpu, measure_members(process) - own
-    members = len(process.children()) or 1
+def handle_changes(cluster: Cluster, process: Operator, plural: str, total: int, rounds: int) -> Metrics:
+    """Change each object once a round while the processes are frozen, and measure how they handle these changes."""
+    seconds, cpu, own, calls = 0.0, 0.0, 0.0, list[Any]()
+    for mark in range(-rounds, 0):
+        before, own_before, written = process.cpu(), measure_members(process), time.monotonic()
+        with process.frozen():
+            cluster.spread(finish_objects, plural, range(total), mark)
+            if time.monotonic() - written > LONGEST_FREEZE:
+                raise RuntimeError(f"{total} changes were not written in {LONGEST_FREEZE} s: the machine is too busy")
+        begin = time.time_ns()
+        handled = await_calls(process, total)
+        await_rest(process)
+        cpu, own = cpu + process.cpu() - before, own + measure_members(process) - own_before
+        seconds += (find_end(handled) - begin) / 1e9
+        calls += handled
+    members, changes = len(process.children()) or 1, total * rounds
     return {
-        "changes/s ↑": total / (find_end(calls) - begin) * 1e9,
-        "cpu ms/change": cpu / total * 1e3,
-        "cpu ms/change of a member": own / members / total * 1e3,
-        "calls/change": len(calls) / total,
+        "changes/s ↑": changes / seconds,
+        "cpu ms/change": cpu / changes * 1e3,
+        "cpu ms/change of a member": own / members / changes * 1e3,
+        "calls/change": len(calls) / changes,
         "least share of a member %": min(count_shares(calls, members)) / len(calls) * 100,
     }
 
@@ -116,7 +126,15 @@ def await_calls(process: Operator, total: int) -> list[Any]:
     calls: list[Any] = []
     while len({call["name"] for call in calls}) < total:
         calls.append(process.wait("handled", timeout=60))
-    return [*calls, *(report for report in process.drain(1) if report["event"] == "handled")]
+    return [*calls, *(report for report in process.drain(0.5) if report["event"] == "handled")]
+
+
+def await_rest(process: Operator, quiet: float = 0.2) -> None:
+    """Wait until nothing more is to be done: all patches were sent, and their echoes were seen."""
+    before = -math.inf
+    while process.cpu() - before > IDLE * quiet:
+        before = process.cpu()
+        time.sleep(quiet)
 
 
 def find_end(calls: Sequence[Any]) -> int:

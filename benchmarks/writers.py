@@ -75,10 +75,10 @@ def churn_objects(plural: str, numbers: Sequence[int], seconds: float) -> int:
     return (rounds + 1) * len(numbers)
 
 
-def finish_objects(plural: str, numbers: Sequence[int]) -> None:
-    """Mark each object as final: it is its only change."""
+def finish_objects(plural: str, numbers: Sequence[int], mark: int = -1) -> None:
+    """Mark each object as final: it is its only change with this mark."""
     for number in numbers:
-        patch(plural, number, {"spec": {"round": -1}})
+        patch(plural, number, {"spec": {"round": mark}})
 
 
 def child_path(plural: str, number: int, child: int) -> str:

@@ -107,11 +107,11 @@ def test_lines_of_foreign_namespaces_are_excluded_if_objects_have_one():
     [
         (1, 1, 1, 0),  # few lines: each one is read at once
         (1, 1, 0.002, MAX_REST),
-        (1, 1, 0.001, 0.016),  # until 16 lines have gathered
-        (16, 16, 0.016, 0.016),  # at the same rate, it stays so
-        (100, 100, 0.016, 0.00256),
+        (1, 1, 0.0005, 0.024),  # until 48 lines have gathered
+        (48, 48, 0.024, 0.024),  # at the same rate, it stays so
+        (100, 100, 0.025, 0.012),
         (3, 1, 0.001, 0),  # most of the lines are own ones
-        (4, 2, 0.001, 0.008),
+        (4, 2, 0.001, 0.024),
         (1, 0, 0.001, 0),
     ],
 )
