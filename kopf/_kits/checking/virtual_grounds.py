@@ -88,11 +88,13 @@ class VirtualGround(SandboxGround):
     pace = VIRTUAL
 
     def __init__(self, subject: Subject, host: CallHost, *, seed: int, replicas: int) -> None:
+        # The copies of one process have equal ids of objects; courses with other seeds have other tokens.
+        kubeconfig = subject.folder / f'kubeconfig-{os.getpid()}-{id(self)}'
         sandbox = CourseSandbox(
             RecordedWrites(host, lambda: self.advance(UNREACHABLE)),
             virtual_time=True,
             seed=seed,
-            kubeconfig=subject.folder / f'kubeconfig-{id(self)}',
+            kubeconfig=kubeconfig,
             **subject.options,
         )
         super().__init__(sandbox, pods=bool(subject.options.get('pods')))

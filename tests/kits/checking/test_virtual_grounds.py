@@ -1,0 +1,21 @@
+"""The ground in virtual time: what courses at the same time do not share."""
+
+import contextlib
+
+from kopf._kits.checking.courses import Course
+from kopf._kits.checking.forks import ForkPool
+from kopf._kits.checking.plans import Plan
+from kopf._kits.checking.subjects import Loading, Subject
+
+
+def test_courses_at_the_same_time_have_credentials_of_their_own(tmp_path):
+    subject = Subject(arguments=[], options={}, scenario=Loading([]), observers={}, folder=tmp_path)
+
+    def open_ground(seed):
+        with contextlib.closing(Course(subject, Plan(seed=seed)).ground) as ground:
+            ground.open()
+            return str(ground.sandbox.kubeconfig)
+
+    tasks = [(seed, lambda seed=seed: open_ground(seed)) for seed in (1, 2, 3)]
+    paths = dict(ForkPool(3, 60).run(iter(tasks), float("inf")))
+    assert len(set(paths.values())) == 3
