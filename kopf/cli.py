@@ -833,7 +833,9 @@ def top(*, as_json: bool, link: bool, stacks: bool, limit: int, **options: Any) 
         click.echo(tops.dump(facts) if as_json else tops.render(facts, stacks=stacks))
 
 
-def _parse_budget(ctx: click.Context, param: click.Parameter, value: str) -> float:
+def _parse_duration(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    if value is None:
+        return None
     from kopf._kits.checking import command_line
 
     try:
@@ -852,16 +854,42 @@ def _parse_budget(ctx: click.Context, param: click.Parameter, value: str) -> flo
     metavar='MODULE:NAME',
     help="Also compare this function's result, or this variable: a state outside of the cluster; can be repeated.",
 )
+@option(
+    '-n',
+    '--namespace',
+    'namespaces',
+    multiple=True,
+    metavar='PATTERN',
+    help="Let the operator serve these namespaces only, as 'kopf run' does; by default, all of them; can be repeated.",
+)
+@option('-A', '--all-namespaces', 'clusterwide', is_flag=True, help="Let it serve all namespaces; it is the default.")
+@option('-P', '--peering', 'peering_name', metavar='NAME', help="The peering object of the operator, if it has one.")
+@option('--leader-election', is_flag=True, help="Let replicas of the operator elect a leader.")
+@option(
+    '--real-time',
+    is_flag=True,
+    help="Run the operator as a process with real sockets, threads, and subprocesses: fewer plans, the same checks.",
+)
+@option(
+    '--rest',
+    default='3s',
+    show_default=True,
+    metavar='TIME',
+    callback=_parse_duration,
+    help="In real time: after how long without writes the operator is at rest.",
+)
 @option('--seed', type=int, default=1, show_default=True, help="Another seed gives another order of events.")
 @option(
     '--budget',
-    default='60s',
-    show_default=True,
     metavar='TIME',
-    callback=_parse_budget,
-    help="How long it may take: e.g. 60s or 5m.",
+    callback=_parse_duration,
+    help="How long it may take: e.g. 60s or 5m; by default, 60s, or 5m in real time.",
 )
-@option('--jobs', type=click.IntRange(min=1), help="How many plans are run at once; by default, one on each processor.")
+@option(
+    '--jobs',
+    type=click.IntRange(min=1),
+    help="How many plans are run at once; by default, one on each processor, or four in real time.",
+)
 @option('-x', '--exitfirst', 'only_first', is_flag=True, help="End with the first finding.")
 @option(
     '--plan',
@@ -897,16 +925,18 @@ def check(**options: Any) -> None:
       kopf check app.py --crd crd.yaml --load example.yaml --budget 5m --junit report.xml
       kopf check app.py --crd crd.yaml --load example.yaml --observe cloud:servers
       kopf check app.py --crd crd.yaml --load example.yaml --plan kopf-check-1.yaml
+      kopf check app.py --crd crd.yaml --load example.yaml --real-time
 
     The exit code is 0 if nothing is found, 1 if something is found, 2 if the operator cannot be checked.
     """
     if not options['paths'] and not options['modules']:
         raise click.UsageError("Name the files with the handlers, or use -m for modules.")
+    _check_scope(options['namespaces'], clusterwide=options.pop('clusterwide'))
     if options['log'] and not options['plan_file']:
         raise click.UsageError("--log is for --plan only.")
     from kopf._kits.checking import command_line
 
-    raise SystemExit(command_line.check(**options))
+    raise SystemExit(command_line.check(command_line.Options(**options)))
 
 
 @main.command()

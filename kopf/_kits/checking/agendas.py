@@ -6,7 +6,7 @@ The budget can end at any time. So the plans that find mistakes most often come 
 
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from kopf._kits.checking import schema_edits
 from kopf._kits.checking.end_states import ANNOTATION
@@ -16,17 +16,25 @@ from kopf._kits.checking.plans import Edit, Moment, Plan, Target
 MAX_EDITS = 40
 """The maximal number of edits of the spec that a check tries."""
 
-FROZEN_FOR = 30.0
-"""How long a watch is silent (in seconds)."""
 
-AWAY_FOR = 5.0
-"""How long no operator runs while the user edits objects (in seconds)."""
+class Durations(NamedTuple):
+    """The durations of disturbances (in seconds)."""
 
-HANGS_FOR = 100.0
-"""How long an operator is suspended (in seconds): longer than its lease, or its record in the peering, is valid."""
+    frozen: float = 30.0
+    """How long a watch is silent."""
+    away: float = 5.0
+    """How long no operator runs while the user edits objects."""
+    hanging: float = 100.0
+    """How long an operator is suspended: longer than its lease, or its record in the peering, is valid."""
+    delayed: float = 90.0
+    """The delay of a late request: longer than the timeouts of clients."""
 
-DELAYED_FOR = 90.0
-"""The delay of a late request (in seconds): longer than the timeouts of clients."""
+
+VIRTUAL_DURATIONS = Durations()
+"""The durations in virtual time."""
+
+REAL_DURATIONS = Durations(frozen=5.0, away=2.0, hanging=70.0, delayed=8.0)
+"""The durations in real time: delays are shorter than the timeouts of many clients there."""
 
 ANNOTATED = {'metadata': {'annotations': {ANNOTATION: 'another-client'}}}
 """The patch with which other clients edit children."""
@@ -112,9 +120,11 @@ class Planner:
     Args:
         seed: the seed of all plans.
         facts: the facts that the undisturbed course has shown.
+        durations: the durations of the disturbances.
     """
 
-    def __init__(self, seed: int, facts: Facts) -> None:
+    def __init__(self, seed: int, facts: Facts, durations: Durations = VIRTUAL_DURATIONS) -> None:
+        self._durations = durations
         self._seed = seed
         self._facts = facts
 
@@ -136,7 +146,7 @@ class Planner:
             kept = [moment for moment, request in moments if request.is_write and request.phase != 'deletion']
             agenda.add('delete', self._plan_deletions(kept, base))
         agenda.add('drop', (Plan(do='drop', request=moment, **base) for moment in writes))
-        late = {**base, 'seconds': DELAYED_FOR}
+        late = {**base, 'seconds': self._durations.delayed}
         agenda.add('delay', (Plan(do='delay', request=moment, **late) for moment in writes))
         agenda.add('kill', (Plan(do='kill', when='after', request=moment, **base) for moment in writes))
 
@@ -165,30 +175,30 @@ class Planner:
         for resource in self._facts.watched:
             target = Target(resource=resource)
             for step in steps:
-                yield Plan(do='freeze', step=step, target=target, seconds=FROZEN_FOR, **base)
+                yield Plan(do='freeze', step=step, target=target, seconds=self._durations.frozen, **base)
         for moment, request in moments:
             if request.is_write and moment.resource in self._facts.watched and request.phase != 'deletion':
                 target = Target(resource=moment.resource)
-                yield Plan(do='freeze', request=moment, target=target, seconds=FROZEN_FOR, **base)
+                yield Plan(do='freeze', request=moment, target=target, seconds=self._durations.frozen, **base)
 
     def _plan_absences(self, outcome: Outcome, edits: tuple[Edit, ...]) -> Iterator[Plan]:
         for do in ('kill', 'stop'):
             for step in [*range(len(outcome.steps), 0, -1), 0]:
-                yield Plan(seed=self._seed, do=do, step=step, seconds=AWAY_FOR, edits=edits)
+                yield Plan(seed=self._seed, do=do, step=step, seconds=self._durations.away, edits=edits)
 
     def plan_replicas(self, agenda: Agenda, outcome: Outcome) -> None:
         """Add the plans with two operators: the one that works is killed, stopped, or suspended."""
         moments = [moment for moment, request in list_moments(outcome.requests, ('scenario', 'deletion'))]
         moments = spread(moments)
         base: dict[str, Any] = {'seed': self._seed, 'replicas': 2}
-        hang: dict[str, Any] = {'do': 'hang', 'seconds': HANGS_FOR, **base}
+        hang: dict[str, Any] = {'do': 'hang', 'seconds': self._durations.hanging, **base}
         steps = [*range(len(outcome.steps), 0, -1), 0]
         agenda.add('replicas', [Plan(**base)])
         agenda.add('replicas', (Plan(do='kill', when='unanswered', request=moment, **base) for moment in moments))
         agenda.add('hang', (Plan(step=step, **hang) for step in steps))
         agenda.add('hang', (Plan(when='unanswered', request=moment, **hang) for moment in moments))
         agenda.add('hang', (Plan(when='before', request=moment, **hang) for moment in moments))
-        agenda.add('replicas', (Plan(do='stop', step=step, seconds=AWAY_FOR, **base) for step in steps))
+        agenda.add('replicas', (Plan(do='stop', step=step, seconds=self._durations.away, **base) for step in steps))
         agenda.add('replicas', (Plan(do='kill', when='before', request=moment, **base) for moment in moments))
 
     def _plan_deletions(self, moments: Sequence[Moment], base: Mapping[str, Any]) -> Iterator[Plan]:
@@ -227,7 +237,7 @@ class Planner:
 
     def plan_absent(self, plan: Plan) -> list[Plan]:
         """Return the same plan, but while no operator runs."""
-        return [Plan(**{**vars(plan), 'when': 'away', 'seconds': AWAY_FOR})]
+        return [Plan(**{**vars(plan), 'when': 'away', 'seconds': self._durations.away})]
 
     def list_edits(self, outcome: Outcome) -> list[Edit]:
         """Return the edits of the user's objects: all objects and fields take turns."""
@@ -268,7 +278,12 @@ class Planner:
             if moment.resource in self._facts.watched and moment.resource != edit.target.resource:
                 target = Target(resource=moment.resource)
                 plan = Plan(
-                    seed=self._seed, do='stale', request=moment, target=target, seconds=FROZEN_FOR, edits=(edit,)
+                    seed=self._seed,
+                    do='stale',
+                    request=moment,
+                    target=target,
+                    seconds=self._durations.frozen,
+                    edits=(edit,),
                 )
                 agenda.add('stale', [plan])
 

@@ -8,9 +8,6 @@ from typing import NamedTuple
 
 from kopf._cogs.structs.instruments import HandlerCall, Instrument
 
-MOMENT = 0.0002
-"""The longest duration of a call without any requests (in seconds of virtual time)."""
-
 Key = tuple[str, str]
 """The uid of an object, and the id of a handler."""
 
@@ -62,7 +59,7 @@ class CallRecord:
         moment: the longest duration of a call without any requests (in seconds).
     """
 
-    def __init__(self, moment: float = MOMENT) -> None:
+    def __init__(self, moment: float = 0.0002) -> None:
         self._moment = moment
         self.last: dict[Key, Call] = {}
         self._recorders: list[CallRecorder] = []
@@ -116,7 +113,8 @@ class CallRecord:
 
     def list_unsuccessful(self, uids: frozenset[str], outcome: str) -> list[Call]:
         """Return the last calls of handlers for existing objects, if they have ended with this outcome."""
-        return [call for (uid, _), call in self.last.items() if uid in uids and call.outcome == outcome]
+        last = list(self.last.items())  # in real time, another thread may record calls meanwhile
+        return [call for (uid, _), call in last if uid in uids and call.outcome == outcome]
 
 
 class CallRecorder(Instrument):

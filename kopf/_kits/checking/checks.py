@@ -7,14 +7,16 @@ can compare their results with them.
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import io
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from kopf._kits.checking.agendas import Agenda, Planner
+from kopf._kits.checking.agendas import REAL_DURATIONS, VIRTUAL_DURATIONS, Agenda, Planner
 from kopf._kits.checking.courses import Course
 from kopf._kits.checking.disturbances import EDITING
 from kopf._kits.checking.end_states import Normalizer
@@ -27,7 +29,10 @@ from kopf._kits.checking.subjects import Loading, Recreation, Subject
 from kopf._kits.testing.virtual.virtual_loops import NO_SOCKETS
 
 COURSE_TIMEOUT = 30.0
-"""The time limit of one course (in seconds of real time)."""
+"""The time limit of one course in virtual time (in seconds of real time)."""
+
+REAL_COURSE_TIMEOUT = 600.0
+"""The time limit of one course in real time (in seconds)."""
 
 REFERENCES = 3
 """The number of undisturbed courses that are compared to find the fields that differ without any disturbance."""
@@ -48,7 +53,12 @@ OUT_OF_REACH = "The course ended before the disturbance, or the disturbed object
 NEEDING_PODS = frozenset({'daemonsets', 'deployments', 'jobs', 'pods', 'replicasets', 'statefulsets'})
 """The resources whose status is a matter of controllers."""
 
-SIMULATE = " For a check, simulate that service by a module beside the operator, and observe it by --observe."
+REAL_TIME = ' Or check it in real time by --real-time, which is slower.'
+
+SIMULATE = (
+    ' For a check, simulate that service by a module beside the operator, and observe it by --observe; or check the '
+    'operator with real sockets by --real-time, which is slower.'
+)
 
 
 class CannotCheck(Exception):
@@ -81,6 +91,8 @@ class Report:
     """The parts of the check that were impossible, with the reasons: one sentence each."""
     noticed: list[str] = dataclasses.field(default_factory=list)
     """What is remarkable in the undisturbed course, although it is no finding: one line each."""
+    unconfirmed: list[Finding] = dataclasses.field(default_factory=list)
+    """In real time: what was seen once, but not when the plan was run again."""
     left: int = 0
     """The number of plans that were not tried because the budget was used up."""
     budget: float = 0.0
@@ -142,6 +154,7 @@ class Check:
         self._started = time.monotonic()
         self._ends_at = self._started + budget
         self._shrinks_at = self._started + budget * (1 - SHRINKING)
+        self._deadline = math.inf
         self._is_periodic = False
         self._agenda = Agenda()
         self._report = Report(budget=budget)
@@ -152,6 +165,8 @@ class Check:
         self._refused: set[str] = set()
         """The edits that handlers cannot apply: they fail even if the objects are created with these values."""
         self._edited: list[Edit] = []
+        self._confirmed: set[tuple[str, ...]] = set()
+        """In real time, the findings that were seen twice."""
 
     def run(self) -> Report:
         """
@@ -186,6 +201,7 @@ class Check:
             )
         self._report.tried.append((plan, violations))
         self._note(plan, violations)
+        self._confirm()
         self._report.log = outcome.log
         return self._conclude()
 
@@ -201,23 +217,25 @@ class Check:
 
     def _refer(self) -> None:
         """Run the courses without disturbances."""
-        first = self._run_alone(Plan(seed=self._seed, restart=True))
+        if self._subject.is_real:
+            first, *others = self._refer_all(range(REFERENCES))
+        else:
+            [first], others = self._refer_all(range(1)), []
         self._check(first)
         for name in first.facts.imports:
             # Import the modules in this process, so that its copies need not import them again. Hide their output.
             with contextlib.suppress(Exception), contextlib.redirect_stdout(io.StringIO()):
                 importlib.import_module(name)
-        others = [
-            self._run_alone(Plan(seed=self._seed + number, restart=True), number=number)
-            for number in range(1, REFERENCES)
-        ]
+        others = others or self._refer_all(range(1, REFERENCES))
         for outcome in others:
             self._check(outcome)
         outcomes = [first, *others]
         groups = [[outcome.end for outcome in outcomes], [outcome.final for outcome in outcomes]]
         self._normalizer = Normalizer(groups, frozenset(first.facts.results))
         self._base = first
-        self._planner = Planner(self._seed, first.facts)
+        durations = REAL_DURATIONS if self._subject.is_real else VIRTUAL_DURATIONS
+        self._planner = Planner(self._seed, first.facts, durations)
+        self._report.untried += first.facts.untried
         for resource in sorted(self._normalizer.unstable):
             self._report.untried.append(
                 f'The {resource} were not compared: there are different numbers of them without any disturbance.'
@@ -229,19 +247,36 @@ class Check:
             )
         plan = Plan(seed=self._seed)
         violations = judge_undisturbed(first, self._normalizer)
+        if self._subject.is_real:  # a busy machine can disturb an operator, too
+            also = [{other.oracle for other in judge_undisturbed(outcome, self._normalizer)} for outcome in others]
+            violations = [item for item in violations if all(item.oracle in oracles for oracles in also)]
         self._report.tried.append((plan, violations))
         self._note(plan, violations)
 
+    def _refer_all(self, numbers: Sequence[int]) -> list[Outcome]:
+        """Run the courses without disturbances with these numbers, at the same time."""
+        plans = [Plan(seed=self._seed + number, restart=True) for number in numbers]
+        tasks = [
+            (plan, functools.partial(self._run_copied, plan, number=number))
+            for plan, number in zip(plans, numbers, strict=True)
+        ]
+        results = dict(self._pool.run(iter(tasks), time.monotonic() + 2 * self._timeout))
+        return [_as_outcome(results.get(plan, ForkFailed('it was interrupted'))) for plan in plans]
+
     def _run_alone(self, plan: Plan, **options: Any) -> Outcome:
-        result = self._pool.call(lambda: self._make_course(plan, **options).run(), plan)
-        if isinstance(result, ForkFailed):
-            return Outcome(problem=str(result))
-        outcome: Outcome = result
-        return outcome
+        task = functools.partial(self._run_copied, plan, **options)
+        return _as_outcome(self._pool.call(task, plan, deadline=self._deadline))
+
+    def _run_copied(self, plan: Plan, **options: Any) -> Outcome:
+        return self._make_course(plan, **options).run()
+
+    @property
+    def _timeout(self) -> float:
+        return REAL_COURSE_TIMEOUT if self._subject.is_real else COURSE_TIMEOUT
 
     @property
     def _pool(self) -> ForkPool[Plan]:
-        return ForkPool(self._jobs, COURSE_TIMEOUT)
+        return ForkPool(self._jobs, self._timeout)
 
     def _make_course(self, plan: Plan, *, number: int = 0, log: bool = False) -> Course:
         scenario = None
@@ -260,7 +295,8 @@ class Check:
     def _check(self, outcome: Outcome) -> None:
         """Raise an error if other courses cannot be compared with this undisturbed one."""
         if outcome.problem:
-            hint = SIMULATE if NO_SOCKETS in outcome.problem else ''
+            hint = REAL_TIME if outcome.exceeds_virtual_time and not self._subject.is_real else ''
+            hint = SIMULATE if NO_SOCKETS in outcome.problem else hint
             raise CannotCheck(f'{outcome.problem}{hint}')
         if outcome.scenario_error:
             raise CannotCheck(
@@ -345,7 +381,10 @@ class Check:
                 )
             )
             if self._found and self._only_first:
+                self._confirm()
+            if self._found and self._only_first:
                 return
+        self._confirm()
         if rest := len(self._agenda):
             self._report.left = rest
             self._report.untried.append(f'{rest} more plans were not tried: the budget was used up.')
@@ -460,6 +499,15 @@ class Check:
 
     # Making plans small.
 
+    @contextlib.contextmanager
+    def _limited(self) -> Iterator[None]:
+        """End the courses in this context when the budget is used up."""
+        self._deadline = self._ends_at
+        try:
+            yield
+        finally:
+            self._deadline = math.inf
+
     def _try(self, plan: Plan, *, log: bool = False) -> tuple[Outcome, Sequence[Violation]]:
         """Run a plan, and the undisturbed course that it is compared with, unless it is known."""
         if plan.without:
@@ -472,14 +520,25 @@ class Check:
         needed = plan.edits[:1] if plan.do not in ('tamper', 'annotate') else ()
         if needed:
             fresh = Plan(seed=plan.seed, edits=needed, fresh=True, without=plan.without)
-            self._keep_fresh(fresh, self._run_alone(fresh))
+            created = self._run_alone(fresh)
+            if self._has_expired(created):
+                return created, []
+            self._keep_fresh(fresh, created)
             if plan.do:
-                edited = Plan(seed=plan.seed, edits=needed, without=plan.without)
-                self._outcomes[repr(needed)] = self._run_alone(edited)
+                edited = self._run_alone(Plan(seed=plan.seed, edits=needed, without=plan.without))
+                if self._has_expired(edited):
+                    return edited, []
+                self._outcomes[repr(needed)] = edited
         outcome = self._run_alone(plan, log=log)
+        if self._has_expired(outcome):
+            return outcome, []
         if not (plan.do or plan.edits or plan.fresh or plan.replicas > 1):
             return outcome, judge_undisturbed(outcome, self._normalizer)
         return outcome, self._judge(plan, outcome)
+
+    def _has_expired(self, outcome: Outcome) -> bool:
+        """Check whether the course was ended by the deadline: nothing can be compared with it."""
+        return bool(outcome.problem) and time.monotonic() >= self._deadline
 
     def _shrink(self) -> None:
         """Make the plans of the findings smaller, as long as they show the same violation."""
@@ -493,10 +552,30 @@ class Check:
             for smaller in self._iter_smaller(finding.plan):
                 if time.monotonic() > self._ends_at - 1:
                     return
-                _, violations = self._try(smaller)
+                with self._limited():
+                    _, violations = self._try(smaller)
                 self._base = base
                 if any(violation.oracle == finding.violations[0].oracle for violation in violations):
                     finding.plan, finding.violations = smaller, violations
+
+    def _confirm(self) -> None:
+        """Run the plans of the findings again if time is real: a busy machine can disturb an operator, too."""
+        if not self._subject.is_real:
+            return
+        tasks = [
+            (key, functools.partial(self._try_in_copy, finding.plan))
+            for key, finding in self._found.items()
+            if key not in self._confirmed
+        ]
+        pool: ForkPool[tuple[str, ...]] = ForkPool(self._jobs, self._timeout)
+        for key, result in pool.run(iter(tasks), self._ends_at):
+            violations = [] if isinstance(result, ForkFailed) else result[1]
+            if all(violation.oracle != self._found[key].violations[0].oracle for violation in violations):
+                self._report.unconfirmed.append(self._found.pop(key))
+            else:
+                self._confirmed.add(key)
+        if left := len(self._found.keys() - self._confirmed):
+            self._report.untried.append(f'{left} findings were seen only once: the budget was used up.')
 
     def _iter_smaller(self, plan: Plan) -> Iterator[Plan]:
         """Yield smaller plans; if one shows the same violation, the next ones are derived from it."""
@@ -523,6 +602,15 @@ class Tasks(Iterator[tuple[Plan, Callable[[], Any]]]):
         if task is None:
             raise StopIteration
         return task
+
+
+def _as_outcome(result: Any) -> Outcome:
+    """Return the outcome that a copy of this process has sent, or one that says why there is none."""
+    if isinstance(result, ForkFailed):
+        problem = f'The course cannot be run: {result}.'
+        return Outcome(problem=problem, exceeds_virtual_time=True)
+    outcome: Outcome = result
+    return outcome
 
 
 def apply_edits(target: Any, body: dict[str, Any], edits: Sequence[Edit]) -> dict[str, Any]:

@@ -1,24 +1,40 @@
 """``kopf check``: the options of the command line, and the exit codes."""
 
+import contextlib
+import dataclasses
 import importlib
 import os
 import re
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 from kopf._cogs.helpers import loaders
 from kopf._kits.checking import reports
-from kopf._kits.checking.checks import CannotCheck, Check, Progress
+from kopf._kits.checking.checks import CannotCheck, Check, Progress, Report
 from kopf._kits.checking.plans import Plan, PlanError
 from kopf._kits.checking.subjects import Loading, Subject
 from kopf._kits.testing.wire.manifests import ManifestError, read
 
 NOTHING_FOUND, FOUND, NOT_RUN = 0, 1, 2
 """The exit codes."""
+
+
+BUDGET, REAL_BUDGET = 60.0, 300.0
+"""The default budgets in virtual and in real time (in seconds)."""
+
+REAL_JOBS = 4
+"""The number of courses for each processor in real time."""
+
+REST = 3.0
+"""The default time without writes after which an operator is at rest (in seconds of real time)."""
+
+MIN_REST = 0.5
+"""The minimum of that (in seconds): an operator needs this time between some requests, such as batches of events."""
 
 
 class OptionError(ValueError):
@@ -100,85 +116,135 @@ class ProgressLine:
             self._stream.flush()
 
 
-def check(
-    *,
-    paths: Sequence[str],
-    modules: Sequence[str],
-    crds: Sequence[str],
-    loads: Sequence[str],
-    pods: bool,
-    observed: Sequence[str],
-    seed: int,
-    budget: float,
-    jobs: int | None,
-    only_first: bool,
-    plan_file: str | None,
-    save: str,
-    junit: str | None,
-    log: str | None,
-) -> int:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of the command line."""
+
+    paths: Sequence[str]
+    modules: Sequence[str]
+    crds: Sequence[str]
+    loads: Sequence[str]
+    pods: bool
+    observed: Sequence[str]
+    namespaces: Sequence[str]
+    peering_name: str | None
+    leader_election: bool
+    real_time: bool
+    rest: float
+    """After how long without writes the operator is at rest (in seconds of real time)."""
+    seed: int
+    budget: float | None
+    jobs: int | None
+    only_first: bool
+    plan_file: str | None
+    save: str
+    junit: str | None
+    log: str | None
+
+    def make_arguments(self) -> list[str]:
+        """Return the arguments of ``kopf run``."""
+        parts = [part for name in self.namespaces for part in ('--namespace', name)] or ['--all-namespaces']
+        parts += self._list_coordination()
+        return [*parts, *self.paths, *(part for name in self.modules for part in ('--module', name))]
+
+    def make_command(self) -> list[str]:
+        """Return the command line that repeats the check, without the plan."""
+        named = {'-m': self.modules, '--crd': self.crds, '--load': self.loads, '--observe': self.observed}
+        parts = ['kopf', 'check', *self.paths]
+        for option, values in {**named, '-n': self.namespaces}.items():
+            parts += [part for value in values for part in (option, value)]
+        parts += self._list_coordination()
+        parts += ['--pods'] if self.pods else []
+        if self.real_time:
+            parts += ['--real-time', *([f'--rest={self.rest:g}s'] if self.rest != REST else [])]
+        return parts
+
+    def _list_coordination(self) -> list[str]:
+        election = ['--leader-election'] if self.leader_election else []
+        return election if self.peering_name is None else [*election, '--peering', self.peering_name]
+
+    def choose_budget(self) -> float:
+        """Return the budget (in seconds)."""
+        return self.budget if self.budget is not None else REAL_BUDGET if self.real_time else BUDGET
+
+    def choose_jobs(self) -> int:
+        """Return how many courses are run at the same time: in real time, they wait most of the time."""
+        return self.jobs or count_jobs() * (REAL_JOBS if self.real_time else 1)
+
+
+def check(options: Options) -> int:
     """Check an operator with the options of the command line; print the report, and return the exit code."""
     try:
-        if not hasattr(os, 'fork'):
-            raise CannotCheck('Operators can be checked on systems with fork() only, such as Linux and macOS.')
-        bodies = [body for load in loads for _, body in read(load)]
-        observers = import_observers(observed, [Path(path).resolve().parent for path in paths])
-        plan = Plan.read(Path(plan_file)) if plan_file is not None else None
-        arguments = ['--all-namespaces', *paths, *(part for name in modules for part in ('--module', name))]
-        with tempfile.TemporaryDirectory(prefix='kopf-check-') as folder:
-            subject = Subject(
-                arguments=arguments,
-                options={'crds': list(crds), 'pods': pods},
-                scenario=Loading(bodies),
-                observers=observers,
-                outside=sorted({name.partition(':')[0] for name in observed}),
-                folder=Path(folder),
-            )
-            line = ProgressLine(sys.stderr)
-            session = Check(
-                subject,
-                seed=seed,
-                budget=budget,
-                jobs=jobs or count_jobs(),
-                only_first=only_first,
-                tell=line.show,
-            )
-            try:
-                report = session.run() if plan is None else session.run_plan(plan)
-            finally:
-                line.clear()
+        report = _run(options)
     except (CannotCheck, ManifestError, PlanError, OptionError) as error:
         print(f'Not checked: {error}', file=sys.stderr)
         return NOT_RUN
-    command = make_command(paths, modules, crds, loads, pods, observed)
-    commands = reports.write_plans(report, Path(save), command) if plan is None else [''] * len(report.findings)
+    is_repeated = options.plan_file is not None
+    save, command = Path(options.save), options.make_command()
+    commands = [''] * len(report.findings) if is_repeated else reports.write_plans(report, save, command)
     print(reports.format_report(report, commands))
-    if junit is not None:
-        reports.write_junit(report, Path(junit), ' '.join([*paths, *modules]))
-    if log is not None:
-        Path(log).write_text(report.log, encoding='utf-8')
+    if options.junit is not None:
+        reports.write_junit(report, Path(options.junit), ' '.join([*options.paths, *options.modules]))
+    if options.log is not None:
+        Path(options.log).write_text(report.log, encoding='utf-8')
     if report.is_vain:
         return NOT_RUN
     return FOUND if report.findings else NOTHING_FOUND
+
+
+@contextlib.contextmanager
+def _exiting() -> Iterator[None]:
+    """Exit by an exception when this process is to be ended, so that nothing stays: neither processes, nor files."""
+
+    def exit(number: int, frame: object) -> NoReturn:
+        raise SystemExit(128 + number)  # as shells do; 1 would mean that something was found
+
+    former = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    changed = [number for number, handler in former.items() if handler is not signal.SIG_IGN]  # nohup, for example
+    for number in changed:
+        signal.signal(number, exit)
+    try:
+        yield
+    finally:
+        for number in changed:
+            signal.signal(number, former[number])
+
+
+def _run(options: Options) -> Report:
+    if not hasattr(os, 'fork'):
+        raise CannotCheck('Operators can be checked on systems with fork() only, such as Linux and macOS.')
+    if options.real_time and options.rest < MIN_REST:
+        raise OptionError(f'--rest {options.rest:g}s is too short: give the operator at least {MIN_REST:g}s.')
+    bodies = [body for load in options.loads for _, body in read(load)]
+    observers = import_observers(options.observed, [Path(path).resolve().parent for path in options.paths])
+    plan = Plan.read(Path(options.plan_file)) if options.plan_file is not None else None
+    line = ProgressLine(sys.stderr)
+    # Operators that have just been killed may still write files into the folder.
+    with _exiting(), tempfile.TemporaryDirectory(prefix='kopf-check-', ignore_cleanup_errors=True) as folder:
+        subject = Subject(
+            arguments=options.make_arguments(),
+            options={'crds': list(options.crds), 'pods': options.pods},
+            scenario=Loading(bodies),
+            observers=observers,
+            outside=sorted({name.partition(':')[0] for name in options.observed}),
+            folder=Path(folder),
+            rest=options.rest if options.real_time else 0.0,
+        )
+        session = Check(
+            subject,
+            seed=options.seed,
+            budget=options.choose_budget(),
+            jobs=options.choose_jobs(),
+            only_first=options.only_first,
+            tell=line.show,
+        )
+        try:
+            return session.run() if plan is None else session.run_plan(plan)
+        finally:
+            line.clear()
 
 
 def count_jobs() -> int:
     """Return the number of courses that run at the same time: one per processor."""
     affinity: Callable[[int], set[int]] | None = getattr(os, 'sched_getaffinity', None)
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
-
-
-def make_command(
-    paths: Sequence[str],
-    modules: Sequence[str],
-    crds: Sequence[str],
-    loads: Sequence[str],
-    pods: bool,
-    observed: Sequence[str],
-) -> list[str]:
-    """Return the command line that repeats the check, without the plan."""
-    options: Mapping[str, Sequence[str]] = {'-m': modules, '--crd': crds, '--load': loads, '--observe': observed}
-    parts = ['kopf', 'check', *paths]
-    for option, values in options.items():
-        parts += [part for value in values for part in (option, value)]
-    return [*parts, '--pods'] if pods else parts

@@ -18,7 +18,7 @@ from kopf._core.intents.registries import OperatorRegistry
 from kopf._kits.checking.call_records import Call, CallRecord
 from kopf._kits.checking.disturbances import EDITING, Disturbance, clean
 from kopf._kits.checking.end_states import State, StoredObject
-from kopf._kits.checking.grounds import Ground, GroundFailed, KindFacts, RunningOperator
+from kopf._kits.checking.grounds import Ground, GroundFailed, KindFacts, RunningOperator, make_real_pace
 from kopf._kits.checking.outcomes import HIDDEN, MAX_WRITES, Facts, Outcome, Request
 from kopf._kits.checking.plans import CALL, Plan, Target
 from kopf._kits.checking.readiness_records import ReadinessRecord
@@ -47,6 +47,10 @@ class CourseFailed(Exception):
 
 def make_ground(subject: Subject, plan: Plan, host: 'Course') -> Ground:
     """Return the ground on which the subject is checked."""
+    if subject.is_real:
+        from kopf._kits.checking import real_grounds  # most checks are in virtual time
+
+        return real_grounds.RealSandboxGround(subject, host, plan, make_real_pace(subject.rest, plan.seconds))
     return VirtualGround(subject, host, seed=plan.seed, replicas=plan.replicas)
 
 
@@ -82,9 +86,10 @@ class Course:
         self._has_log = log
         self.ground = make_ground(subject, plan, self)
         self._replicas: list[RunningOperator | None] = [None] * plan.replicas
-        self._starting = threading.Lock()
+        self._changing = threading.RLock()
+        """Held while replicas are started or released: in real time, several threads do it."""
         self._operators: list[RunningOperator] = []
-        self._record = CallRecord()
+        self._record = CallRecord(self.ground.pace.moment)
         self._readiness = ReadinessRecord()
         self._disturbance = Disturbance(self, plan)
         self._outcome = Outcome(quiet=self.ground.pace.quiet)
@@ -111,7 +116,7 @@ class Course:
 
     def start_operator(self) -> None:
         """Start the operators that do not run."""
-        with self._starting:
+        with self._changing:
             for number, operator in enumerate(self._replicas):
                 if operator is None:
                     self._replicas[number] = self._start_replica(number)
@@ -135,7 +140,8 @@ class Course:
 
     def release_operator(self, operator: RunningOperator) -> None:
         """Called when the operator is going to be killed: another one can be started in its place."""
-        self._replicas = [None if other is operator else other for other in self._replicas]
+        with self._changing:
+            self._replicas = [None if other is operator else other for other in self._replicas]
 
     def find(self, target: Target) -> Mapping[str, Any] | None:
         """Return the object, if it exists."""
@@ -209,6 +215,7 @@ class Course:
             self._outcome.failure = str(error)
         except (VirtualTimeError, GroundFailed) as error:
             self._outcome.problem = str(error)
+            self._outcome.exceeds_virtual_time = isinstance(error, VirtualTimeError)
         except (ManifestError, Refusal) as error:
             self._outcome.problem = f'The API refuses an object: {error}'
         self._outcome.has_begun = self._disturbance.has_begun
@@ -346,12 +353,15 @@ class Course:
     def _check_operator(self) -> None:
         """Raise an error if an operator has ended by itself."""
         self.ground.check()
-        for number, operator in enumerate(self._replicas):
-            if operator is None or operator.returncode is None:
-                continue
+        ended = [operator for operator in self._replicas if operator is not None and operator.returncode is not None]
+        if not ended:
+            return
+        self.ground.check()  # what has been killed by the disturbance meanwhile is not one of the replicas any more
+        for operator in [each for each in ended if each in self._replicas]:
             if self._plan.do == 'hang':  # a replica that has missed its deadlines may exit; Kubernetes would restart it
                 operator.recorder.forget()
-                self._replicas[number] = self._start_replica(number)
+                self.release_operator(operator)
+                self.start_operator()
                 continue
             code, lines = operator.returncode, operator.output.strip().splitlines()[-1:]
             raise CourseFailed(f'The operator has exited with the code {code}: {"".join(lines)}')

@@ -57,7 +57,12 @@ class Stage(Protocol):
 
 
 class Disturbance:
-    """The one disturbance of a plan."""
+    """
+    The one disturbance of a plan.
+
+    In real time, its methods are called in several threads, but one after another: a request is the cause of a timer,
+    and that is the cause of the next timer. So they need no lock.
+    """
 
     def __init__(self, stage: Stage, plan: Plan) -> None:
         self._stage = stage

@@ -7,6 +7,7 @@ plans do not influence each other, and no plan has to start a Python interpreter
 
 import contextlib
 import gc
+import math
 import os
 import pickle
 import selectors
@@ -89,9 +90,9 @@ class ForkPool(Generic[T]):
             if not is_frozen:
                 gc.unfreeze()
 
-    def call(self, function: Callable[[], Any], tag: T) -> Any:
-        """Call one function in a copy, and return its result."""
-        for _, result in self.run(iter([(tag, function)]), time.monotonic() + self._timeout + 1):
+    def call(self, function: Callable[[], Any], tag: T, *, deadline: float = math.inf) -> Any:
+        """Call one function in a copy, and return its result; end it at the deadline (on the monotonic clock)."""
+        for _, result in self.run(iter([(tag, function)]), min(deadline, time.monotonic() + self._timeout + 1)):
             return result
         return ForkFailed('it was interrupted')
 
@@ -117,6 +118,7 @@ def _serve(function: Callable[[], Any], writer: int) -> None:
     """Called in the copy: send the result, and exit without the cleanups of the original process."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         null = os.open(os.devnull, os.O_RDWR)
         for number in (0, 1, 2):
             os.dup2(null, number)

@@ -43,6 +43,8 @@ class Pace(NamedTuple):
     """How long a watch is silent before the user edits the object."""
     collected: float
     """How long the user waits between the deletion and the creation."""
+    moment: float
+    """The longest duration of a call of a handler that does nothing."""
 
 
 VIRTUAL = Pace(
@@ -58,18 +60,25 @@ VIRTUAL = Pace(
     answered=0.005,  # connections in memory are faster
     stale=5.0,
     collected=5.0,
+    moment=0.0002,
 )
 """The pace of courses in virtual time."""
 
 
-def make_real_pace(rest: float) -> Pace:
-    """Return the pace of courses in real time, with operators that are at rest after this time without writes."""
+def make_real_pace(rest: float, disturbed: float) -> Pace:
+    """
+    Return the pace of courses in real time.
+
+    Args:
+        rest: after how long without writes the operators are at rest (in seconds).
+        disturbed: the duration of the disturbance (in seconds): only after it, an operator must come to rest.
+    """
     return Pace(
         start=60.0,
         silence=rest,
-        patience=150.0 + 10 * rest,  # two usual delays of retries
-        periodic_patience=10 * rest,
-        quiet=2 * rest,
+        patience=disturbed + 150.0 + 10 * rest,  # two usual delays of retries
+        periodic_patience=disturbed + 10 * rest,
+        quiet=rest,
         idle=1.0,
         stride=max(0.1, rest / 10),
         short_stride=0.1,
@@ -77,6 +86,7 @@ def make_real_pace(rest: float) -> Pace:
         answered=0.1,
         stale=min(rest, 2.0),
         collected=2.0,
+        moment=0.02,
     )
 
 

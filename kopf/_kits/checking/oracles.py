@@ -87,13 +87,13 @@ def judge_undisturbed(outcome: Outcome, normalizer: Normalizer, *, is_refused: b
         found.append(Violation('leftovers', text, _add(sorted(left))))
     if is_refused:
         return [*found, _unrest(outcome)] if len(outcome.quiet_writes) > MAX_WRITES else found
-    limit = 2 if outcome.facts.is_periodic else 0.1
-    if len(outcome.quiet_writes) > limit * 300:
+    # One write a second is too much even for periodic operators.
+    if len(outcome.quiet_writes) > outcome.quiet + (5 if outcome.quiet < 60 else 0):
         found.append(_unrest(outcome))
     elif outcome.quiet_writes and not outcome.facts.is_periodic:
         found.append(_unrest(outcome))
     elif outcome.needless_writes:
-        text = 'The operator repeats the same writes in ten minutes without any changes by others.'
+        text = f'The operator repeats the same writes in {_format_quiet(outcome)} without any changes by others.'
         found.append(Violation('needless', text, _count(outcome.needless_writes)))
     return found
 
@@ -104,8 +104,13 @@ def _outside(outcome: Outcome) -> set[str]:
 
 def _unrest(outcome: Outcome) -> Violation:
     count = len(outcome.quiet_writes)
-    text = f'The operator does not come to rest: {count} writes in ten minutes without any changes by others.'
+    duration = _format_quiet(outcome)
+    text = f'The operator does not come to rest: {count} writes in {duration} without any changes by others.'
     return Violation('unrest', text, _count(outcome.quiet_writes))
+
+
+def _format_quiet(outcome: Outcome) -> str:
+    return 'ten minutes' if outcome.quiet == 600 else f'{outcome.quiet:g} s'
 
 
 def _judge_rest(outcome: Outcome, expected: Expectation) -> Iterator[Violation]:

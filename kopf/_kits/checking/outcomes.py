@@ -83,6 +83,8 @@ class Outcome:
 
     problem: str = ''
     """Why the course was not completed, if the operator is not necessarily the cause."""
+    exceeds_virtual_time: bool = False
+    """Whether the problem is that something is impossible in virtual time."""
     failure: str = ''
     """The failure of the operator that has ended the course: it has not started, or has exited, or a wait timed out."""
     scenario_error: str = ''

@@ -105,6 +105,9 @@ def format_report(report: Report, commands: Sequence[str]) -> str:
     ]
     if report.untried:
         parts.append('\n'.join(['Not tried:', *(f'- {text}' for text in report.untried)]))
+    if report.unconfirmed:
+        lines = [f'- {describe(each.plan)} {each.violations[0].text}' for each in report.unconfirmed]
+        parts.append('\n'.join(['Seen once, but not when the plan was run again:', *lines]))
     if report.noticed:
         parts.append('\n'.join(['Noticed:', *(f'- {text}' for text in report.noticed)]))
     return '\n\n'.join([*parts, summarize(report)])

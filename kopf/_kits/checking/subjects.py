@@ -26,6 +26,13 @@ class Subject:
     """The folder for temporary files."""
     outside: Sequence[str] = ()
     """The names of the modules that stand for the world outside of the cluster."""
+    rest: float = 0.0
+    """In real time: after how long without writes the operator is at rest (in seconds). In virtual time, it is 0."""
+
+    @property
+    def is_real(self) -> bool:
+        """Return whether time is real."""
+        return self.rest > 0
 
     def choose_scenario(self, plan: Plan) -> Scenario:
         """Return the scenario, without the objects that the plan omits."""

@@ -6,8 +6,11 @@ import re
 
 import pytest
 
-from kopf._kits.checking.checks import Check
+from kopf._kits.checking.checks import Check, Finding
+from kopf._kits.checking.oracles import Violation
+from kopf._kits.checking.outcomes import Outcome
 from kopf._kits.checking.plans import Edit, Plan, Target
+from kopf._kits.checking.subjects import Loading, Subject
 from kopf.testing import CannotCheck, ChecksFailed
 
 RIGHT = """
@@ -322,3 +325,37 @@ def test_a_budget_without_any_disturbance_is_no_success(check):
 def test_the_report_of_a_success_is_printed(check, capsys):
     check(RIGHT)
     assert re.search(r"plans in .*: nothing found", capsys.readouterr().out)
+
+
+@pytest.fixture
+def real(tmp_path):
+    """Return a check in real time, which does not run."""
+    return Check(Subject(arguments=[], options={}, scenario=Loading([]), observers={}, folder=tmp_path, rest=1))
+
+
+def test_findings_in_real_time_are_confirmed_by_a_second_run(real, monkeypatch):
+    once, twice = Finding(Plan(do="stop", step=1), [Violation("end", "")]), Finding(Plan(), [Violation("rest", "")])
+    real._found = {("once",): once, ("twice",): twice}
+    monkeypatch.setattr(real, "_try_in_copy", lambda plan: (Outcome(), [] if plan.do else [Violation("rest", "")]))
+    real._confirm()
+    assert (real._found, real._report.unconfirmed) == ({("twice",): twice}, [once])
+    monkeypatch.setattr(real, "_try_in_copy", lambda plan: (Outcome(), []))
+    real._confirm()  # what was seen twice is not tried again
+    assert list(real._found) == [("twice",)] and not real._report.untried
+
+
+def test_findings_that_the_budget_leaves_unconfirmed_are_named(real):
+    real._found = {("once",): Finding(Plan(), [Violation("end", "")])}
+    real._ends_at = 0
+    real._confirm()
+    assert list(real._found) == [("once",)]
+    assert real._report.untried == ["1 findings were seen only once: the budget was used up."]
+
+
+@pytest.mark.parametrize("do", ["", "kill"])
+def test_nothing_is_compared_with_courses_that_the_deadline_has_ended(real, monkeypatch, do):
+    real._base, real._deadline = Outcome(), 0
+    monkeypatch.setattr(real, "_run_alone", lambda plan, **options: Outcome(problem="it was interrupted"))
+    edit = Edit(Target(resource="webs", name="w1"), {"spec": {"size": 3}})
+    outcome, violations = real._try(Plan(do=do, step=1, edits=(edit,)))
+    assert outcome.problem and not violations and list(real._outcomes) == ["()"]

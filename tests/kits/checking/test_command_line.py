@@ -1,10 +1,17 @@
 """``kopf check`` as users run it: what it prints, what it writes, and its exit codes."""
 
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
 from xml.etree import ElementTree
 
 import pytest
 from forkserver import run_process
+
+from kopf._kits.checking.command_line import Options
 
 RIGHT = """
     @kopf.on.create('webs')
@@ -30,14 +37,14 @@ def run(write, tmp_path):
     def run(text, *arguments):
         if text is not None:
             write(text)
-        done = run_process(["kopf", "check", *arguments], cwd=tmp_path, timeout=120)
+        done = run_process(["kopf", "check", *arguments], cwd=tmp_path, timeout=300)
         return done.returncode, done.stdout, done.stderr
 
     return run
 
 
 def test_nothing_is_found(run, tmp_path):
-    code, output, errors = run(RIGHT, "app.py", *OPTIONS, "--budget", "5s", "--junit", "junit.xml")
+    code, output, errors = run(RIGHT, "app.py", *OPTIONS, "--budget", "15s", "--junit", "junit.xml")
     assert code == 0, output + errors
     assert re.search(r"plans in .*: nothing found(\.|, but the budget has ended before the others; .*)\n$", output)
     assert "- No handler handles updates of webs: the edited objects were not compared with new ones." in output
@@ -74,7 +81,8 @@ def test_kinds_that_the_operator_declares_need_no_crds(run, tmp_path):
     """
     note = "{apiVersion: example.com/v1, kind: Note, metadata: {name: a, namespace: default}, spec: {size: 3}}"
     (tmp_path / "note.yaml").write_text(note)
-    code, output, errors = run(text, "app.py", "--load", "note.yaml", "--budget", "3s")
+    (tmp_path / "plan.yaml").write_text("{seed: 1, do: kill, step: 1, seconds: 5}")
+    code, output, errors = run(text, "app.py", "--load", "note.yaml", "--plan", "plan.yaml")
     assert code == 0, output + errors
     assert "The schema of notes" not in output  # so its fields were edited
     assert int(re.search(r"(\d+) plans in", output)[1]) > 1
@@ -100,6 +108,97 @@ def test_what_is_found_can_be_run_again(run, tmp_path):
     assert len(logs) == 1 and b" watch /apis/example.com/v1/webs " in logs.pop()
 
 
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_operators_with_real_sockets_are_checked_in_real_time(run):
+    text = """
+    import socket, uuid
+
+    s = socket.create_server(('127.0.0.1', 0))
+
+    @kopf.on.create('webs')
+    async def serve(body, **_):
+        socket.create_connection(s.getsockname()).close()
+        child = {'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': f'web-{uuid.uuid4()}'}}
+        kopf.adopt(child, owner=body)
+        await kopf.apply(child)
+    """
+    code, _, errors = run(text, "app.py", *OPTIONS)
+    assert code == 2 and "--real-time" in errors
+    options = ["--real-time", "--rest", "1s", "--budget", "3m"]
+    code, output, errors = run(None, "app.py", *OPTIONS, *options, "-x")
+    assert code == 1 and "+ configmaps default/#2" in output, output + errors
+    again = "kopf check app.py --crd crd.yaml --load web.yaml --real-time --rest=1s --plan kopf-check-1.yaml"
+    assert f"Run it again: {again}" in output
+    code, output, errors = run(None, *again.split()[2:])
+    assert code == 1 and "1 found" in output, output + errors
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_no_processes_stay_after_an_interruption(write, tmp_path, number, code):
+    text = """
+    import pathlib, time
+
+    @kopf.on.create('webs')
+    def serve(**_):
+        pathlib.Path('began').touch()
+        time.sleep(600)
+    """
+    (tmp_path / "tmp").mkdir()
+    app = str(write(text))
+    command = [sys.executable, "-m", "kopf", "check", app, *OPTIONS, "--real-time"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment) as check:
+        while not (tmp_path / "began").exists():
+            time.sleep(0.05)
+        check.send_signal(number)
+    assert check.returncode == code
+    listing = ["ps", "-A", "-ww", "-o", "args"]
+    while app in subprocess.run(listing, capture_output=True, text=True, check=True).stdout:
+        time.sleep(0.05)
+    assert number == signal.SIGKILL or not list((tmp_path / "tmp").iterdir())
+
+
+def test_options_of_the_operator_are_passed_on(run, tmp_path):
+    written = ["--leader-election", "-n", "default", "--plan", "plan.yaml", "--log", "requests.log"]
+    (tmp_path / "plan.yaml").write_text("{seed: 1, replicas: 2, do: kill, step: 0}")
+    code, output, errors = run(RIGHT, "app.py", *OPTIONS, *written)
+    assert code == 0, output + errors
+    log = (tmp_path / "requests.log").read_text()
+    assert "/namespaces/default/leases " in log and " watch /apis/example.com/v1/namespaces/default/webs " in log
+
+
+def test_commands_that_repeat_a_check_have_its_options():
+    options = {
+        "paths": ["app.py"],
+        "modules": [],
+        "crds": ["crd.yaml"],
+        "loads": ["web.yaml"],
+        "observed": [],
+        "namespaces": ["one", "two"],
+        "peering_name": "main",
+        "leader_election": True,
+        "pods": True,
+        "real_time": True,
+        "rest": 5.0,
+        "seed": 1,
+        "budget": None,
+        "jobs": None,
+        "only_first": True,
+        "plan_file": None,
+        "save": ".",
+        "junit": None,
+        "log": None,
+    }
+    operator = ["--leader-election", "--peering", "main"]
+    assert Options(**options).make_arguments() == ["--namespace", "one", "--namespace", "two", *operator, "app.py"]
+    command = ["kopf", "check", "app.py", "--crd", "crd.yaml", "--load", "web.yaml", "-n", "one", "-n", "two"]
+    assert Options(**options).make_command() == [*command, *operator, "--pods", "--real-time", "--rest=5s"]
+    assert Options(**options).choose_budget() == 300
+    assert Options(**{**options, "real_time": False}).make_command() == [*command, *operator, "--pods"]
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
@@ -109,6 +208,10 @@ def test_what_is_found_can_be_run_again(run, tmp_path):
         (["app.py", "--load", "web.yaml"], "Not checked: .*no matches for kind"),
         (["app.py", "--crd", "crd.yaml"], "Not checked: The user creates no objects"),
         (["absent.py", *OPTIONS], "Not checked: The operator has exited with the code 1: .*absent.py"),
+        (
+            ["app.py", *OPTIONS, "--real-time", "--rest", "0s"],
+            "Not checked: --rest 0s is too short: give the",
+        ),
         (["app.py", *OPTIONS, "--observe", "cloud"], "Not checked: 'cloud' is not of the form MODULE:NAME"),
         (
             ["app.py", *OPTIONS, "--observe", "cloud:x"],

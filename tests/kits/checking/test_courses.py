@@ -181,3 +181,20 @@ def test_the_same_plan_gives_the_same_requests(run, do):
 
 def test_another_seed_gives_other_requests(run):
     assert run(Plan(seed=1), log=True).log != run(Plan(seed=2), log=True).log
+
+
+class Killed:
+    """An operator that was killed by the disturbance."""
+
+    returncode = -9
+
+
+def test_an_operator_that_is_killed_while_the_course_looks_at_it_has_not_failed(tmp_path, monkeypatch):
+    subject = Subject(arguments=[], options={}, scenario=Loading([]), observers={}, folder=tmp_path)
+    course, operator = Course(subject, Plan(do="kill", step=1)), Killed()
+    course._replicas = [operator]
+    # The course reads what has happened, and only then sees that the operator has ended.
+    checks = iter([lambda: None, lambda: course.release_operator(operator)])
+    monkeypatch.setattr(course.ground, "check", lambda: next(checks)())
+    course._check_operator()
+    assert course._replicas == [None]

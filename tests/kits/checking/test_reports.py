@@ -77,6 +77,13 @@ def test_the_progress_is_one_line():
     assert format_progress(Progress(3, 10, 1, 41.7)) == "3 of 10 plans done, 1 found, 42 s left"
 
 
+def test_what_was_seen_only_once_is_listed_apart():
+    report = Report(unconfirmed=[Finding(Plan(do="lose", request=MOMENT), [Violation("end", "It differs.")])])
+    text = format_report(report, [])
+    assert "Seen once, but not when the plan was run again:\n- The connection broke off " in text
+    assert "pods. It differs.\n" in text
+
+
 @pytest.mark.parametrize(
     "tried, budget, text",
     [

@@ -61,7 +61,8 @@ class Fault:
 
     Empty conditions match everything; ``path`` and ``query`` are regular expressions that are searched for. ``seconds``
     is the length of a delay, or of a freeze (None: until `Faults.clear`); ``line`` is the line to insert; ``function``
-    is called before the request is executed, or, with ``late``, after that but before the response. ``condition`` is
+    is called before the request is executed, or, with ``late``, after that but before the response; if it returns an
+    awaitable, the request waits for that. ``condition`` is
     called with each request that meets all other conditions, and decides.
     """
 

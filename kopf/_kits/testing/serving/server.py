@@ -7,6 +7,7 @@ One instance lives in one event loop and is used from there only, except for the
 
 import asyncio
 import contextlib
+import inspect
 import logging
 import os
 import socket
@@ -392,7 +393,9 @@ async def _apply_fault(rule: Fault) -> None:
             await asyncio.sleep(rule.seconds or 0)
         case 'call':
             assert rule.function is not None
-            rule.function()
+            result = rule.function()
+            if inspect.isawaitable(result):
+                await result
             await asyncio.sleep(0)  # if its client was killed, the request ends here
         case 'drop':
             raise Dropped
