@@ -77,10 +77,9 @@ class LevelProcessor(Processor):
     ) -> None:
         super().__init__(context, client=client, table=table, workers=workers)
         self._client = client
+        self._settings = context.settings
         self._leveler = Leveler(self, self._decider, levels)
         self._operator = context.settings.applying.operator
-        if not self._observing and not self._managing:
-            self._step_meter = None  # the runs of handlers are measured instead of the steps, which only plan them
         self._ending: dict[ObjectRecord, RawBody] = {}
         """The objects that are being deleted, and wait for the deletion of their remote children."""
         self._release_delays: dict[ObjectRecord, float] = {}
@@ -228,8 +227,8 @@ class LevelProcessor(Processor):
             await self._run(record, run)
             has_run = True  # an object that is triggered all the time must not keep its worker for ever
 
-    async def _process(self, record: ObjectRecord, event: RawEvent | None) -> float | None:
-        delay = await super()._process(record, event)
+    async def _step(self, record: ObjectRecord, event: RawEvent | None, *, number: int) -> float | None:
+        delay = await super()._step(record, event, number=number)
         if record.body is not None and not record.is_vanishing:  # the object can have been deleted while a handler ran
             # The body is the response to the patch of the other handlers: the watch can bring this state much later.
             self._leveler.receive(record, record.body)

@@ -11,7 +11,7 @@ import kopf
 from kopf._cogs.clients.api import client_var
 from kopf._core.engines.indexing import OperatorIndexers
 from kopf._core.engines.lease_candidate import LeadershipError
-from kopf._core.reactor import election_coordinator, processing
+from kopf._core.reactor import election_coordinator, screening
 
 LEASE = 'kopf-operator'
 
@@ -818,7 +818,7 @@ async def test_a_leader_that_is_elected_again_repeats_no_handlers_that_another_o
 
 @in_virtual_time
 async def test_only_some_of_the_last_changes_are_kept(world, replicas, monkeypatch):
-    monkeypatch.setattr(processing, 'MAX_RECENT', 2)
+    monkeypatch.setattr(screening, 'MAX_RECENT', 2)
     await replicas.hold()
     async with replicas.run('a'):
         await replicas.until_logged('Standing by')

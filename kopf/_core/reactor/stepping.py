@@ -1,0 +1,217 @@
+"""
+One step of an object: what a worker does with the newest event, or with a request to continue without an event.
+
+This module finds out from which state the step begins, and whether handlers are called at all. `reconciling` does the
+rest of the step. After a patch of the operator, the next step continues with the state from the response.
+"""
+
+import time
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
+
+from kopf._cogs.structs.bodies import Body, RawBody, RawEvent
+from kopf._cogs.structs.credentials import LoginError
+from kopf._cogs.structs.instruments import ObjectStep
+from kopf._cogs.structs.patches import Patch
+from kopf._core.actions.loggers import ObjectLogger
+from kopf._core.intents.causes import LISTED
+from kopf._core.intents.contexts import OperatorContext
+from kopf._core.intents.decisions import Decider
+from kopf._core.reactor.applying import Applier
+from kopf._core.reactor.object_records import ObjectRecord, get_api_version, get_key, make_logger
+from kopf._core.reactor.reconciling import Reconciler
+from kopf._core.reactor.stale_events import StaleEventFilter
+
+if TYPE_CHECKING:
+    from kopf._cogs.structs.meters import ResourceMeter
+
+
+class ObjectStepper:
+    """
+    Does the steps of all objects of one resource.
+
+    Args:
+        context: what the operator shares.
+        decider: decides what to do with an object.
+        applier: requests the newest states of objects.
+        reconciler: does the rest of each step.
+        stale_events: the filter of stale events.
+        meter: measures the steps, if there are metrics.
+    """
+
+    def __init__(
+        self,
+        context: OperatorContext,
+        *,
+        decider: Decider,
+        applier: Applier,
+        reconciler: Reconciler,
+        stale_events: StaleEventFilter,
+        meter: 'ResourceMeter | None',
+    ) -> None:
+        self._settings = context.settings
+        self._instruments = context.instruments
+        self._decider = decider
+        self._applier = applier
+        self._reconciler = reconciler
+        self._stale_events = stale_events
+        self._observing, self._managing = bool(decider.table.watching), decider.table.managing
+        # Without such handlers, a step only plans the runs of level-triggered handlers, which are measured themselves.
+        self._meter = meter if self._observing or self._managing else None
+        self._api_version = get_api_version(decider.table.resource)
+        self._successor: ObjectStepper | None = None
+
+    def retire(self, successor: 'ObjectStepper') -> None:
+        """Called when another processor takes over the objects; this is its stepper."""
+        self._successor = successor
+
+    def step(self, record: ObjectRecord, event: RawEvent | None, *, number: int) -> Coroutine[Any, Any, float | None]:
+        """
+        Do one step for the object, with the event if there is one.
+
+        Args:
+            record: the record of the object.
+            event: the newest event; ``None`` if the object is requeued without an event.
+            number: the number of steps since the last event.
+
+        Returns:
+            The delay until the next step (in seconds); ``None`` if no step is planned.
+        """
+        # Why not a coroutine that awaits one of these? It would cost time in each step, also without instruments.
+        if self._meter is not None:
+            return self._step_measured(record, event, self._meter, number=number)
+        if self._instruments.steps:
+            return self._step_told(record, event, number=number)
+        return self._step(record, event)
+
+    async def _step_measured(
+        self, record: ObjectRecord, event: RawEvent | None, meter: 'ResourceMeter', *, number: int
+    ) -> float | None:
+        began = time.monotonic()
+        try:
+            if self._instruments.steps:
+                delay = await self._step_told(record, event, number=number)
+            else:
+                delay = await self._step(record, event)
+        except Exception:
+            meter.conclude(began, 'error', record.uid)
+            raise
+        result = 'requeue' if record.has_work else 'success' if delay is None else 'requeue_after'
+        meter.conclude(began, result, record.uid)
+        return delay
+
+    async def _step_told(self, record: ObjectRecord, event: RawEvent | None, *, number: int) -> float | None:
+        key = get_key(record, self._decider.table.resource)
+        type_ = None if event is None else event['type'] or LISTED
+        with ObjectStep(self._instruments, key, event=type_, number=number) as step:
+            delay = await self._step(record, event)
+            step.conclude(delay, requeued=record.has_work)
+        return delay
+
+    async def _step(self, record: ObjectRecord, event: RawEvent | None) -> float | None:
+        # Clear it before the step: a requeue during the step, by the response or by the end of a daemon, requests the
+        # next step.
+        requeued = record.take_requeue()
+        if event is None:
+            return await self._step_without_event(record)
+        body = Body(event['object'])
+        patch = Patch(body=body)
+        try:
+            if record.unverified and event['type'] != 'DELETED':
+                record.verify(untouched=self._is_untouched(record, body))
+            if self._observing:
+                # These come before the checks for deletion and staleness: handlers of raw events get all events.
+                event = await self._reconciler.observe(record, event, body, patch)
+        except Exception:
+            record.put_back(event)  # the event is the only place that has the state
+            raise
+        if event['type'] == 'DELETED':
+            await self._save_before_forgetting(record)
+            self._forget(record, event, body)
+            return None
+        # Without change-detecting handlers or daemons, no state is kept that the event could be compared with.
+        if not self._managing and not patch and record.body is None:
+            record.watch_selfpatching(None)
+            return None
+        stale = self._stale_events.drop_stale(record, event)
+        await self._take_state(record, event['object'], stale=stale)
+        if patch or record.selfpatching is not None:
+            pause = self._reconciler.hold_back(record, patch, body, own=stale, requeued=requeued)
+            if pause:
+                return pause
+        if patch or requeued or not stale:
+            # A stale state is sufficient to apply the patch of handlers of raw events. But a decision would treat the
+            # operator's last patch as undone by another client.
+            deciding = record.body is not None
+            record.adopt(event['object'])
+            return await self._reconciler.reconcile(record, patch, deciding=deciding)
+        return None
+
+    async def _step_without_event(self, record: ObjectRecord) -> float | None:
+        """Continue with the known state: the object is requeued, or a timer has fired."""
+        if record.unverified:
+            return None  # all objects will be listed again after the pause
+        if record.body is not None and (record.outdated or self._is_foreign(record.body)):
+            await self._applier.reload(record, record.body)
+        if record.body is not None:
+            return await self._reconciler.reconcile(record, Patch(body=Body(record.body)), deciding=True)
+        return None
+
+    async def _take_state(self, record: ObjectRecord, raw: RawBody, *, stale: bool) -> None:
+        """Set the state of an event as the newest one, unless it is stale; request the newest one if in doubt."""
+        if not stale:
+            doubtful = record.outdated and record.body is None  # the API server has reported the object as missing
+            record.accept(raw)
+            if doubtful:
+                record.mark_outdated()  # until the request succeeds
+                await self._applier.reload(record, raw)
+        elif record.body is not None and self._is_foreign(record.body):
+            await self._applier.reload(record, record.body)
+
+    def _is_untouched(self, record: ObjectRecord, body: Body) -> bool:
+        """Check whether no other operator has handled the object during the pause."""
+        earlier, cycle = record.body, record.cycle
+        return earlier is not None and cycle is not None and self._decider.is_untouched(Body(earlier), body, cycle)
+
+    def _is_foreign(self, raw: RawBody) -> bool:
+        """Check whether the state has another API version, because it is the response to the predecessor's patch."""
+        return raw.get('apiVersion', self._api_version) != self._api_version
+
+    # Deleted objects.
+
+    def _forget(self, record: ObjectRecord, event: RawEvent, body: Body) -> None:
+        if self._managing:
+            ObjectLogger(body=body, settings=self._settings).debug("Deleted, really deleted, and we are notified.")
+        record.cancel_wakeup()
+        record.forget_state()
+        self._stale_events.forget(record, event)
+        if record.daemons is not None:
+            record.daemons.forget()
+        # The object exists again: its next event has come while this deletion was waiting for the worker.
+        if record.pending is not None and not record.is_vanishing:
+            if record.expected is not None:
+                record.expected.note_return()
+            if record.daemons is not None:
+                record.daemons.reappear()
+
+    async def _save_before_forgetting(self, record: ObjectRecord) -> None:
+        """
+        Store progress and patches that are only in memory yet, before the record is forgotten.
+
+        A DELETED event also comes when an object stops matching the selectors of the watch: such an object still
+        exists, and can match again. Deleted objects usually have nothing left to store.
+        """
+        if record.in_memory_only:
+            try:
+                await self.save(record)
+            except LoginError:
+                raise
+            except Exception as error:
+                make_logger(record, self._decider.table.resource, self._settings).error(
+                    "The object is gone, and the results of its handlers can't be stored: %r", error
+                )
+
+    async def save(self, record: ObjectRecord) -> None:
+        """Store progress and patches that are only in memory yet on the object, without running any handlers."""
+        # A step that has begun before the succession can save only later: with the API version of the successor then.
+        await (self._reconciler if self._successor is None else self._successor).save(record)
