@@ -37,12 +37,12 @@ def seen(world, name='obj'):
     return [(call['event']['type'], call['uid']) for call in world.called('event', name)]
 
 
-async def streaming(world, resource='kopfexamples'):
-    """Wait until the objects are streamed after they were listed."""
+async def streaming(world, resource='kopfexamples', since=0):
+    """Wait until the objects are streamed after they were listed; `since` is a number of requests to skip."""
     async with asyncio.timeout(20):
         while not any(
             request.resource == resource and request.verb == 'watch' and request.status == 200
-            for request in world.sandbox.requests
+            for request in world.sandbox.requests[since:]
         ):
             await asyncio.sleep(0.005)
 
@@ -251,6 +251,42 @@ async def test_objects_are_gone_with_their_kind(world, gap):
 
 
 @in_virtual_time
+async def test_a_daemon_is_outwaited_if_its_kind_is_not_served_for_a_while(world):
+    running, ending = [], asyncio.Event()
+
+    @kopf.daemon('things', registry=world.registry)
+    async def daemon(stopped, **_):
+        running.append('daemon')
+        world.note('daemon', None, running=len(running))
+        await stopped.wait()
+        world.note('stopping', None)
+        await ending.wait()
+        running.pop()
+
+    async def serve(served):
+        versions = [{**version, 'served': served} for version in crd['spec']['versions']]
+        await world.aio.apply({**crd, 'spec': {**crd['spec'], 'versions': versions}})
+
+    world.declare(kopf.on.event, 'event', resource='things')
+    crd = define('things', 'Thing', group='other.dev')
+    await world.aio.create(crd)
+    async with world.operator(clusterwide=True):
+        await world.aio.create({'apiVersion': 'other.dev/v1', 'kind': 'Thing', 'metadata': {'name': 'obj'}})
+        await world.until_called('daemon')
+        await serve(False)
+        await world.until_called('stopping')
+        await world.until(lambda: world.called('event')[-1]['type'] == 'DELETED')
+        await world.aio.create(define('others', 'Other', group='other.dev'))
+        await asyncio.sleep(10)  # the resources are discovered once more
+        await serve(True)
+        await world.until(lambda: world.called('event')[-1]['type'] is None)
+        await asyncio.sleep(10)  # no daemon may start
+        ending.set()
+        await world.until_called('daemon', 2)
+    assert [call['running'] for call in world.called('daemon')] == [1, 1]
+
+
+@in_virtual_time
 async def test_objects_that_are_only_served_no_more_are_not_reported_as_deleted(world):
     world.declare(kopf.on.event, 'event', resource='things')
     await world.aio.create(define('things', 'Thing', group='one.dev'))
@@ -383,6 +419,69 @@ async def peered(world):
         await world.aio.create({**PEERING, 'metadata': {'name': 'default', 'namespace': name}})
     await world.create('a', namespace='one', finalizers=['kopf.zalando.org/KopfFinalizerMarker'])
     return world
+
+
+@contextlib.asynccontextmanager
+async def renewing_namespace(world, delay):
+    """Create the namespace anew, with an object; the operator learns that when it handles the object already."""
+    declare_observers(world)
+    peering = {**PEERING, 'metadata': {'name': 'default', 'namespace': 'app'}}
+    await world.aio.apply(world.root / 'peering.yaml')
+    await world.aio.create(make_namespace())
+    await world.aio.create(peering)
+    async with world.operator(namespaces=['app*'], standalone=False, identity='me'):
+        await world.aio.create(make_object('former'))
+        await world.until_called('daemon', name='former')
+        is_late = True
+        world.sandbox.faults.error(503, times=None, resource='namespaces', condition=lambda _: is_late)
+        before = len(world.sandbox.requests)
+        world.sandbox.faults.drop_watches()
+        await streaming(world, 'kopfpeerings', before)
+        await release(world, 'former')
+        await world.aio.delete('namespaces', 'app')
+        await world.aio.wait_gone('namespaces', 'app')
+        await world.aio.create(make_namespace())
+        await world.aio.create(peering)
+        await world.aio.create(make_object('obj'))
+        await world.until_called('daemon', name='obj')
+        is_joined = lambda body: 'me' in (body.get('status') or {})  # noqa: E731  # by the watch of the former one
+        await world.aio.wait_for('kopfpeerings', 'default', is_joined, namespace='app')
+        before = len(world.sandbox.requests)
+        world.sandbox.faults.delay(delay, method='GET', resource='kopfpeerings', times=1)
+        is_late = False
+        await streaming(world, 'namespaces', before)
+        async with asyncio.timeout(20):  # until the operator asks for the new peering
+            while 'kopfpeerings' not in [each.resource for each in world.sandbox.requests[before:]]:
+                await asyncio.sleep(0.005)
+        yield
+    assert [call['type'] for call in world.called('event', 'former')][-1] == 'DELETED'
+
+
+async def release(world, name):
+    await world.aio.patch('kopfexamples', name, {'metadata': {'finalizers': None}}, namespace='app')
+
+
+@in_virtual_time
+async def test_objects_of_a_new_namespace_are_not_gone_with_the_former_one(world):
+    async with renewing_namespace(world, 5):
+        await streaming(world, since=len(world.sandbox.requests))
+        await world.aio.create(make_object('later'))
+        await world.until_called('daemon', name='later')
+        assert 'DELETED' not in [call['type'] for call in world.called('event', 'obj')]
+        # The operator pauses for a moment, until its record is in the new peering.
+        reasons = [call['reason'] for call in world.called('stopped', 'obj')]
+        assert not any(DaemonStoppingReason.RESOURCE_DELETED in reason for reason in reasons)
+
+
+@in_virtual_time
+async def test_objects_are_gone_with_a_new_namespace_whose_peering_is_not_known_yet(world):
+    async with renewing_namespace(world, 300):
+        world.sandbox.faults.freeze_watches(resource='kopfexamples')
+        await release(world, 'obj')
+        await world.aio.delete('namespaces', 'app')
+        await world.until(lambda: world.called('stopped', 'obj'), 100)
+        await world.until(lambda: world.called('event', 'obj')[-1]['type'] == 'DELETED')
+    assert [call['type'] for call in world.called('event', 'obj')].count('DELETED') == 1
 
 
 @pytest.mark.parametrize('pattern', ['one', 'on*'])

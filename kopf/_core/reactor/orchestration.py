@@ -774,23 +774,29 @@ class Orchestrator:
 
     def _end_watch(self, scope: Scope, watch: ResourceWatch, sink: ObjectSink, task: asyncio.Task[None]) -> Leaving:
         if self._is_gone(*scope):
-            end = self._bury(watch, sink, task)
+            end = self._bury(scope, watch, sink, task)
         else:
             sink.dropped(watch)
             end = self._release(watch, sink)
         return watch, sink, task, self._tasks.create_task(end, name=f'end of {watch}')
 
-    async def _bury(self, watch: ResourceWatch, sink: ObjectSink, task: asyncio.Task[None]) -> None:
+    async def _bury(self, scope: Scope, watch: ResourceWatch, sink: ObjectSink, task: asyncio.Task[None]) -> None:
         """Report the objects of a deleted namespace or resource as deleted, and release the watch."""
         # This watch can lag behind that of namespaces or CRDs. Wait for its events, because they have the last states.
         for delay in LAST_EVENTS_DELAYS:
             if watch.records and watch.state is WatchState.STREAMING:
                 await asyncio.sleep(delay)
+        # The namespace can exist again, and this watch can have its objects. The next watch takes them over, but waits
+        # for the verdict of the new peering. Why not an event? Each adjustment of the watches would have to set it.
+        while not self._is_gone(*scope):  # noqa: ASYNC110
+            await asyncio.sleep(LAST_EVENTS_DELAYS[-1])
         task.cancel()
         records = watch.get_known()
         await watch.report_deletions()
         sink.vanished(watch)
-        await self._tools.workers.wait_for(records)
+        # Objects can return, e.g. if their kind was not served for a while. Then, the next watch takes over these
+        # records, so that no daemon starts beside its predecessor.
+        await self._tools.workers.outwait(records)
         sink.released(watch)
 
     async def _release(self, watch: ResourceWatch, sink: ObjectSink) -> None:

@@ -391,6 +391,10 @@ class WorkerPool:
                 self._note_done(processor, record)
                 record.free_worker()
                 self._not_urgent.discard(record)
+        await self.outwait(records)
+
+    async def outwait(self, records: Collection[ObjectRecord]) -> None:
+        """Wait until no worker and no daemon runs for these objects, however long that takes."""
         mine = {id(record) for record in records}
         while True:
             daemons = {
