@@ -28,8 +28,13 @@ OPTIONAL = {
     'relabelling': {'app': 8, 'leave_and_return': 4},
     'restoring': {'back_up': 1, 'restore': 1},
     'children': {'child': 4, 'secret': 4},
+    'forbidding': {'forbid': 4},
     'applying': {'meddle': 6, 'refuse_children': 2},
 }
+
+FORBIDDEN = ['kopfexamples'] * 4 + ['kopfpeerings', 'clusterkopfpeerings', 'namespaces', 'configmaps', 'leases']
+FORBIDDEN += ['customresourcedefinitions']
+"""The resources for which the permissions of operators can be missing."""
 
 FAULTS = {
     'error': 2, 'lose': 2, 'drop': 1, 'error_of_list': 1, 'error_of_discovery': 1, 'error_of_anything': 2,
@@ -58,6 +63,8 @@ class Actions:
             if getattr(self._options, option):
                 for name, weight in more.items():
                     weights[name] = weights.get(name, 0) + weight
+        if self._options.pruning:
+            weights.update(restart=0)
         if self._options.electing:
             weights.update(add_rival=3, remove_rival=2)
             weights.pop('restore', None)
@@ -306,6 +313,17 @@ class Actions:
         self._faults.drop_watches()
 
     # The API.
+
+    async def forbid(self):
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._rng.choice([1, 5, 25, 60])
+        resource = self._rng.choice(FORBIDDEN)
+        namespace = self._rng.choice([*self._cluster.namespaces, '', ''])
+        verb = self._rng.choice(['', '', 'list', 'watch', 'patch'])
+        self._ledger.note(f'forbidden: {verb or "all"} of {resource} in {namespace or "all"}')
+        self._faults.error(
+            403, times=None, resource=resource, namespace=namespace, verb=verb, condition=lambda _: loop.time() < until
+        )
 
     async def conflicts(self):
         self._faults.error(409, times=self._rng.choice([5, 20, 60]), method='PATCH', resource='kopfexamples')

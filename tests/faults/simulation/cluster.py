@@ -13,8 +13,11 @@ FOREIGN_FINALIZER = 'other/finalizer'
 UNFINALIZED = {'metadata': {'finalizers': None}}
 
 
-def make_crd(plural, kind, *, versions=('v1',), scope='Namespaced', status=False):
+def make_crd(plural, kind, *, versions=('v1',), scope='Namespaced', status=False, pruning=False):
     schema = {'openAPIV3Schema': {'type': 'object', 'x-kubernetes-preserve-unknown-fields': True}}
+    if pruning:
+        kept = {'type': 'object', 'x-kubernetes-preserve-unknown-fields': True}
+        schema = {'openAPIV3Schema': {'type': 'object', 'properties': {'spec': kept}}}
     subresources = {'subresources': {'status': {}}} if status else {}
     return {
         'apiVersion': 'apiextensions.k8s.io/v1',
@@ -70,7 +73,9 @@ class Cluster:
             await self.api.create(self._make_crd(('v1',)), None, None, {})
 
     def _make_crd(self, versions):
-        return make_crd(PLURAL, 'KopfExample', versions=versions, status=self._options.status_subresource)
+        options = self._options
+        status, pruning = options.status_subresource, options.pruning
+        return make_crd(PLURAL, 'KopfExample', versions=versions, status=status, pruning=pruning)
 
     async def undefine(self, pause):
         """Delete the kind with all its objects, and define it anew."""

@@ -12,6 +12,13 @@ from tests.faults.simulation.ledger import Attempt, Limits, Run, look_at
 RESOURCE = 'kopfexamples'
 BACKOFF = {'backoff': 0.1}
 
+ODD_TIMERS = [
+    ('odd', {'idle': 0.3, 'interval': 0.5, 'sharp': True, 'initial_delay': 0.2}),
+    ('patient', {'idle': 0.2, 'initial_delay': 1}),
+    ('drawn', {'interval': 0.6, 'initial_delay': lambda spec, **_: 0.1 * (spec.get('a', 0) % 10), 'sharp': True}),
+    ('strict', {'interval': 0.8, 'idle': 0.1, 'timeout': 0.3}),
+]
+
 
 class Handlers:
     """
@@ -277,6 +284,7 @@ class Handlers:
             ('idle', {'idle': 0.3}),
             ('both', {'idle': 0.4, 'interval': 0.9}),
             ('sharp', {'interval': 1, 'sharp': True}),
+            *(ODD_TIMERS if self._options.odd else ()),
         ]:
             kopf.timer(RESOURCE, id=id, backoff=0.3, **options, **self._common)(functools.partial(self._tick, id))
 
@@ -315,6 +323,21 @@ class Handlers:
             return {uid: spec.get('a')}
 
         kopf.index(RESOURCE, id='ix', **self._common)(index)
+        if self._options.odd:
+            self._declare_odd_indices()
+
+    def _declare_odd_indices(self):
+        async def index(uid, spec, **_):
+            await self._process.alive()
+            await asyncio.sleep(self._rng.choice([0, 0, 0, 0.05, 3]))
+            await self._process.alive()
+            if self._ledger.chaos and self._rng.random() < 0.2:
+                raise ValueError('odd')
+            return {uid: spec.get('a')}
+
+        kopf.index(RESOURCE, id='again', errors=kopf.ErrorsMode.TEMPORARY, backoff=0.3, **self._common)(index)
+        kopf.index(RESOURCE, id='never', errors=kopf.ErrorsMode.PERMANENT, **self._common)(index)
+        kopf.index(RESOURCE, id='twice', errors=kopf.ErrorsMode.TEMPORARY, retries=2, timeout=1, **self._common)(index)
 
     def _declare_levels(self):
         sources = {}

@@ -185,6 +185,8 @@ class Ledger:
             return False
         if self.deaths and self._options.storage == 'database':
             return False  # the database is written before the object: the records of a handled deletion can be purged
+        if self._options.pruning and run.reason in ('create', 'delete'):
+            return False  # edits are handled as creations, and objects that leave and return are new
         if run.reason in ('create', 'delete'):
             return True
         if run.reason != 'update' or before.value != run.value or before is not self.runs[run.uid, run.id][-1]:
@@ -228,9 +230,9 @@ class Ledger:
             self.fault(f'attempts skipped: {attempt} after {last}')
         if last is not None and last.reason == attempt.reason == 'create' and not self.restored and not self.excused:
             kept = (last.process is attempt.process or last.process.clean) and attempt.uid not in self.undefined
-            if last.final and kept:
+            if last.final and kept and not self._options.pruning:
                 self.fault(f'done twice: {attempt} after {last}')
-            elif last.ended and kept and attempt.number <= last.number:
+            elif last.ended and kept and attempt.number <= last.number and not self._options.pruning:
                 self.fault(f'attempts lost: {attempt} after {last}')
         self.attempts[attempt.uid, attempt.id] = attempt
 

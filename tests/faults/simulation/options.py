@@ -57,6 +57,9 @@ class Options:
     concurrency: int | None = None
     applying_timeout: float | None = None
     electing: str = ''  # never drawn: '', 'election' or 'shards': how the operators agree by Leases
+    forbidding: bool = False  # whether the permissions for some resources or namespaces are missing for a while
+    pruning: bool = False  # whether the schema has no status, so that the API server drops what is stored there
+    odd: bool = False  # whether there are timers and indices with unusual options
     blind: bool = False  # never drawn: whether the operators serve another label than the checks expect
 
 
@@ -117,6 +120,11 @@ def draw(rng):
     # Drawn last, so that the other options of a seed stay the same.
     options.applying, options.conditions, options.remote = chance(0.4), chance(0.5), chance(0.4)
     options.concurrency, options.applying_timeout = choice([None, None, 1]), choice([None, None, 2])
+    options.forbidding, options.odd = chance(0.3), chance(0.4)
+    options.pruning = options.storage == 'status' and chance(0.5)
+    if options.pruning:  # all is only in memory
+        options.killing = options.rivals = options.downtimes = options.migrating = options.restoring = False
+        options.conditions = False
     options.remote = options.remote and options.scope == 'cluster'  # where no namespace is deleted
     if options.peering:
         # Peers that are too slow, or whose clocks differ, cannot agree; and they wait only for some seconds.

@@ -25,6 +25,8 @@ class Rest:
         self._boss = electing.find_boss(simulation)
         index = {} if self._boss is None else self._boss.indexers.indices.get('ix') or {}
         self._index = {uid: list(values) for uid, values in index.items()}
+        indices = {} if self._boss is None else self._boss.indexers.indices
+        self._odd = {name: indices.get(name) or {} for name in ('again', 'never', 'twice')}
         self._flaws = []
 
     def find_flaws(self):
@@ -73,7 +75,9 @@ class Rest:
             self._check_timers(uid, seen)
         if self._served:
             self._check_state(uid, body)
-            if not self._ledger.restored:
+            if self._options.pruning:
+                self._check_newest(uid, seen)
+            elif not self._ledger.restored:
                 self._check_runs(uid, seen)
 
     def _check_index(self, uid, seen):
@@ -81,6 +85,16 @@ class Rest:
             self._tell(f'the index has {self._index.get(uid)} instead of {seen[0]}')
         if self._options.indexing and not self._served and uid in self._index:
             self._tell('it is in the index, but it is not served')
+        if self._options.indexing and self._options.odd:
+            self._check_odd_indices(uid, seen)
+
+    def _check_odd_indices(self, uid, seen):
+        for name, index in self._odd.items():
+            values = list(index.get(uid, ()))
+            allowed = [[seen[0]]] if self._served else [[]]
+            allowed += [[]] if name != 'again' else []
+            if values not in allowed:
+                self._tell(f'the index {name} has {values} instead of {seen[0]}')
 
     def _check_events(self, uid, seen, deleting):
         if not self._served:
@@ -139,18 +153,36 @@ class Rest:
                 self._tell(f'the timer {id} has run at {at:.3f} with {value} instead of {seen[0]}')
             elif not self._served and self._ledger.now - at < 1.2:
                 self._tell(f'the timer {id} goes on, but it is not served')
+        if self._options.odd and self._served:
+            self._check_odd_timers(uid, seen)
         if self._served and self._ledger.ticks.get(('idle', uid), (0, None))[1] != seen[0]:
             self._tell(f'the timer idle has seen {self._ledger.ticks.get(("idle", uid))} instead of {seen[0]}')
+
+    def _check_odd_timers(self, uid, seen):
+        for id, limit in (('odd', 1.6), ('drawn', 1.7)):
+            at, value = self._ledger.ticks.get((id, uid), (-1000, None))
+            if self._ledger.now - at > limit or value != seen[0]:
+                self._tell(f'the timer {id} has run at {at:.3f} with {value} instead of {seen[0]}')
+        if self._ledger.ticks.get(('patient', uid), (0, None))[1] != seen[0]:
+            self._tell(f'the timer patient has seen {self._ledger.ticks.get(("patient", uid))} instead of {seen[0]}')
 
     def _check_state(self, uid, body):
         storage = self._simulation.storage
         handled = storages.find_handled(storage, body)
+        if self._options.pruning:
+            return
         if not handled or handled.get('spec') != body['spec']:
             self._tell(f'the last handled state is {handled}')
         if left := storages.find_progress(storage, body, self._simulation.records):
             self._tell(f'progress is left: {left}')
         if FINALIZER not in body['metadata'].get('finalizers', ()):
             self._tell('it has no finalizer')
+
+    def _check_newest(self, uid, seen):
+        """Check that any handler has seen the newest state: without a stored state, edits are creations."""
+        runs = [run for id in ('c1', 'u') for run in self._ledger.runs[uid, id]]
+        if not runs or max(runs, key=lambda run: run.ended).seen != seen:
+            self._tell(f'its newest state was not handled: {seen}')
 
     def _check_runs(self, uid, seen):
         runs, ledger = self._ledger.runs, self._ledger
