@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 import forkedworkers
+import forkserver
 import hypothesis
 import hypothesis.strategies
 import pytest
@@ -48,6 +49,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # Otherwise, looptime asks for a loop in tests that have none; it would be made, and never closed.
     asyncio.set_event_loop(None)
     forkedworkers.pytest_configure(config)
+    if config.getoption("--forks") and not config.option.collectonly:
+        forkserver.launch_server(os.environ | make_environment(config))  # while the tests are collected
     config.addinivalue_line("markers", "long: takes long on the sandbox, where it is run only with --long")
     config.addinivalue_line("markers", "thorough: takes minutes, or needs more, and is run only with --thorough")
 
@@ -73,18 +76,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    if session.config.getoption("--cluster") == "sandbox" and not session.config.getoption("--thorough"):
-        bare = str(ROOT / "tests" / "cluster" / "bare")
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [bare, os.environ.get("PYTHONPATH")]))
-    # What tests write, run, and write again within the same second is never taken for what it was before.
     sys.dont_write_bytecode = True
-    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    os.environ.update(make_environment(session.config))
     if session.config.getoption("--forks"):
         draw_text()
     # The thousands of tests stay, so that no collection of garbage has to look at them.
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+def make_environment(config: pytest.Config) -> dict[str, str]:
+    """Return the variables for the processes that tests start."""
+    # What tests write, run, and write again within the same second is never taken for what it was before.
+    variables = {"PYTHONDONTWRITEBYTECODE": "1"}
+    if config.getoption("--cluster") == "sandbox" and not config.getoption("--thorough"):
+        bare = str(ROOT / "tests" / "cluster" / "bare")
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, [bare, os.environ.get("PYTHONPATH")]))
+    return variables
 
 
 @hypothesis.given(hypothesis.strategies.text())

@@ -7,7 +7,9 @@ another, so that fixtures of modules are set up once; fixtures of the session ar
 When no more files are left, a worker without tests takes half of those that another one still has: otherwise, most
 workers would wait for the longest file at the end.
 
-The process that has collected the tests runs none of them: it hands them out, and reports what the workers send.
+The process that has collected the tests runs none of them: it hands them out, and reports what the workers send. That
+is one message for each test, when it has ended: with thousands of tests of a millisecond, most of the time went into
+messages. No worker waits for an answer to it, as it knows the next tests already.
 """
 
 import asyncio
@@ -20,15 +22,19 @@ import pickle
 import signal
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from multiprocessing.connection import Connection, Pipe, wait
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
+import forkserver
 import pytest
 
 Files: TypeAlias = collections.deque[collections.deque[int]]
 """The tests of each file: their indexes in the list of all tests."""
+
+AHEAD = 3
+"""How many tests a worker knows: the one that it runs, the next one, and the one for which that keeps the fixtures."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -59,21 +65,30 @@ class Worker:
         name = f"fork {number}"
         self.node = SimpleNamespace(gateway=SimpleNamespace(id=name), _workerinfocache=f"[{name}]")
         self.pending: collections.deque[int] = collections.deque()
-        """The tests that it has not begun: those of one file."""
+        """The tests that it has not finished: those of one file."""
         self.known = 0
-        """How many of them it knows: those stay, since the fixtures that they share are kept for the second one."""
-        self.location: tuple[str, Any] | None = None
+        """How many of them it knows: those stay, since the fixtures that they share are kept for the next one."""
+        self.is_complete = False
+        """Whether it knows that these are the last ones of the file; it expects no other answer then."""
+
+    def start(self, tests: collections.deque[int]) -> None:
+        """Begin with a file; without any tests, the worker ends."""
+        self.pending, self.known = tests, 0
+        self.tell()
 
     def tell(self) -> None:
-        """Send the next test, and the one after it; nothing if there are none."""
-        tests = list(itertools.islice(self.pending, 2))
-        self.known = len(tests)
-        self.connection.send(tests)
+        """Send the tests that it does not know yet, up to the one after the next, and whether they are the last."""
+        tests = list(itertools.islice(self.pending, self.known, AHEAD))
+        self.known += len(tests)
+        self.is_complete = self.known == len(self.pending)
+        self.connection.send((tests, self.is_complete))
 
-    def take(self) -> None:
-        """Called when it begins with the next test."""
+    def finish(self) -> None:
+        """Called when it has finished a test. It has begun with the next one, unless that was the last of the file."""
         self.pending.popleft()
         self.known -= 1
+        if not self.is_complete:
+            self.tell()
 
     def give_up(self) -> collections.deque[int]:
         """Return the last half of the tests that it does not know; another worker runs them."""
@@ -125,6 +140,7 @@ class ForkedWorkers:
 
     def _fork(self, session: pytest.Session, number: int) -> Worker:
         ours, theirs = Pipe()
+        server = forkserver.split_server()
         with warnings.catch_warnings():
             # Python warns of threads, which a fork has not. Those of plugins wait for connections, and hold no locks.
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -132,30 +148,38 @@ class ForkedWorkers:
         if not pid:
             for connection in (ours, *(worker.connection for worker in self._workers)):
                 connection.close()
+            if server is not None:
+                forkserver.replace_server(server)
             _serve(session, theirs, number)
         theirs.close()
+        if server is not None:
+            server.close()
         return Worker(number, pid, ours)
 
     def _receive(self, session: pytest.Session, worker: Worker, queue: Files) -> None:
-        """Act on one message of a worker, or on its end."""
-        hook = session.config.hook
+        """Act on the messages of a worker, or on its end."""
         try:
-            kind, data = worker.connection.recv()
+            messages = worker.connection.recv()
         except (EOFError, ConnectionError):
             self._replace(session, worker, queue)
             return
-        if kind == "next":
-            if not worker.pending:
-                worker.pending = queue.popleft() if queue else self._take_over()
-            worker.tell()
-        elif kind == "take":
-            worker.take()
-        elif kind == "start":
-            worker.location = data
+        for kind, data in messages:
+            self._act(session, worker, kind, data)
+            if kind == "next":
+                worker.start(queue.popleft() if queue else self._take_over())
+            if session.shouldfail:
+                raise session.Failed(session.shouldfail)
+            if session.shouldstop:
+                raise session.Interrupted(session.shouldstop)
+
+    def _act(self, session: pytest.Session, worker: Worker, kind: str, data: Any) -> None:
+        hook = session.config.hook
+        if kind == "start":
             hook.pytest_runtest_logstart(nodeid=data[0], location=data[1])
         elif kind == "finish":
-            worker.location = None
             hook.pytest_runtest_logfinish(nodeid=data[0], location=data[1])
+        elif kind == "done":
+            worker.finish()
         elif kind == "report":
             report = hook.pytest_report_from_serializable(config=session.config, data=data)
             report.node = worker.node
@@ -169,10 +193,6 @@ class ForkedWorkers:
         elif kind == "end":
             worker.kill()
             self._workers.remove(worker)
-        if session.shouldfail:
-            raise session.Failed(session.shouldfail)
-        if session.shouldstop:
-            raise session.Interrupted(session.shouldstop)
 
     def _take_over(self) -> collections.deque[int]:
         """Return some tests of the worker that has the most."""
@@ -182,10 +202,10 @@ class ForkedWorkers:
         """Report the test that has ended its process, and let another worker run the rest of the file."""
         self._workers.remove(worker)
         worker.kill()
-        if worker.location is not None:
-            nodeid, location = worker.location
+        if worker.pending:
+            item = session.items[worker.pending.popleft()]
             text = "The process of the test has ended unexpectedly."
-            report = pytest.TestReport(nodeid, location, {}, "failed", text, "call")
+            report = pytest.TestReport(item.nodeid, item.location, {}, "failed", text, "call")
             session.config.hook.pytest_runtest_logreport(report=report)
         if worker.pending:
             queue.appendleft(worker.pending)
@@ -210,22 +230,29 @@ class Sender:
         self._connection = connection
         self.is_serving = False
         """Whether tests are run. Before, pytest repeats the warnings of the collection, which are known."""
+        self._messages: list[tuple[str, Any]] = []
+
+    def note(self, kind: str, data: Any = None) -> None:
+        """Keep a message until the next one that is sent."""
+        self._messages.append((kind, data))
 
     def send(self, kind: str, data: Any = None) -> None:
-        """Send a message; end the process if the other one is gone."""
+        """Send a message after all those that were kept; end the process if the other one is gone."""
+        self.note(kind, data)
         try:
-            self._connection.send((kind, data))
+            self._connection.send(self._messages)
         except ConnectionError:
             os._exit(1)
+        self._messages.clear()
 
     def pytest_runtest_logstart(self, nodeid: str, location: Any) -> None:
-        self.send("start", (nodeid, location))
+        self.note("start", (nodeid, location))
 
     def pytest_runtest_logfinish(self, nodeid: str, location: Any) -> None:
-        self.send("finish", (nodeid, location))
+        self.note("finish", (nodeid, location))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.send("report", self._config.hook.pytest_report_to_serializable(config=self._config, report=report))
+        self.note("report", self._config.hook.pytest_report_to_serializable(config=self._config, report=report))
 
     def pytest_warning_recorded(self, warning_message: Any, when: str, nodeid: str, location: Any) -> None:
         if not self.is_serving:
@@ -236,7 +263,7 @@ class Sender:
             warning_message.message = UserWarning(str(warning_message.message))
             warning_message.category, warning_message.source = UserWarning, None
         data = {"warning_message": warning_message, "when": when, "nodeid": nodeid, "location": location}
-        self.send("warning", data)
+        self.note("warning", data)
 
 
 def _serve(session: pytest.Session, connection: Connection, number: int) -> None:
@@ -249,8 +276,8 @@ def _serve(session: pytest.Session, connection: Connection, number: int) -> None
         session.config.pluginmanager.register(sender)
         sender.is_serving = True
         for item, nextitem in _iter_items(session, sender, connection):
-            sender.send("take")
             session.config.hook.pytest_runtest_protocol(item=item, nextitem=nextitem)
+            sender.send("done")
         session._setupstate.teardown_exact(None)  # the fixtures of the session
         atexit._run_exitfuncs()
         sender.send("end")
@@ -278,11 +305,16 @@ def _detach(config: pytest.Config, number: int) -> None:
 
 
 def _iter_items(session: pytest.Session, sender: Sender, connection: Connection) -> Iterator[tuple[Any, Any]]:
-    """Ask for each test; yield it with the one after it. After the last of a file, it is the session."""
+    """Yield each test with the one after it. After the last of a file, it is the session, and a file is asked for."""
+    known: collections.deque[int] = collections.deque()
     while True:
         sender.send("next")
-        indexes: Sequence[int] = connection.recv()
-        if not indexes:
-            return
-        item, nextitem, *_ = [*(session.items[index] for index in indexes), session]
-        yield item, nextitem
+        is_complete = False
+        while known or not is_complete:
+            while not is_complete and (len(known) < 2 or connection.poll()):
+                tests, is_complete = connection.recv()
+                known.extend(tests)
+            if not known:
+                return
+            item = session.items[known.popleft()]
+            yield item, session.items[known[0]] if known else session

@@ -153,6 +153,25 @@ def test_the_process_of_a_test_may_end(run):
     assert "The process of the test has ended unexpectedly." in output and "test_0.py::test_killed" in output
 
 
+def test_each_worker_has_a_server_of_commands_for_itself_which_is_a_fork_of_the_first_one(run, tmp_path):
+    (tmp_path / "script.py").write_text("import os\nprint(os.getppid())")
+    text = """
+        def test_it(opened):
+            import forkserver
+            server = int(forkserver.run_process(["python", "script.py"]).stdout)
+            with open(f"/proc/{server}/stat") as stat, open("servers", "a") as file:
+                file.write(f"{server} {stat.read().rpartition(')')[2].split()[1]}\\n")
+            time.sleep(0.1)  # so that the other worker has its share
+    """
+    launching = "import forkserver, os\n\ndef pytest_configure():\n    forkserver.launch_server(os.environ)\n"
+    with (tmp_path / "conftest.py").open("a") as file:
+        file.write(launching)
+    code, output = run(text, text)
+    assert code == 0, output
+    (one, parent), (other, same) = map(str.split, (tmp_path / "servers").read_text().splitlines())
+    assert one != other and parent == same
+
+
 def test_runs_end_at_the_first_failure_if_this_is_wanted(run):
     code, output = run("def test_bad(): assert 0", "def test_slow(): time.sleep(100)", options=["-x"])
     assert code == 1, output

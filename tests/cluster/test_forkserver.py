@@ -111,6 +111,44 @@ def test_commands_do_not_outlive_the_tests_even_if_these_are_killed(script):
     wait(lambda: not os.path.exists(f"/proc/{pid}"), "the end of the command")
 
 
+ENDINGS = {
+    "sys.exit('a text')": (1, "a text\n"),
+    "sys.exit(True)": (1, ""),
+    "1 / 0": (1, "ZeroDivisionError: division by zero\n"),
+    "sys.exit()": (0, ""),
+    "sys.exit(259)": (3, ""),
+}
+
+
+@pytest.mark.parametrize("code", ENDINGS)
+def test_a_command_ends_as_an_interpreter_does(tmp_path, code):
+    text = "import atexit, sys, threading, time\natexit.register(print, 'exit')\n"
+    text += "threading.Thread(target=lambda: [time.sleep(0.01), print('thread')]).start()\n"
+    (tmp_path / "script.py").write_text(text + code)
+    done = run_process(["python", "script.py"], cwd=tmp_path)
+    expected, error = ENDINGS[code]
+    assert (done.returncode, done.stdout) == (expected, "thread\nexit\n")
+    assert done.stderr.endswith(error) and bool(done.stderr) == bool(error)
+
+
+def test_a_command_ends_with_warnings_of_what_it_has_forgotten(tmp_path):
+    (tmp_path / "script.py").write_text("async def fn(): pass\ncycle = [fn()]\ncycle.append(cycle)\ndel cycle")
+    assert "RuntimeWarning: coroutine 'fn' was never awaited" in run_process(["python", tmp_path / "script.py"]).stderr
+
+
+def test_a_server_can_have_further_ones_which_end_with_all_that_they_have_started(script):
+    server = get_server().split()
+    reading, writing = os.pipe()
+    with open(reading) as output:
+        with open(writing, "wb") as file:
+            fds = {"stdout": file.fileno(), "stderr": file.fileno()}
+            process = server.start(["python", "script.py", "wait"], env=os.environ, cwd=str(script), **fds)
+        assert output.readline() == "ready\n"
+        server.close()
+        assert process.wait(10) == -signal.SIGKILL
+    assert run_process(["kopf", "--version"]).returncode == 0  # the first one goes on
+
+
 def test_all_commands_of_a_process_have_one_server():
     assert get_server() is get_server()
 
