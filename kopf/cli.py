@@ -452,7 +452,7 @@ def _apply_crds(registry: registries.OperatorRegistry, launched: 'launching.Laun
     if launched is None:
         crd_commands.apply_at_start(registry)
     else:
-        launched.apply(crd_commands.make_declared_crds(registry.kinds))
+        launched.apply(crd_commands.make_declared_crds(registry))
 
 
 def _load(
@@ -470,8 +470,13 @@ def _load(
 
     settings = configuration.OperatorSettings() if controls.settings is None else controls.settings
     ready_flag = threading.Event() if controls.ready_flag is None else controls.ready_flag
-    if webhooks := sorted({f'{handler.type.value}webhookconfigurations' for handler in registry.webhooks}):
-        launched.load_checked(webhooks, settings, ready_flag)
+    if registry.webhooks or registry.conversions:
+        from kopf._kits.definitions.crd_conversions import waits_for_conversion
+        from kopf._kits.testing.launching import AwaitedWebhooks
+
+        webhooks = sorted({f'{handler.type.value}webhookconfigurations' for handler in registry.webhooks})
+        is_pending = functools.partial(waits_for_conversion, registry=registry)
+        launched.load_checked(AwaitedWebhooks(webhooks, is_pending), settings, ready_flag)
     else:
         launched.load()
     return settings, ready_flag
@@ -625,8 +630,13 @@ def run(
     help="Instead of the CRDs, print how they differ from those in this file or folder: only changes that break "
     "stored objects or clients.",
 )
+@option(
+    '--service',
+    metavar='NAMESPACE/NAME',
+    help="The Service by which conversions between versions reach the operator; as 'kopf manifests' creates it.",
+)
 @click.argument('paths', nargs=-1, type=click.Path())
-def crd(*, paths: tuple[str, ...], modules: tuple[str, ...], former: str | None) -> None:
+def crd(*, paths: tuple[str, ...], modules: tuple[str, ...], former: str | None, service: str | None) -> None:
     """
     Print the CRDs of the kinds that an operator declares with @kopf.kind.
 
@@ -645,7 +655,7 @@ def crd(*, paths: tuple[str, ...], modules: tuple[str, ...], former: str | None)
         registry = _load_alone(paths, modules)
         from kopf._kits.definitions import crd_commands
 
-        raise SystemExit(crd_commands.print_crds(registry.kinds, former=former))
+        raise SystemExit(crd_commands.print_crds(registry, former=former, service=service))
 
 
 @main.command()

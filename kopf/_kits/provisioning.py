@@ -4,7 +4,8 @@ Putting the definitions of custom resources (CRDs) into the cluster before the o
 A definition is created if it is absent, and patched if it differs from the desired one; otherwise, it is only read.
 The list of versions is replaced as a whole. Why not a server-side apply? It would keep the removed fields of a schema
 if another client has applied them before. The conversion strategy is not changed unless it is specified, because the
-operator sets its own strategy for conversion handlers.
+operator sets its own strategy for conversion handlers. But if there are such handlers and no strategy yet, a
+placeholder is set together with the versions, so that the API server drops no fields meanwhile.
 """
 
 import asyncio
@@ -18,7 +19,8 @@ from typing import Any, TypeAlias
 from kopf._cogs.clients import errors
 from kopf._cogs.clients.api import ApiClient, client_var
 from kopf._core.actions.execution import PermanentError
-from kopf._core.engines.conversion_strategies import NONE, is_same
+from kopf._core.engines.conversion_strategies import NONE, is_placeholder, is_same
+from kopf._core.intents.registries import registry_var
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +71,11 @@ async def _ensure(client: ApiClient, sources: Collection[Source], timeout: float
     crds = await asyncio.to_thread(lambda: list(read_crds(sources)))  # large files take long
     if not crds:
         raise PermanentError("kopf.ensure_crds() has got no CRDs.")
+    registry = registry_var.get(None)
+    if registry is not None and registry.conversions:
+        from kopf._kits.definitions.crd_conversions import add_conversions  # few operators convert objects
+
+        crds = add_conversions(crds, registry)
     waiting = {crd['metadata']['name']: "it is not applied yet" for crd in crds}
     limit = asyncio.timeout(timeout)
     try:
@@ -203,7 +210,9 @@ def _find_changes(crd: Mapping[str, Any], live: Mapping[str, Any]) -> dict[str, 
             if changed := {**gone, **_differ(value, current)}:
                 spec[key] = changed
         elif key == 'conversion':
-            if not is_same(value or NONE, NONE) and not is_same(value, current or NONE):
+            # A generated strategy has no address yet, so it must not replace the one that an operator has written.
+            is_worse = is_placeholder(value or NONE) and (current or NONE)['strategy'] == 'Webhook'
+            if not is_worse and not is_same(value or NONE, NONE) and not is_same(value, current or NONE):
                 spec[key] = value
         elif _simplify({key: value}) != _simplify({key: current}):
             spec[key] = value

@@ -6,6 +6,7 @@ import json
 import pathlib
 
 import pytest
+from offlineserver import OfflineServer
 from operatorworld import running_operator
 
 import kopf
@@ -288,3 +289,44 @@ async def test_a_crd_that_is_deleted_before_it_is_patched_is_created_anew(sandbo
     await ensure(registry, crd)
     live = await sandbox.aio.get('customresourcedefinitions', 'widgets.example.com')
     assert live['metadata']['labels']['wanted'] == 'one'
+
+
+def make_versions():
+    crd = make_crd()
+    [version] = crd['spec']['versions']
+    crd['spec']['versions'] = [version, {**version, 'name': 'v2', 'storage': False}]
+    return crd
+
+
+@pytest.fixture
+def converting(registry):
+    """Let the operator convert the kind, but leave the strategy to others."""
+    kopf.on.convert('widgets', registry=registry)(lambda **_: None)
+
+    @kopf.on.startup(registry=registry)
+    async def configure(settings, **_):
+        settings.admission.server = OfflineServer()
+
+    return registry
+
+
+async def test_new_versions_come_together_with_their_conversion(sandbox, converting):
+    """Otherwise, the API server would drop fields until the operator has written its address."""
+    sandbox.apply(make_crd())
+    await ensure(converting, make_versions())
+    patch, *_ = [
+        request for request in get_writes(sandbox) if request.method == 'PATCH' and 'versions' in str(request.body)
+    ]
+    assert json.loads(patch.body)['spec']['conversion']['strategy'] == 'Webhook'
+
+
+async def test_the_address_of_an_operator_is_not_replaced_by_a_placeholder(sandbox, converting):
+    strategy = {
+        'strategy': 'Webhook',
+        'webhook': {'conversionReviewVersions': ['v1'], 'clientConfig': {'url': 'https://localhost/convert'}},
+    }
+    crd = make_versions()
+    crd['spec']['conversion'] = strategy
+    sandbox.apply(crd)
+    await ensure(converting, make_versions())
+    assert sandbox.get('customresourcedefinitions', 'widgets.example.com')['spec']['conversion'] == strategy

@@ -272,3 +272,54 @@ def test_loaded_objects_that_are_not_checked_are_told_of(tmp_path, monkeypatch):
             r"write their configurations, because settings\.admission\.managed is not set\."
         )
         wait(lambda: KubeApi().get("example.dev/v1", "Note", "default", "n"), "the object")
+
+
+CONVERSIONS = """
+import dataclasses, kopf
+
+@dataclasses.dataclass
+class OldSpec:
+    at: str
+
+@kopf.kind('alarms.example.dev/v1', 'Alarm')
+@dataclasses.dataclass
+class OldAlarm:
+    spec: OldSpec
+
+@dataclasses.dataclass
+class Spec:
+    hour: int
+
+@kopf.kind('alarms.example.dev/v2', conditions=True)
+@dataclasses.dataclass
+class Alarm:
+    spec: Spec
+
+@kopf.on.startup()
+def configure(settings, **_):
+    settings.admission.server = kopf.WebhookServer(addr='127.0.0.1')
+    settings.admission.managed = 'alarms.example.dev'
+
+@kopf.on.convert(OldAlarm, Alarm)
+def upgrade(obj, **_):
+    return Alarm(Spec(int(obj.spec.at)))
+
+@kopf.on.convert(Alarm, OldAlarm)
+def downgrade(obj, **_):
+    return OldAlarm(OldSpec(str(obj.spec.hour)))
+
+@kopf.on.create(Alarm)
+def created(spec, **_):
+    print(f'The hour is {spec.hour}.')
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["--reload"]], ids=["once", "reload"])
+def test_loaded_objects_of_former_versions_wait_for_their_conversion(tmp_path, options):
+    (tmp_path / "handlers.py").write_text(CONVERSIONS)
+    old = "{apiVersion: alarms.example.dev/v1, kind: Alarm, metadata: {name: n, namespace: default}, spec: {at: '7'}}"
+    (tmp_path / "old.yaml").write_text(old)
+    args = ["--sandbox", *options, "--load", "old.yaml", "handlers.py"]
+    with OperatorProcess(*args, log=tmp_path / "log", kubeconfig="/nonexistent") as operator:
+        operator.wait_output(r"The hour is 7\.")
+    assert "Not loaded" not in operator.output

@@ -99,11 +99,11 @@ class Converter(Responder):
         memos: Memos,
     ) -> None:
         super().__init__(context, memos=memos)
-        self._routes: dict[str, _Routes] = {}  # by the names of CRDs
+        self._routes: dict[str, Routes] = {}  # by the names of CRDs
 
     def serve(self, served: Convertible) -> None:
         """Replace the handlers and the resources for which reviews are answered."""
-        self._routes = {name: _Routes(*found) for name, found in group_by_crd(served).items()}
+        self._routes = {name: Routes(*found) for name, found in group_by_crd(served).items()}
 
     async def __call__(
         self,
@@ -149,7 +149,7 @@ class Converter(Responder):
             response['result'] = {'status': 'Success'}
         return cast(ConversionResponse, {'apiVersion': VERSION, 'kind': KIND, 'response': response})
 
-    def _find(self, review: _Review, webhook: str | None) -> '_Routes':
+    def _find(self, review: _Review, webhook: str | None) -> 'Routes':
         if webhook:
             found = self._routes.get(webhook.removeprefix(ENDPOINT))
             if found is None or not webhook.startswith(ENDPOINT):
@@ -167,7 +167,7 @@ class Converter(Responder):
         self,
         obj: Mapping[str, Any],
         review: _Review,
-        routes: '_Routes',
+        routes: 'Routes',
         headers: Headers,
         sslpeer: SSLPeer,
     ) -> Mapping[str, Any]:
@@ -199,7 +199,7 @@ class Converter(Responder):
         if failure is not None:
             raise ConversionError(failure)
         try:
-            return _finish(obj, outcome.result, cause.patch, api_version)
+            return _finish(handler, obj, outcome.result, cause.patch, api_version)
         except ConversionError as error:
             cause.logger.error("%s has not converted the object: %s", handler, error)
             raise
@@ -225,7 +225,7 @@ class Converter(Responder):
         )
 
 
-class _Routes:
+class Routes:
     """The chains of handlers between the versions of one resource."""
 
     def __init__(self, resource: Resource, handlers: Sequence[ConversionHandler]) -> None:
@@ -299,7 +299,9 @@ def _check_object(obj: Any) -> None:
             raise ReviewError(f"The field 'metadata.{key}' of the objects to be converted must be an object.")
 
 
-def _finish(old: Mapping[str, Any], result: object, patch: Patch, api_version: str) -> Mapping[str, Any]:
+def _finish(
+    handler: ConversionHandler, old: Mapping[str, Any], result: object, patch: Patch, api_version: str
+) -> Mapping[str, Any]:
     """Return the object in the new version, made from the result of the handler and from its patch."""
     if not isinstance(result, Mapping | None):
         from kopf._cogs.structs import model_adapters  # the result can be an object of the class of the new version
@@ -310,6 +312,8 @@ def _finish(old: Mapping[str, Any], result: object, patch: Patch, api_version: s
             f"The handler must return the converted object, or nothing if it has changed the object "
             f"by patch; it has returned {result!r}."
         )
+    if result is not None and handler.model is not None:
+        result = handler.model.carry_over(old, result)
     new = old if result is None else result
     # Encoded and decoded to detect values that are not JSON, and to share no values with the handler, which can keep
     # them.

@@ -4,16 +4,21 @@ The conversion strategies of CRDs (``spec.conversion``), which make the API serv
 When the operator exits, it does not restore a strategy unless the handlers are declared with ``persistent=False``:
 without a conversion, the API server would serve and store objects of one version as if they were of another. The
 operator never overwrites a strategy that another client has changed meanwhile.
+
+For the same reason, the operator does not handle the objects of a kind until its conversion is in force: the API server
+would drop the fields that the versions do not share, and the first patch would store the rest.
 """
 
+import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from kopf._cogs.clients import errors
 from kopf._cogs.clients.api import ApiClient
+from kopf._cogs.structs.references import Resource
 from kopf._cogs.structs.reviews import WebhookClientConfig
 from kopf._core.engines.conversion_reviews import ENDPOINT, Convertible, group_by_crd
 from kopf._core.engines.webhook_configurations import inject_path
@@ -26,22 +31,60 @@ JSON_PATCH = 'application/json-patch+json'
 ATTEMPTS = 5
 NONE: Mapping[str, Any] = {'strategy': 'None'}
 
+SETTLING_TIME = 2.0
+"""How long the API servers may take to use the first conversion of a CRD after it is stored (in seconds)."""
+
+REVIEW_INTERVAL = 30.0
+"""The interval of reads while a strategy is missing that the operator must not write (in seconds)."""
+
+PLACEHOLDER_HOST = 'operator-not-started.invalid'
+"""
+The host in generated CRDs of operators whose address is not known yet.
+
+The top-level domain never exists, so the API server refuses conversions, with the name of the host in the message.
+"""
+
 
 class ConversionStrategies(WebhookRegistration):
-    """Keeps the conversion strategies of CRDs up to date with the handlers and with the address of the server."""
+    """
+    Keeps the conversion strategies of CRDs up to date with the handlers and with the address of the server.
+
+    Args:
+        client: the client of the API.
+        managed: whether the operator writes the strategies; otherwise, it only checks that they exist.
+        released: called when the conversion of a kind comes into force, so that its objects can be handled.
+    """
 
     rule = "{apiGroups: [apiextensions.k8s.io], resources: [customresourcedefinitions], verbs: [get, patch]}"
     consequence = "objects cannot be converted until the operator is back"
     title = "conversion strategy of the CRDs"
 
-    def __init__(self, client: ApiClient) -> None:
+    def __init__(self, client: ApiClient, *, managed: bool, released: Callable[[], None]) -> None:
         super().__init__(client)
+        self._managed = managed
+        self._released = released
         # All keys are names of CRDs.
         self._persistent: dict[str, bool] = {}
         self._sent: dict[str, Mapping[str, Any]] = {}
         self._written: dict[str, Mapping[str, Any]] = {}
         self._previous: dict[str, Mapping[str, Any]] = {}
         self._foreign: set[str] = set()
+        self._in_force: set[str] = set()
+        self._missing: set[str] = set()
+        self._timers: dict[str | None, asyncio.TimerHandle] = {}
+
+    def converts(self, resource: Resource) -> bool:
+        """Check whether the operator converts the objects of the resource."""
+        return get_crd_name(resource) in self._persistent
+
+    def holds(self, resource: Resource) -> bool:
+        """Check whether the objects of the resource must not be handled yet, as their conversion is not in force."""
+        name = get_crd_name(resource)
+        return name in self._persistent and name not in self._in_force
+
+    def find_held(self) -> Collection[str]:
+        """Return the names of the CRDs whose conversions are not in force; callable from any thread."""
+        return sorted(set(self._persistent) - self._in_force)
 
     def serve(self, served: Convertible) -> None:
         """Replace the handlers and the resources, and request that the strategies are written."""
@@ -49,13 +92,84 @@ class ConversionStrategies(WebhookRegistration):
             name: any(handler.persistent for handler in handlers)
             for name, (_, handlers) in group_by_crd(served).items()
         }
+        # A CRD that is deleted and created again begins without a conversion.
+        self._in_force.intersection_update(self._persistent)
+        self._missing.intersection_update(self._persistent)
         self._changed.set()
 
     async def write(self, client_config: WebhookClientConfig) -> None:
-        await attempt_all(
-            functools.partial(self._write_over, name, build_strategy(name, client_config))
-            for name in sorted(self._persistent)
-        )
+        names = sorted(self._persistent)
+        if self._managed:
+            await attempt_all(
+                functools.partial(self._write_over, name, build_strategy(name, client_config)) for name in names
+            )
+        else:
+            await attempt_all(functools.partial(self._review, name) for name in names if name not in self._in_force)
+            if self.find_held():
+                # Without the permission to watch CRDs, nothing else notices that the strategy is written.
+                self._call_later(None, REVIEW_INTERVAL, self.recheck)
+
+    async def clean_up(self) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
+        await super().clean_up()
+
+    def explain_failure(self) -> str:
+        held = self.find_held()
+        return f" The objects of {', '.join(held)} are not handled until then." if held else ''
+
+    def _open(self, name: str, *, delay: float = 0) -> None:
+        """Let the objects be handled from now on, or after some seconds."""
+        if name in self._in_force or name in self._timers:
+            return
+        if delay:
+            self._call_later(name, delay, functools.partial(self._open_now, name))
+        else:
+            self._open_now(name)
+
+    def _open_now(self, name: str) -> None:
+        if name in self._missing:
+            self._missing.discard(name)
+            logger.info("The conversion of %s is in force: its objects are handled from now on.", name)
+        self._in_force.add(name)
+        self._released()
+
+    def _call_later(self, key: str | None, delay: float, fn: Callable[[], None]) -> None:
+        """Call the function once after the delay, unless such a call is pending already."""
+
+        def call() -> None:
+            del self._timers[key]
+            fn()
+
+        if key not in self._timers:
+            self._timers[key] = asyncio.get_running_loop().call_later(delay, call)
+
+    async def _review(self, name: str) -> None:
+        """Let the objects be handled if the CRD, which other clients manage, makes the API server convert them."""
+        try:
+            # Why a list? Operators can usually list CRDs, while few of them can get one by its name.
+            found = await self._client.get_json(f'{PATH}?fieldSelector=metadata.name%3D{name}', logger=logger)
+        except errors.APIForbiddenError as error:
+            logger.warning(
+                "It is not known whether the API server converts %s. If its CRD has no spec.conversion, fields get "
+                "lost. To let the operator check this, grant the verb list for "
+                "customresourcedefinitions.apiextensions.k8s.io to its account: %s",
+                name,
+                error,
+            )
+            self._open(name)
+            return
+        crd = next(iter(found.get('items') or ()), None)
+        if crd is None or _is_safe(crd):
+            self._open(name, delay=SETTLING_TIME if name in self._missing else 0)
+        elif name not in self._missing:
+            self._missing.add(name)
+            logger.warning(
+                "The objects of %s are not handled yet: spec.conversion of the CRD has no webhook, so the API server "
+                "would drop the fields that the versions do not share. Write the address of the webhook server there, "
+                "or let the operator do that: set settings.admission.managed.",
+                name,
+            )
 
     async def remove(self, client_config: WebhookClientConfig) -> None:
         await attempt_all(functools.partial(self._restore, name) for name in list(self._sent))
@@ -86,12 +200,14 @@ class ConversionStrategies(WebhookRegistration):
         crd = await self._read(name)
         if crd is None:
             logger.error("Objects of %s cannot be converted: it is no custom resource, as it has no CRD.", name)
+            self._open(name)
             return
         current, written = _get_strategy(crd), self._written.get(name)
         if is_same(current, strategy):
             self._foreign.discard(name)
             self._sent[name] = strategy
-        elif written is not None and is_same(written, strategy) and current['strategy'] == 'Webhook':
+            self._open(name)
+        elif written is not None and is_same(written, strategy) and _is_foreign(current):
             if name not in self._foreign:
                 logger.warning(
                     "The conversion strategy of %s has been changed by another client. The API server does not call "
@@ -100,16 +216,34 @@ class ConversionStrategies(WebhookRegistration):
                     current.get('webhook'),
                 )
             self._foreign.add(name)
+            self._open(name)
             return
         else:
-            logger.info("Reconfiguring the conversion strategy of %s.", name)
-            # Do not restore the strategy of a killed operator at exit: there is no server at its address any more.
-            if not _is_own(current, name):
-                self._previous[name] = current
-            # This is set before the request: if the response is lost, the strategy can be stored and needs a clean-up.
-            self._sent[name] = strategy
-            await self._patch(crd, strategy)
+            await self._replace(crd, current, strategy)
         self._written[name] = strategy
+
+    async def _replace(self, crd: Mapping[str, Any], current: Mapping[str, Any], strategy: Mapping[str, Any]) -> None:
+        name, is_safe = crd['metadata']['name'], _is_safe(crd)
+        if not is_safe and name not in self._in_force:
+            self._missing.add(name)
+        logger.info(
+            "Reconfiguring the conversion strategy of %s.%s",
+            name,
+            "" if is_safe else " Its objects are handled when the conversion is in force.",
+        )
+        # Do not restore the strategy of a killed operator at exit: there is no server at its address any more.
+        if not _is_own(current, name) or is_placeholder(current):
+            self._previous[name] = current
+        # This is set before the request: if the response is lost, the strategy can be stored and needs a clean-up.
+        self._sent[name] = strategy
+        try:
+            await self._patch(crd, strategy)
+        except errors.APIForbiddenError:
+            # The API server calls some other address, or fails to: in both cases, it does not drop fields silently.
+            if is_safe:
+                self._open(name)
+            raise
+        self._open(name, delay=0 if is_safe else SETTLING_TIME)
 
     async def _read(self, name: str) -> Mapping[str, Any] | None:
         try:
@@ -128,6 +262,26 @@ class ConversionStrategies(WebhookRegistration):
             JSON_PATCH,
             logger=logger,
         )
+
+
+def get_crd_name(resource: Resource) -> str:
+    """Return the name of the CRD of a custom resource."""
+    return f'{resource.plural}.{resource.group}'
+
+
+def make_placeholder(name: str) -> dict[str, Any]:
+    """
+    Return a conversion strategy for a CRD before the address of the operator is known.
+
+    With it, the API server refuses requests that need a conversion. Without any strategy, it would drop the fields that
+    the versions do not share, until the operator has written its address.
+    """
+    return build_strategy(name, {'url': f'https://{PLACEHOLDER_HOST}'})
+
+
+def make_service_strategy(name: str, *, service: str, namespace: str) -> dict[str, Any]:
+    """Return a conversion strategy for a CRD that calls the operator by a Service; the operator adds the CA."""
+    return build_strategy(name, {'service': {'namespace': namespace, 'name': service, 'port': 443}})
 
 
 def build_strategy(name: str, client_config: WebhookClientConfig) -> dict[str, Any]:
@@ -162,6 +316,24 @@ def _simplify(strategy: Mapping[str, Any]) -> tuple[object, ...]:
 
 def _get_strategy(crd: Mapping[str, Any]) -> Mapping[str, Any]:
     return crd['spec'].get('conversion') or NONE
+
+
+def _is_safe(crd: Mapping[str, Any]) -> bool:
+    """Check whether the API server drops no fields: it calls a webhook, or there is nothing to convert."""
+    return len(crd['spec'].get('versions') or ()) < 2 or _get_strategy(crd)['strategy'] == 'Webhook'
+
+
+def is_placeholder(strategy: Mapping[str, Any]) -> bool:
+    """Check whether the strategy comes from a generated CRD, and no operator has written its address there yet."""
+    config = (strategy.get('webhook') or {}).get('clientConfig') or {}
+    url, service = config.get('url') or '', config.get('service') or {}
+    is_unsigned = f"/{ENDPOINT}" in (service.get('path') or '') and not config.get('caBundle')
+    return url.startswith(f'https://{PLACEHOLDER_HOST}/') or is_unsigned
+
+
+def _is_foreign(strategy: Mapping[str, Any]) -> bool:
+    """Check whether another client has written the address of its own server."""
+    return strategy['strategy'] == 'Webhook' and not is_placeholder(strategy)
 
 
 def _is_own(strategy: Mapping[str, Any], name: str) -> bool:

@@ -89,10 +89,15 @@ class WebhookRegistration(ABC):
                 await asyncio.sleep(delay)
                 self._changed.set()
 
+    def explain_failure(self) -> str:
+        """Return a sentence on what waits until the objects are written; empty if nothing does."""
+        return ''
+
     def _report(self, error: Exception, delay: float) -> None:
         if isinstance(error, errors.APIError):
             hint = f". It needs the permission {self.rule}." if isinstance(error, errors.APIForbiddenError) else ""
-            logger.error("The %s cannot be written; trying again in %s s: %s%s", self.title, delay, error, hint)
+            text = f"{error}{hint}{self.explain_failure()}"
+            logger.error("The %s cannot be written; trying again in %s s: %s", self.title, delay, text)
         else:  # e.g. a proxy has sent an object of its own
             logger.error("The %s cannot be written; trying again in %s s.", self.title, delay, exc_info=error)
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from kopf._cogs.structs.model_adapters import Adapter, ModelError, get_adapter, is_model, list_fields
 from kopf._cogs.structs.references import Selector
 from kopf._core.actions.execution import PermanentError
+from kopf._core.intents.known_fields import Schema
 
 if TYPE_CHECKING:
     from kopf._core.intents.registries import OperatorRegistry
@@ -92,7 +93,7 @@ class Kind:
             self._cache.move_to_end(key)
             return self._cache[key]
         try:
-            obj = self.adapter.load({name: value for name, value in body.items() if name not in self._implied})
+            obj = self.adapter.load(self._reduce(body))
         except ValueError as error:
             raise InvalidObjectError(
                 f"{self.kind} {meta.get('name')!r} does not conform to the class {self.cls.__qualname__}: {error}"
@@ -102,6 +103,39 @@ class Kind:
             if len(self._cache) > _CACHE_SIZE:
                 self._cache.popitem(last=False)
         return obj
+
+    def _reduce(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the object without the implied fields that the class does not mention, as it can forbid them."""
+        data = {name: value for name, value in body.items() if name not in self._implied}
+        status = data.get('status')
+        if self.conditions and isinstance(status, Mapping) and not self._has_conditions:
+            data['status'] = {name: value for name, value in status.items() if name != 'conditions'}
+        return data
+
+    def carry_over(self, body: Mapping[str, Any], converted: Mapping[str, Any]) -> Mapping[str, Any]:
+        """
+        Return the converted object with the fields that the class does not know, such as ``status.conditions``.
+
+        A handler that converts objects of classes cannot do that: its object does not have these fields. Fields of the
+        converted object are not changed. Why not compare with the dumped object? It can lack fields with defaults.
+
+        Args:
+            body: the object in the version of this class.
+            converted: the object in another version.
+        """
+        result = dict(converted)
+        for *parents, name in self._schema.find_strangers(body):
+            source: Any = functools.reduce(lambda value, key: value[key], parents, body)
+            target: Any = result
+            for key in parents:
+                # Other fields than the status can be required together, so none of their parents is created.
+                inner = target.get(key, {} if parents == ['status'] else None)
+                if not isinstance(inner, Mapping):
+                    break
+                target[key] = target = dict(inner)
+            else:
+                target.setdefault(name, source[name])
+        return result
 
     @staticmethod
     def pick(obj: Any, name: str) -> Any:
@@ -138,6 +172,17 @@ class Kind:
     def replaces(self, other: 'Kind') -> bool:
         """Check whether this is the class of the other declaration, imported again."""
         return _locate(self.cls) == _locate(other.cls)
+
+    @functools.cached_property
+    def _schema(self) -> Schema:
+        try:
+            return Schema(self.adapter.make_schema(), is_structural=False)
+        except Exception:  # of any library: the class has no schema, so it is not known which fields it has
+            return Schema(True, is_structural=False)
+
+    @functools.cached_property
+    def _has_conditions(self) -> bool:
+        return self._schema.find_unknown(('status', 'conditions')) is None
 
     @functools.cached_property
     def _implied(self) -> Collection[str]:

@@ -7,103 +7,20 @@ both are read without a conversion.
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from kopf._cogs.structs.references import Resource, Selector
 from kopf._core.intents.handlers import ResourceHandler
+from kopf._core.intents.known_fields import Schema
 from kopf._core.intents.mistakes import locate
 from kopf._core.intents.registries import OperatorRegistry
 
 if TYPE_CHECKING:
     from kopf._core.intents.declared_kinds import Kind  # imported only by operators with models
 
-_ALWAYS = frozenset({'apiVersion', 'kind', 'metadata'})
-"""The fields that all objects have, whether the schema names them or not."""
-
 _TEXT = re.compile(r'''r?("([^"\\]|\\.)*"|'([^'\\]|\\.)*')''')
 _SELF = re.compile(r'(?<![\w.])self((?:\s*\.\s*\w+)+)(\s*\()?')
-
-
-class UnknownField(NamedTuple):
-    """A field that a schema does not have."""
-
-    path: tuple[str, ...]
-    """The known part of the path, and the first unknown name."""
-    known: Collection[str]
-    """The names of the known fields in this place."""
-
-    @property
-    def hint(self) -> str:
-        """A sentence with the most similar field, or with all known fields."""
-        import difflib  # only for mistakes
-
-        *parents, name = self.path
-        if found := difflib.get_close_matches(name, self.known, n=1):
-            return f"Did you mean {'.'.join([*parents, found[0]])!r}?"
-        place = '.'.join(parents)
-        return f"{place or 'It'} has: {', '.join(sorted(self.known)) or 'no fields'}."
-
-
-class Schema:
-    """
-    A schema of objects.
-
-    Args:
-        root: the JSON schema of a class, or the structural schema of a version in a CRD.
-        is_structural: whether it is a structural schema, in which a value without properties has no fields.
-    """
-
-    def __init__(self, root: Any, *, is_structural: bool) -> None:
-        self._root = root
-        self._is_structural = is_structural
-
-    def find_unknown(self, path: Sequence[str]) -> UnknownField | None:
-        """Return the first field of the path that the schema does not have; ``None`` if all fields are possible."""
-        if not path or path[0] in _ALWAYS:
-            return None
-        nodes = [self._root]
-        for index, name in enumerate(path):
-            variants = [variant for node in nodes for variant in self._list_variants(node)]
-            nodes, known = [], set[str]()
-            for variant in variants:
-                properties = variant.get('properties') or {}
-                if name in properties:
-                    nodes.append(properties[name])
-                elif isinstance(others := variant.get('additionalProperties'), Mapping) and others:
-                    nodes.append(others)
-                elif self._is_open(variant):
-                    return None
-                known.update(properties)
-            if not nodes:
-                return UnknownField(tuple(path[: index + 1]), known)
-        return None
-
-    def _list_variants(self, node: Any, depth: int = 0) -> list[Mapping[str, Any]]:
-        """Return the schemas that a value can have, without references and unions."""
-        if not isinstance(node, Mapping) or depth > 20:  # true permits any value; references can be recursive
-            return [{'x-kubernetes-preserve-unknown-fields': True}]
-        if self._is_structural:
-            return [node]
-        if (reference := node.get('$ref')) is not None:
-            definitions = self._root.get('$defs') or {}
-            return self._list_variants(definitions.get(str(reference).removeprefix('#/$defs/'), True), depth + 1)
-        unions = [node.get(key) for key in ('anyOf', 'oneOf', 'allOf')]
-        if any(unions) and 'properties' not in node:
-            return [
-                variant for union in unions for each in union or () for variant in self._list_variants(each, depth + 1)
-            ]
-        return [node]
-
-    def _is_open(self, node: Mapping[str, Any]) -> bool:
-        """Check whether the value can have other fields than those in the schema."""
-        if node.get('x-kubernetes-preserve-unknown-fields') or node.get('x-kubernetes-embedded-resource'):
-            return True
-        if (others := node.get('additionalProperties')) is not None:
-            return others is not False
-        if self._is_structural or node.get('properties'):
-            return False
-        return node.get('type') in (None, 'object') and not node.keys() & {'const', 'enum'}
 
 
 def find_doubts_of_kinds(registry: OperatorRegistry) -> Iterator[str]:

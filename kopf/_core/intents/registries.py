@@ -200,6 +200,10 @@ _process_registry = SmartOperatorRegistry()
 _default_registry_var: ContextVar[OperatorRegistry] = ContextVar('default_registry_var', default=_process_registry)
 
 
+registry_var: ContextVar[OperatorRegistry] = ContextVar('registry_var')
+"""The registry of the operator that runs the current code."""
+
+
 def get_default_registry() -> OperatorRegistry:
     """Return the registry that decorators and operators use if they get no other one."""
     return _default_registry_var.get()

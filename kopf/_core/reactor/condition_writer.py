@@ -141,7 +141,8 @@ class ConditionWriter:
         if written - kept and not self._is_warned:
             self._is_warned = True
             run.logger.warning(
-                "The API has dropped the conditions %s: the schema of %s does not have status.conditions.",
+                "The API has dropped the conditions %s of %s: its schema does not have status.conditions, or the "
+                "conversion between its versions drops them.",
                 ', '.join(sorted(written - kept)),
                 raw.get('kind'),
             )

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from kopf._cogs.structs.references import Resource
-from kopf._core.intents.field_checks import Schema, find_doubt, is_declared, names_field
+from kopf._core.intents.field_checks import find_doubt, is_declared, names_field
+from kopf._core.intents.known_fields import Schema
 from kopf._core.intents.registries import HandlerTable, OperatorRegistry
 
 logger = logging.getLogger(__name__)

@@ -36,7 +36,7 @@ from kopf._core.intents import mistakes
 from kopf._core.intents.causes import Activity, ResourceCause, children_var
 from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.handlers import ActivityHandler
-from kopf._core.intents.registries import OperatorRegistry, get_default_registry
+from kopf._core.intents.registries import OperatorRegistry, get_default_registry, registry_var
 from kopf._core.reactor.indexing_gate import IndexingGate
 from kopf._core.reactor.orchestration import Orchestrator, Tools, WriteThrough, write_through_var
 from kopf._core.reactor.workers import WorkerPool
@@ -153,7 +153,12 @@ class Operator:
             self.vault.authenticate = self._log_in
         try:
             with context(
-                [(client_var, client), (children_var, self._make_children), (write_through_var, self._write_through)]
+                [
+                    (client_var, client),
+                    (registry_var, self.registry),
+                    (children_var, self._make_children),
+                    (write_through_var, self._write_through),
+                ]
             ):
                 if await self._unless_stopped(self._start_up(), flag, patience=STARTUP_PATIENCE):
                     await self._tell_readiness(serving=False)

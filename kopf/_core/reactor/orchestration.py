@@ -204,6 +204,7 @@ class Orchestrator:
         self._resources: Collection[Resource] | None = None
         self._served: dict[Scope, HandlerTable] = {}
         self._leaving: dict[Scope, Leaving] = {}
+        self._held: set[Resource] = set()  # the resources whose indices are expected before their watches begin
         self._checks = list(self._make_checks())
         self._permissions = self._make_permissions()
         self._definitions = Definitions(self._checks)
@@ -264,6 +265,8 @@ class Orchestrator:
         """Discover the resources, and start the watches and the observers."""
         specific = select_specific_namespaces(self._patterns)
         self._namespaces = {None} if not self._patterns else set(specific)
+        if self.webhooks is not None:
+            self._tasks.create_task(self._follow_conversions(self.webhooks), name='conversions')
         self._listing_namespaces = bool(self._patterns) and not self._tools.context.settings.scanning.disabled
         with explaining_discovery_errors():
             # A failure of the first discovery ends the operator. Later ones are retried, because the operator serves
@@ -302,6 +305,37 @@ class Orchestrator:
         self._observers.append(watch)
         self._tasks.create_task(watch.persist(), name=f'observer of {watch}')
 
+    async def _follow_conversions(self, webhooks: 'WebhookRuntime') -> None:
+        """
+        Start the watches of kinds when their conversions come into force.
+
+        Why not by a call from there? The tasks of the watches would inherit the context of that task, whose requests
+        are not fenced.
+        """
+        while True:
+            await webhooks.released.wait()
+            webhooks.released.clear()
+            self._adjust()
+            self._release_indices()
+
+    def _is_held(self, resource: Resource) -> bool:
+        """Check whether the objects must not be handled yet, as the API server would drop some of their fields."""
+        return self.webhooks is not None and self.webhooks.holds(resource)
+
+    def _hold_indices(self) -> None:
+        """Delay the handlers that can use the indices of kinds that are not watched yet because of their conversion."""
+        for resource, table in self._tables.items():
+            if table.indexing and resource not in self._held and self._is_held(resource):
+                self._held.add(resource)
+                indices = {handler.id for handler in table.indexing}
+                self._tools.indexing_gate.expect(resource, repr(resource), indices, initial=False)
+
+    def _release_indices(self) -> None:
+        """Called after the watches of released kinds have begun: from now on, handlers wait for the lists of these."""
+        for resource in [each for each in self._held if each not in self._tables or not self._is_held(each)]:
+            self._held.discard(resource)
+            self._tools.indexing_gate.dismiss(resource)
+
     async def _discover(self) -> bool:
         """
         Discover the resources, and adjust the watches.
@@ -331,7 +365,9 @@ class Orchestrator:
             unresolved |= self.webhooks.rediscover(self._resources)
         if self._permissions is not None:
             await self._permissions.serve(self._resources, self._namespaces)
+        self._hold_indices()  # before the others are watched, whose lists would complete the indices
         self._adjust()
+        self._release_indices()
         if self._absences or (discovery.failed_groups and (hidden or unresolved)):
             return False
         return self._definitions.compare(self._resources, groups)
@@ -402,15 +438,36 @@ class Orchestrator:
             yield "It is not known yet which replica of the operator is the leader."
         watches = [] if is_cold else self.get_watches()
         for watch in [*self._observers, *self.coordinator.watches, *watches]:
-            if not watch.complete and not watch.refused:
-                yield f"The list of {watch} is not complete yet{f': {watch.failure}' if watch.failure else '.'}"
-        if not is_cold and not self._tools.indexing_gate.is_complete:
+            if not watch.complete and not watch.refused and not self._needs_own_webhook(watch):
+                yield _describe_list(watch)
+        if not is_cold and not self._tools.indexing_gate.is_complete and not self._indexes_converted():
             yield "The indices are not complete yet."
+
+    def _needs_own_webhook(self, watch: ResourceWatch) -> bool:
+        """
+        Check whether the list can depend on the conversions of this operator.
+
+        Kubernetes calls an operator by its Service only when it is ready, so its readiness must not wait for that list.
+        """
+        return self.webhooks is not None and self.webhooks.converts(watch.resource)
+
+    def _indexes_converted(self) -> bool:
+        """Check whether any index has objects that this operator converts."""
+        webhooks, tables = self.webhooks, list(self._tables.items())
+        return webhooks is not None and any(table.indexing and webhooks.converts(each) for each, table in tables)
 
     def find_warnings(self) -> Collection[str]:
         """Return messages about missing permissions and other faults that do not stop the operator, for the probes."""
         texts = () if self._permissions is None else self._permissions.texts
-        return [f"A permission of the operator is missing. Add this rule to {text}" for text in texts]
+        missing = [f"A permission of the operator is missing. Add this rule to {text}" for text in texts]
+        if self.webhooks is None:
+            return missing
+        lists = [
+            _describe_list(watch)
+            for watch in self.get_watches()
+            if not watch.complete and not watch.refused and self._needs_own_webhook(watch)
+        ]
+        return [*missing, *self.webhooks.find_warnings(), *lists]
 
     async def _rediscover(self) -> None:
         """Repeat the discovery when something has changed, and until the result is complete."""
@@ -549,6 +606,7 @@ class Orchestrator:
         return {
             (resource, namespace): table
             for resource, table in self._tables.items()
+            if not self._is_held(resource)
             # Sorted, so that the watches always start in the same order.
             for namespace in (sorted(namespaces, key=str) if resource.namespaced else [None])
         }
@@ -893,6 +951,10 @@ class Orchestrator:
         if end is not None:
             end.cancel()
         self._tasks.create_task(self._retire(former_watch, former_sink, records), name=f'end of {former_watch}')
+
+
+def _describe_list(watch: ResourceWatch) -> str:
+    return f"The list of {watch} is not complete yet{f': {watch.failure}' if watch.failure else '.'}"
 
 
 def _has_work(records: Iterable[ObjectRecord]) -> bool:

@@ -77,7 +77,13 @@ class WebhookRuntime:
         self._converter = Converter(context, memos=memos)
         managed = self._settings.managed
         self._configurations = WebhookConfigurations(client, managed) if managed and len(registry.webhooks) else None
-        self._strategies = ConversionStrategies(client) if managed and len(registry.conversions) else None
+        self.released = asyncio.Event()
+        """Set when the conversion of a kind comes into force: the orchestrator can watch its objects."""
+        self._strategies = (
+            ConversionStrategies(client, managed=managed is not None, released=self.released.set)
+            if len(registry.conversions)
+            else None
+        )
         kept = (self._configurations, self._strategies)
         self._kept: tuple[WebhookRegistration, ...] = tuple(upkeep for upkeep in kept if upkeep is not None)
         self._problems = ResourceProblems()
@@ -103,6 +109,19 @@ class WebhookRuntime:
         """Called when CRDs can have changed since the discovery, with their conversion strategies."""
         if self._strategies is not None:
             self._strategies.recheck()
+
+    def holds(self, resource: Resource) -> bool:
+        """Check whether the objects of the resource must not be handled yet, as their conversion is not in force."""
+        return self._strategies is not None and self._strategies.holds(resource)
+
+    def converts(self, resource: Resource) -> bool:
+        """Check whether the API server needs this operator to list the objects of the resource."""
+        return self._strategies is not None and self._strategies.converts(resource)
+
+    def find_warnings(self) -> Collection[str]:
+        """Return messages about the kinds that are not handled yet, for the probes."""
+        held = () if self._strategies is None else self._strategies.find_held()
+        return [f"The objects of {name} are not handled yet: their conversion is not in force." for name in held]
 
     async def run(self) -> None:
         """Serve until cancelled."""

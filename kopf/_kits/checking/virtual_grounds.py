@@ -184,9 +184,11 @@ class VirtualGround(SandboxGround):
     def _create_kinds(self, registry: OperatorRegistry) -> None:
         """Create the kinds that the operator declares as classes, when it starts for the first time."""
         if registry.kinds and self.registry is None:
-            from kopf._kits.definitions.crd_documents import make_crds  # most operators declare no kinds
+            from kopf._kits.definitions.crd_conversions import add_conversions  # most operators declare no kinds
+            from kopf._kits.definitions.crd_documents import make_crds
 
-            for body in make_crds(registry.kinds, warn=lambda text: None):  # ``kopf crd`` shows the warnings
+            crds = make_crds(registry.kinds, warn=lambda text: None)  # ``kopf crd`` shows the warnings
+            for body in add_conversions(crds, registry):
                 self.sandbox.apply(body)
 
     def check(self) -> None:

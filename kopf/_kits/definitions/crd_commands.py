@@ -1,6 +1,7 @@
 """The commands for declared kinds: ``kopf crd``, and ``kopf run --apply-crds``."""
 
-from collections.abc import Collection, Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import click
@@ -9,28 +10,35 @@ from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._core.actions.execution import PermanentError
 from kopf._core.intents.causes import Activity
 from kopf._core.intents.declarations import declare_activity
-from kopf._core.intents.declared_kinds import Kind
 from kopf._core.intents.handlers import ActivityHandler
 from kopf._core.intents.registries import OperatorRegistry
 from kopf._kits.definitions.crd_changes import find_breaking_changes
+from kopf._kits.definitions.crd_conversions import Service, add_conversions, find_gaps
 from kopf._kits.definitions.crd_documents import make_crds
 from kopf._kits.provisioning import ensure_crds, read_crds
 
+_NAME = re.compile(r'[a-z0-9]([-a-z0-9]*[a-z0-9])?')
 
-def print_crds(kinds: Collection[Kind], *, former: str | None) -> int:
+
+def print_crds(registry: OperatorRegistry, *, former: str | None, service: str | None = None) -> int:
     """
-    Print the CRDs of the kinds; or, with the file of former CRDs, the breaking changes since then.
+    Print the CRDs of the declared kinds; or, with the file of former CRDs, the breaking changes since then.
+
+    Args:
+        registry: the kinds, and the handlers that convert their versions.
+        former: the file or folder with the former CRDs.
+        service: the Service of the operator for conversions, as ``namespace/name``.
 
     Returns:
         The exit code of the command: 1 if there are breaking changes, otherwise 0.
 
     Raises:
-        ExplainedError: if there are no kinds, or if the former CRDs cannot be read.
+        ExplainedError: if there are no kinds, if the former CRDs cannot be read, or if the Service is malformed.
         ModelError: if a class cannot be expressed in a CRD.
     """
-    if not kinds:
+    if not registry.kinds:
         raise ExplainedError("There are no kinds in these files. Decorate a class with @kopf.kind('example.com/v1').")
-    crds = make_declared_crds(kinds)
+    crds = make_declared_crds(registry, service=None if service is None else _parse_service(service))
     if former is None:
         click.echo(dump_yaml(crds), nl=False)
         return 0
@@ -58,19 +66,33 @@ def dump_yaml(documents: Iterable[Mapping[str, Any]]) -> str:
     return '---\n'.join(texts)
 
 
-def make_declared_crds(kinds: Collection[Kind]) -> list[dict[str, Any]]:
+def _parse_service(text: str) -> Service:
+    namespace, _, name = text.partition('/')
+    if not _NAME.fullmatch(namespace) or not _NAME.fullmatch(name):
+        raise ExplainedError(f"--service: {text!r} must be a namespace and a name, such as default/shop-operator.")
+    return Service(namespace, name)
+
+
+def make_declared_crds(registry: OperatorRegistry, *, service: Service | None = None) -> list[dict[str, Any]]:
     """
-    Return the CRDs of the kinds, and print warnings about them.
+    Return the CRDs of the declared kinds, and print warnings about them.
 
     Raises:
         ModelError: if a class cannot be expressed in a CRD.
     """
-    return make_crds(kinds, warn=lambda text: click.echo(f'Warning: {text}', err=True))
+    crds = make_crds(registry.kinds, warn=_warn)
+    for gap in find_gaps(crds, registry):
+        _warn(gap)
+    return add_conversions(crds, registry, service=service)
+
+
+def _warn(text: str) -> None:
+    click.echo(f'Warning: {text}', err=True)
 
 
 def apply_at_start(registry: OperatorRegistry) -> None:
     """Add a startup handler that creates or updates the CRDs of all kinds of the registry."""
-    crds = make_declared_crds(registry.kinds)
+    crds = make_declared_crds(registry)
 
     async def apply_crds(**_: Any) -> None:
         await ensure_crds(crds)

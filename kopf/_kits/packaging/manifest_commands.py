@@ -11,6 +11,7 @@ from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._core.actions.execution import PermanentError
 from kopf._core.intents.registries import OperatorRegistry
 from kopf._kits.definitions.crd_commands import dump_yaml, make_declared_crds
+from kopf._kits.definitions.crd_conversions import Service, add_conversions
 from kopf._kits.packaging.deployment_manifests import Options, make_manifests
 from kopf._kits.packaging.manifest_folders import write_chart, write_kustomization
 from kopf._kits.provisioning import read_crds
@@ -56,8 +57,12 @@ def print_manifests(
         given: list[dict[str, Any]] = list(read_crds(crds))
     except PermanentError as error:
         raise ExplainedError(f"--crd: {error}") from error
-    declared = make_declared_crds(registry.kinds)
-    objects = [*declared, *given, *make_manifests(registry, [*declared, *given], options)]
+    service = Service(options.namespace, options.name)
+    all_crds = [
+        *make_declared_crds(registry, service=service),
+        *add_conversions(given, registry, service=service),
+    ]
+    objects = [*all_crds, *make_manifests(registry, all_crds, options)]
     if kustomize is not None:
         write_kustomization(pathlib.Path(kustomize), objects, namespace=options.namespace)
     if helm is not None:

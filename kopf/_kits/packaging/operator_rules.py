@@ -5,13 +5,14 @@ Handlers name resources in many ways, but roles need API groups and plural names
 so it finds these names in the built-in resources of Kubernetes, the declared kinds, and the given CRDs.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.structs.references import Resource, Selector
 from kopf._core.intents.registries import OperatorRegistry
 from kopf._core.intents.role_rules import Rule, list_general_rules, list_handler_rules, merge_rules
+from kopf._kits.definitions.crd_conversions import list_resources
 
 
 class UnknownResourceError(ExplainedError):
@@ -39,7 +40,7 @@ def list_rules(
     Raises:
         UnknownResourceError: if a handler names a resource that is not known.
     """
-    known = [*_list_builtins(), *_list_resources(crds)]
+    known = [*_list_builtins(), *list_resources(crds)]
 
     def select(selector: Selector, where: str) -> Collection[Resource]:
         return _select(selector, known, where)
@@ -76,20 +77,3 @@ def _list_builtins() -> Iterator[Resource]:
 
     for kind in builtin_kinds(lambda group, plural: None):
         yield kind.as_resource()
-
-
-def _list_resources(crds: Iterable[Mapping[str, Any]]) -> Iterator[Resource]:
-    for crd in crds:
-        spec, names = crd['spec'], crd['spec']['names']
-        for version in spec['versions']:
-            yield Resource(
-                spec['group'],
-                version['name'],
-                names['plural'],
-                kind=names['kind'],
-                singular=names.get('singular') or names['kind'].lower(),
-                shortcuts=frozenset(names.get('shortNames') or ()),
-                categories=frozenset(names.get('categories') or ()),
-                subresources=frozenset(version.get('subresources') or ()),
-                namespaced=spec.get('scope') != 'Cluster',
-            )

@@ -11,14 +11,15 @@ import shlex
 import signal
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import click
 
 from kopf._cogs.aiokits.flags import Flag, is_raised
 from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._core.engines.conversion_strategies import PLACEHOLDER_HOST
 from kopf._kits.testing.sandbox import Sandbox
 from kopf._kits.testing.sandbox_logins import environment, make_vault
 from kopf._kits.testing.storing.states import StateError
@@ -75,6 +76,15 @@ def serving(*, crds: Collection[str], loads: Collection[str], pods: bool) -> Ite
             yield Launched(sandbox, loads)
 
 
+class AwaitedWebhooks(NamedTuple):
+    """The webhooks of an operator for which the objects to load wait."""
+
+    configurations: Collection[str]
+    """The resources of the webhook configurations."""
+    is_pending: Callable[[Mapping[str, Any]], bool]
+    """Whether a CRD waits for the address of the operator, which converts its objects."""
+
+
 class Launched:
     """A sandbox for one operator: its credentials, and the objects to load."""
 
@@ -110,12 +120,18 @@ class Launched:
             raise click.ClickException(f'The sandbox does not start: {_add_hint(str(error))}') from error
 
     def load_patiently(self) -> None:
-        """Apply the objects as soon as their kinds exist: an operator in another process can create the CRDs."""
+        """
+        Apply the objects as soon as their kinds exist, and their conversions are in force.
+
+        An operator in another process can create the CRDs.
+        """
         deadline = time.monotonic() + WEBHOOKS_TIMEOUT
         with contextlib.suppress(RuntimeError):  # the sandbox has ended before
             for source in self._loads:
                 while (error := self._try_to_apply(source)) is not None:
-                    if 'no matches for kind' not in str(error) or time.monotonic() >= deadline:
+                    text = str(error)
+                    is_early = 'no matches for kind' in text or PLACEHOLDER_HOST in text
+                    if not is_early or time.monotonic() >= deadline:
                         click.echo(f'Not loaded: {_add_hint(str(error))}', err=True)
                         break
                     time.sleep(0.05)
@@ -128,23 +144,27 @@ class Launched:
             return error
         return None
 
-    def load_checked(self, webhooks: Collection[str], settings: OperatorSettings, ready: Flag) -> None:
-        """Apply the objects as soon as the operator's webhooks for these resources are configured."""
+    def load_checked(self, awaited: 'AwaitedWebhooks', settings: OperatorSettings, ready: Flag) -> None:
+        """Apply the objects as soon as the operator's webhooks are configured."""
         if self._loads:
-            threading.Thread(target=self._load_later, args=(webhooks, settings, ready), daemon=True).start()
+            threading.Thread(target=self._load_later, args=(awaited, settings, ready), daemon=True).start()
 
-    def _load_later(self, webhooks: Collection[str], settings: OperatorSettings, ready: Flag) -> None:
+    def _load_later(self, awaited: 'AwaitedWebhooks', settings: OperatorSettings, ready: Flag) -> None:
         with contextlib.suppress(RuntimeError):  # the sandbox has ended before
-            if (reason := self._wait_for_webhooks(webhooks, settings, ready)) is not None:
+            if (reason := self._wait_for_webhooks(awaited, settings, ready)) is not None:
                 click.echo(f'The objects of --load are not checked by the webhooks of the operator: {reason}', err=True)
             for source in self._loads:
                 if (error := self._try_to_apply(source)) is not None:
                     click.echo(f'Not loaded: {error}', err=True)
 
-    def _wait_for_webhooks(self, webhooks: Collection[str], settings: OperatorSettings, ready: Flag) -> str | None:
+    def _are_configured(self, awaited: 'AwaitedWebhooks') -> bool:
+        configured = (any(body.get('webhooks') for body in self._sandbox.list(each)) for each in awaited.configurations)
+        return all(configured) and not any(map(awaited.is_pending, self._sandbox.list('customresourcedefinitions')))
+
+    def _wait_for_webhooks(self, awaited: 'AwaitedWebhooks', settings: OperatorSettings, ready: Flag) -> str | None:
         """Wait until the webhooks are configured; return the reason if they are not in time."""
         deadline: float | None = None
-        while not all(any(body.get('webhooks') for body in self._sandbox.list(resource)) for resource in webhooks):
+        while not self._are_configured(awaited):
             if deadline is None and is_raised(ready):
                 deadline = time.monotonic() + WEBHOOKS_TIMEOUT
                 if settings.admission.managed is None:

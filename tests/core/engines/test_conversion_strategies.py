@@ -1,13 +1,15 @@
 """Conversion strategies in a whole operator: when they are written to CRDs, and when they are restored."""
 
 import asyncio
+import copy
 
 import pytest
 from kinds import define
 from offlineserver import OfflineServer
 
 import kopf
-from kopf._core.engines import webhook_registration
+from kopf._core.engines import conversion_strategies, webhook_registration
+from kopf._core.engines.conversion_strategies import make_placeholder, make_service_strategy
 
 CRDS = 'customresourcedefinitions'
 CRD = 'kopfexamples.kopf.dev'
@@ -243,3 +245,140 @@ async def test_conversions_need_no_watching(world, server, strategy):
     async with world.operator():
         await strategy(is_own)
     assert not [request for request in world.sandbox.requests if request.resource == 'kopfexamples']
+
+
+# Until a conversion is in force.
+
+TWO_VERSIONS = copy.deepcopy(LATE)
+TWO_VERSIONS['spec']['versions'].append({**LATE['spec']['versions'][0], 'name': 'v2', 'storage': False})
+
+
+@pytest.fixture
+async def lates(world):
+    """A kind in two versions without a conversion, and one object of it and one of the other kind."""
+    await world.aio.create(TWO_VERSIONS)
+    # In the stored version, which needs no conversion: the server is not reachable.
+    world.declare(kopf.on.event, 'late', 'v1', 'kopflates', resource='kopf.dev')
+    world.declare(kopf.on.event, 'other')
+    declare(world, resource='kopflates')
+    await world.aio.create({'apiVersion': 'kopf.dev/v1', 'kind': 'KopfLate', 'metadata': {'name': 'one'}})
+    await world.create('two')
+
+
+@pytest.fixture
+def refused(world, lates, monkeypatch):
+    monkeypatch.setattr(webhook_registration, 'RETRY_DELAYS', (0.05,))
+    monkeypatch.setattr(conversion_strategies, 'SETTLING_TIME', 0.01)
+    world.sandbox.faults.error(403, times=None, method='PATCH', name=LATE_CRD)
+
+
+def list_watches(world):
+    return [
+        request for request in world.sandbox.requests if request.resource == 'kopflates' and request.method == 'GET'
+    ]
+
+
+async def test_objects_are_not_handled_until_their_conversion_is_stored(world, server, strategy, refused):
+    async with world.operator():
+        await world.until_logged(f"The objects of {LATE_CRD} are not handled until then.")
+        await world.until_called('other')
+        assert not list_watches(world)
+        assert not world.called('late')
+        world.sandbox.faults.clear()
+        await world.until_called('late')
+    await strategy(has_url(f'https://localhost:1/root/convert/{LATE_CRD}'), LATE_CRD)
+    assert f"The conversion of {LATE_CRD} is in force: its objects are handled from now on." in world.log.texts
+
+
+async def test_the_first_conversion_gets_time_to_come_into_force(world, server, lates, monkeypatch):
+    monkeypatch.setattr(conversion_strategies, 'SETTLING_TIME', 0.5)
+    async with world.operator():
+        await world.until_called('late')
+    [patch] = [request for request in world.sandbox.requests if request.method == 'PATCH' and request.name == LATE_CRD]
+    assert list_watches(world)[0].time - patch.time >= 0.4
+
+
+@pytest.mark.parametrize('before', [FOREIGN, make_placeholder(LATE_CRD)])
+async def test_nothing_waits_if_the_api_server_called_a_webhook_before(world, server, lates, before, monkeypatch):
+    monkeypatch.setattr(conversion_strategies, 'SETTLING_TIME', 600)
+    await world.aio.patch(CRDS, LATE_CRD, {'spec': {'conversion': before}})
+    async with world.operator():
+        await world.until_called('late')
+
+
+async def test_another_webhook_is_enough_without_the_permission_to_write(world, server, refused):
+    await world.aio.patch(CRDS, LATE_CRD, {'spec': {'conversion': FOREIGN}})
+    async with world.operator():
+        await world.until_called('late')
+
+
+async def test_unmanaged_kinds_wait_for_the_strategy_of_another_client(world, server, refused):
+    world.settings.admission.managed = None
+    async with world.operator():
+        await world.until_logged(f"The objects of {LATE_CRD} are not handled yet: spec.conversion of the CRD has no")
+        await world.until_called('other')
+        assert not list_watches(world)
+        await world.aio.patch(CRDS, LATE_CRD, {'spec': {'conversion': FOREIGN}})
+        await world.until_called('late')
+
+
+async def test_unmanaged_kinds_are_looked_at_periodically_without_the_watch_of_crds(
+    world, server, refused, monkeypatch
+):
+    monkeypatch.setattr(conversion_strategies, 'REVIEW_INTERVAL', 0.05)
+    world.settings.admission.managed = None
+    world.settings.scanning.disabled = True
+    async with world.operator():
+        await world.until_logged("are not handled yet: spec.conversion of the CRD has no webhook")
+        await world.aio.patch(CRDS, LATE_CRD, {'spec': {'conversion': FOREIGN}})
+        await world.until_called('late')
+    assert len([text for text in world.log.texts if "are not handled yet" in text]) == 1
+
+
+async def test_unmanaged_kinds_are_handled_if_crds_cannot_be_read(world, server, lates):
+    world.settings.admission.managed = None
+    world.sandbox.faults.error(403, times=None, resource=CRDS)
+    async with world.operator():
+        await world.until_called('late')
+    assert any(f"It is not known whether the API server converts {LATE_CRD}" in text for text in world.log.texts)
+
+
+@pytest.mark.parametrize(
+    'generated', [make_placeholder(CRD), make_service_strategy(CRD, service='app', namespace='default')]
+)
+async def test_a_generated_strategy_is_replaced_again_and_restored_at_the_exit(world, server, strategy, generated):
+    await world.aio.patch(CRDS, CRD, {'spec': {'conversion': generated}})
+    declare(world, persistent=False)
+    async with world.operator():
+        await strategy(is_own)
+        # The manifests are applied again.
+        [found] = [await world.aio.get(CRDS, CRD)]
+        found['spec']['conversion'] = generated
+        await world.aio.replace(found)
+        await strategy(is_own)
+    assert await strategy(lambda conversion: not is_own(conversion)) == generated
+
+
+async def test_handlers_with_an_index_of_such_a_kind_wait_for_it(world, server, refused):
+    seen = []
+
+    @kopf.index('kopf.dev', 'v1', 'kopflates', id='index_of_lates', registry=world.registry)
+    def index_of_lates(name, **_):
+        return {name: 1}
+
+    @kopf.on.event('kopfexamples', registry=world.registry)
+    async def using(index_of_lates, **_):
+        seen.append(list(index_of_lates))
+
+    @kopf.on.event('configmaps', registry=world.registry)
+    async def not_using(name, **_):
+        world.note('map', name)
+
+    await world.aio.create({'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': 'three'}})
+    async with world.operator():
+        await world.until_called('map')
+        assert not seen
+        world.sandbox.faults.clear()
+        await world.until(lambda: seen)
+        await world.until_called('late')
+    assert seen == [['one']]

@@ -410,3 +410,60 @@ def test_an_object_of_a_class_costs_a_call_at_most_30_microseconds(registry, cls
     # The shortest of many times, each with new versions: other processes make the rest of them longer.
     shortest = min(timeit.timeit(make_loading(kind), number=1) for _ in range(50))
     assert shortest / 100 < 30e-6
+
+
+def test_fields_that_the_class_does_not_know_are_carried_over(registry):
+    kind = get_kind(declare(registry))
+    conditions = [{'type': 'Ready', 'status': 'True'}]
+    body = {'spec': {'replicas': 1, 'alien': 'x'}, 'status': {'ready': 1, 'conditions': conditions}, 'extra': {'a': 1}}
+    assert kind.carry_over(body, {'spec': {'size': 'S'}}) == {
+        'spec': {'size': 'S', 'alien': 'x'},
+        'status': {'conditions': conditions},
+        'extra': {'a': 1},
+    }
+
+
+def test_nothing_that_is_converted_is_overwritten(registry):
+    kind = get_kind(declare(registry))
+    converted = {'spec': 'text', 'status': {'conditions': []}, 'extra': 2}
+    body = {'spec': {'alien': 'x'}, 'status': {'conditions': [1]}, 'extra': 1}
+    before = {**converted, 'status': {'conditions': []}}
+    assert kind.carry_over(body, converted) == before
+    assert converted == before
+
+
+@pytest.mark.parametrize('library', ['pydantic', 'msgspec'])
+def test_classes_that_forbid_other_fields_do_not_forbid_the_conditions_of_their_kind(registry, library):
+    if library == 'pydantic':
+
+        class Strict(pydantic.BaseModel, extra='forbid'):
+            ready: int | None = None
+
+        class WebApp(pydantic.BaseModel, extra='forbid'):
+            spec: Spec
+            status: Strict | None = None
+    else:
+
+        class Strict(msgspec.Struct, forbid_unknown_fields=True):
+            ready: int | None = None
+
+        class WebApp(msgspec.Struct, forbid_unknown_fields=True):
+            spec: dict[str, int]
+            status: Strict | None = None
+
+    kind = get_kind(kopf.kind('example.com/v1', conditions=True, registry=registry)(WebApp))
+    body = make_body(spec={}, status={'ready': 2, 'conditions': []})
+    assert kind.load(body).status.ready == 2
+
+
+def test_a_class_that_has_the_conditions_gets_them(registry):
+    class Full(pydantic.BaseModel):
+        conditions: list[dict[str, Any]] = []
+
+    class WebApp(pydantic.BaseModel):
+        spec: Spec
+        status: Full
+
+    kind = get_kind(kopf.kind('example.com/v1', conditions=True, registry=registry)(WebApp))
+    body = make_body(spec={}, status={'conditions': [{'type': 'Ready'}]})
+    assert kind.load(body).status.conditions == [{'type': 'Ready'}]

@@ -68,3 +68,35 @@ def test_a_class_that_cannot_be_a_crd_is_told_of_in_one_line(write, invoke, capl
     assert invoke(app).exit_code == 1
     assert 'WebApp.spec.size is a union of integer and array' in caplog.text
     assert 'Traceback' not in caplog.text
+
+
+VERSIONS = (
+    APP.replace('SIZE', '1')
+    + """
+@kopf.kind('example.com/v2', 'WebApp')
+class NewApp(pydantic.BaseModel):
+    spec: Spec
+    more: int = 0
+"""
+)
+CONVERSION = """
+@kopf.on.convert(WebApp, NewApp)
+def upgrade(obj, **_): pass
+"""
+
+
+def test_conversions_are_in_the_crd_and_their_gaps_are_told_of(write, invoke):
+    result = invoke(write('app7.py', VERSIONS + CONVERSION))
+    [crd] = yaml.safe_load_all(result.stdout)
+    assert crd['spec']['conversion']['strategy'] == 'Webhook'
+    assert 'Warning: webapps.example.com: no @kopf.on.convert converts from v2 to v1' in result.stderr
+    assert 'its versions differ' in invoke(write('app8.py', VERSIONS)).stderr
+
+
+def test_the_service_for_conversions_can_be_named(write, invoke, caplog):
+    app = write('app9.py', VERSIONS + CONVERSION)
+    [crd] = yaml.safe_load_all(invoke(app, '--service', 'ops/clock').stdout)
+    service = crd['spec']['conversion']['webhook']['clientConfig']['service']
+    assert (service['namespace'], service['name']) == ('ops', 'clock')
+    assert invoke(app, '--service', 'clock').exit_code == 1
+    assert "--service: 'clock' must be a namespace and a name" in caplog.text

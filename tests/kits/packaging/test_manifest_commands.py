@@ -204,3 +204,37 @@ def test_names_are_guessed_from_files(source, name, tmp_path, monkeypatch):
     tmp_path.joinpath('operator').mkdir()
     monkeypatch.chdir(tmp_path / 'operator')
     assert guess_name([source]) == name
+
+
+OTHERS = """
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: others.example.com}
+spec:
+  group: example.com
+  scope: Namespaced
+  names: {plural: others, kind: Other}
+  versions:
+  - {name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object}}}
+  - {name: v2, served: true, storage: false, schema: {openAPIV3Schema: {type: object}}}
+"""
+
+
+def test_conversions_call_the_service_of_the_operator(make, app, tmp_path):
+    app.write_text(APP + "\nkopf.on.convert('others')(lambda **_: None)\n")
+    crd = tmp_path / 'crd.yaml'
+    crd.write_text(OTHERS)
+    result = make('--in', 'ops', '--crd', str(crd))
+    found = {
+        each['metadata']['name']: each for each in yaml.safe_load_all(result.stdout) if 'names' in each.get('spec', {})
+    }
+    assert 'conversion' not in found['apps.example.com']['spec']
+    config = found['others.example.com']['spec']['conversion']['webhook']['clientConfig']
+    service = read(result)['Service', 'ops']
+    assert config['service'] == {
+        'namespace': 'ops',
+        'name': service['metadata']['name'],
+        'port': 443,
+        'path': '/convert/others.example.com',
+    }
+    assert 'caBundle' not in config  # the operator adds it, and applying the manifest again does not remove it
