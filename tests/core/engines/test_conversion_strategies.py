@@ -255,7 +255,7 @@ TWO_VERSIONS['spec']['versions'].append({**LATE['spec']['versions'][0], 'name': 
 
 @pytest.fixture
 async def lates(world):
-    """A kind in two versions without a conversion, and one object of it and one of the other kind."""
+    """Create a kind in two versions without a conversion, one object of it, and one of the other kind."""
     await world.aio.create(TWO_VERSIONS)
     # In the stored version, which needs no conversion: the server is not reachable.
     world.declare(kopf.on.event, 'late', 'v1', 'kopflates', resource='kopf.dev')
