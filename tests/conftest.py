@@ -9,8 +9,11 @@ import gc
 import os
 import pathlib
 import secrets
+import subprocess
 import sys
+import types
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import forkedworkers
 import forkserver
@@ -22,6 +25,8 @@ from controlplane import ControlPlane, Unavailable
 from kubeapi import ApiError, KubeApi
 from operatorprocess import OperatorProcess
 from sandboxplane import SandboxPlane
+
+from kopf._kits.testing import operator_processes
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -174,6 +179,19 @@ def namespace(kubeapi: KubeApi) -> Iterator[str]:
     except ApiError as error:
         if error.status != 409:  # already on its way
             raise
+
+
+@pytest.fixture
+def forked_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the operators of `kopf_operator` be forks, for tests that are not about the start of an interpreter."""
+
+    def start(command: list[str], *, stdin: int, stderr: int, **options: Any) -> forkserver.ForkedProcess:
+        assert (command[0], stdin, stderr) == (sys.executable, subprocess.DEVNULL, subprocess.STDOUT)
+        options["cwd"] = options["cwd"] or "."
+        return forkserver.start_process(["python", *command[1:]], **options)
+
+    names = {name: getattr(subprocess, name) for name in ("DEVNULL", "STDOUT", "TimeoutExpired")}
+    monkeypatch.setattr(operator_processes, "subprocess", types.SimpleNamespace(Popen=start, **names))
 
 
 @pytest.fixture

@@ -46,6 +46,7 @@ MODULES = [
     "kopf._kits.checking.command_line",
     "kopf._kits.webhooks",
     "kopf.testing",
+    "pytest",
     "uvloop",
     "yaml",
 ]
@@ -184,7 +185,7 @@ def start_process(
     Start a command in a session of its own: as a fork, or as a new process if the environment needs a new interpreter.
 
     Args:
-        words: the command: `kopf` or `python SCRIPT`, with its arguments.
+        words: the command: `kopf`, `python SCRIPT` or `python -m MODULE`, with its arguments.
         stdout: the file for the standard output.
         stderr: the file for the standard error; by default, that of the standard output.
         env: the environment instead of the current one.
@@ -387,6 +388,9 @@ def _run(fds: Sequence[int], request: Mapping[str, Any]) -> None:
 
             sys.argv, sys.path[0] = ["kopf", *args], request["cwd"]
             cli.launch()
+        elif args[0] == "-m":
+            sys.argv, sys.path[0] = args[1:], request["cwd"]
+            runpy.run_module(args[1], run_name="__main__", alter_sys=True)
         else:
             sys.argv, sys.path[0] = args, os.path.dirname(os.path.abspath(args[0]))
             runpy.run_path(args[0], run_name="__main__")

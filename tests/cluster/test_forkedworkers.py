@@ -2,12 +2,10 @@
 
 import os
 import re
-import signal
-import subprocess
-import sys
 import textwrap
 
 import pytest
+from forkserver import run_process, start_process
 from kubeapi import wait
 
 FOLDER = os.path.dirname(__file__)
@@ -35,7 +33,6 @@ def pid():
 @pytest.fixture
 def command(tmp_path, monkeypatch):
     """Write test files; return the command that runs them in two workers."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [FOLDER, os.environ.get("PYTHONPATH")])))
     monkeypatch.setenv("NOTES", str(tmp_path / "notes"))
     names = ["looptime_plugin", "hypothesispytest", "anyio", "xdist", "cacheprovider"]
     monkeypatch.setenv("PYTEST_ADDOPTS", " ".join(f"-p no:{name}" for name in names))
@@ -44,7 +41,8 @@ def command(tmp_path, monkeypatch):
     def write(*texts):
         for number, text in enumerate(texts):
             (tmp_path / f"test_{number}.py").write_text("import os, pytest, time\n" + textwrap.dedent(text))
-        return [sys.executable, "-m", "pytest", "-p", "forkedworkers", "--forks", "2"]
+        (tmp_path / "run.py").write_text(f"import pytest, sys\nsys.path.append({FOLDER!r})\nsys.exit(pytest.main())")
+        return ["python", "run.py", "-p", "forkedworkers", "--forks", "2"]
 
     return write
 
@@ -54,7 +52,7 @@ def run(command, tmp_path):
     """Run tests of these files; return the exit code and the output."""
 
     def run(*texts, options=()):
-        done = subprocess.run([*command(*texts), *options], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        done = run_process([*command(*texts), *options], cwd=tmp_path)
         return done.returncode, done.stdout + done.stderr
 
     return run
@@ -161,7 +159,10 @@ def test_each_worker_has_a_server_of_commands_for_itself_which_is_a_fork_of_the_
             server = int(forkserver.run_process(["python", "script.py"]).stdout)
             with open(f"/proc/{server}/stat") as stat, open("servers", "a") as file:
                 file.write(f"{server} {stat.read().rpartition(')')[2].split()[1]}\\n")
-            time.sleep(0.1)  # so that the other worker has its share
+            deadline = time.monotonic() + 30
+            while len(open("servers").readlines()) < 2:  # until the other worker has run the other test
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
     """
     launching = "import forkserver, os\n\ndef pytest_configure():\n    forkserver.launch_server(os.environ)\n"
     with (tmp_path / "conftest.py").open("a") as file:
@@ -192,9 +193,12 @@ def test_failures_of_the_collection_are_left_to_pytest(run):
 
 def test_workers_end_with_a_run_that_is_killed(command, tmp_path):
     text = "def test_it(): open('pid', 'w').write(f'{os.getpid()}.'); time.sleep(1)\ndef test_next(): time.sleep(100)"
-    with subprocess.Popen(command(text), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        path = tmp_path / "pid"
+    path = tmp_path / "pid"
+    with open(tmp_path / "output", "wb") as file:
+        process = start_process(command(text), cwd=tmp_path, stdout=file)
+    try:
         wait(lambda: path.exists() and path.read_text().endswith("."), "the first test")
-        process.send_signal(signal.SIGKILL)
-        worker = path.read_text()[:-1]
-        wait(lambda: not os.path.exists(f"/proc/{worker}"), "the end of the worker")
+    finally:
+        process.kill()
+    worker = path.read_text()[:-1]
+    wait(lambda: not os.path.exists(f"/proc/{worker}"), "the end of the worker")

@@ -95,6 +95,11 @@ def test_kopf_runs_as_the_command_line():
     assert done.stderr.startswith("Usage: kopf run ")
 
 
+def test_modules_run_as_programs(script):
+    done = run_process(["python", "-m", "script", "3"], cwd=script, env={**os.environ, "WORD": "own"})
+    assert (done.returncode, done.stdout) == (3, f"['3'] {script.resolve()} own __main__\n")
+
+
 def test_both_streams_are_merged_as_on_a_terminal(script):
     done = run_process(["python", "script.py", "3"], cwd=script, env={**os.environ, "WORD": "own"}, is_merged=True)
     assert "to stderr\n" in done.stdout and "['3'] " in done.stdout

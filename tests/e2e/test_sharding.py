@@ -5,13 +5,14 @@ A longer run, with more rounds and the default times, is `python -m tests.soak.s
 """
 
 import json
+import os
 import pathlib
 import re
-import subprocess
 import sys
 
 import pytest
 from controlplane import ControlPlane, Unavailable
+from forkserver import run_process
 from kubeapi import KubeApi, wait
 from sandboxplane import SandboxPlane
 
@@ -90,11 +91,10 @@ def test_the_command_shows_the_members(cluster, namespace, run_operator, tmp_pat
     )
     run_operator("--shards", "auto", path, POD_NAME="pod-1")
     run_operator("--shards=auto", path, POD_NAME="pod-2")
-    environment = {"KUBECONFIG": cluster.kubeconfig, "PATH": "/usr/bin:/bin"}
+    environment = {**os.environ, "KUBECONFIG": cluster.kubeconfig}
 
     def show(*options):
-        command = [sys.executable, "-m", "kopf", "shards", "-n", namespace, "operator", *options]
-        return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60).stdout
+        return run_process(["kopf", "shards", "-n", namespace, "operator", *options], env=environment, cwd=ROOT).stdout
 
     def find_counts():
         text = show("--json")

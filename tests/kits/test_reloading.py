@@ -1,15 +1,14 @@
 """``kopf run --reload``: the operator is started again when its files change, and the sandbox stays."""
 
+import contextlib
 import importlib
 import os
 import re
-import signal
-import subprocess
-import sys
 import threading
 import time
 
 import pytest
+from forkserver import start_process
 
 from kopf._kits.reloading import find_roots, read_versions
 
@@ -55,9 +54,10 @@ def test_the_folders_of_files_and_modules_are_watched(tmp_path, monkeypatch):
 class Output:
     """The lines of a process, which are read as they come."""
 
-    def __init__(self, process):
+    def __init__(self, file):
         self.lines = []
-        threading.Thread(target=lambda: self.lines.extend(iter(process.stdout.readline, '')), daemon=True).start()
+        self.reader = threading.Thread(target=lambda: self.lines.extend(iter(file.readline, '')), daemon=True)
+        self.reader.start()
 
     def wait_for(self, pattern, timeout=60):
         deadline = time.monotonic() + timeout
@@ -66,16 +66,29 @@ class Output:
             time.sleep(0.02)
 
 
+@contextlib.contextmanager
+def running(command, environment):
+    """Run a command in the block, which gets the process and its output."""
+    reading, writing = os.pipe()
+    with open(reading) as file:
+        with open(writing, 'wb') as stdout:
+            process = start_process(command, stdout=stdout, env={**environment, 'PYTHONUNBUFFERED': '1'})
+        output = Output(file)
+        try:
+            yield process, output
+        finally:
+            process.kill()
+            output.reader.join(30)  # until the last process has closed the pipe
+
+
 @pytest.mark.timeout(240)
 def test_a_changed_operator_is_started_again_and_the_objects_stay(tmp_path):
     app, note = tmp_path / 'app.py', tmp_path / 'note.yaml'
     app.write_text(APP.replace('WORD', 'first'))
     note.write_text(NOTE)
     options = ['--sandbox', '--reload', '--inspect', '--load', note]
-    command = [sys.executable, '-u', '-m', 'kopf', 'run', *options, app]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with running(['kopf', 'run', *options, app], os.environ) as (process, output):
         try:
-            output = Output(process)
             output.wait_for('first hello')
             app.write_text(APP.replace('WORD', 'second'))
             output.wait_for('Starting again, as app.py has changed')
@@ -85,7 +98,7 @@ def test_a_changed_operator_is_started_again_and_the_objects_stay(tmp_path):
             app.write_text(APP.replace('WORD', 'third'))
             output.wait_for('third hello')
         finally:
-            process.send_signal(signal.SIGTERM)
+            process.terminate()
         assert process.wait(30) == 0
     links = re.findall(r'The inspector is at (\S+)', ''.join(output.lines))
     assert len(links) == 3 and len(set(links)) == 1  # so that an open page goes on with the next process
@@ -99,14 +112,10 @@ def test_the_login_handlers_are_not_called_with_a_sandbox_as_they_could_lead_to_
     note.write_text(NOTE)
     # By the environment: the process of the operator inherits it, and must not start yet another process.
     environment = {**os.environ, 'KOPF_RUN_RELOAD': '1', 'KOPF_RUN_SANDBOX': '1', 'KOPF_RUN_LOAD': str(note)}
-    command = [sys.executable, '-u', '-m', 'kopf', 'run', app]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
-    ) as process:
+    with running(['kopf', 'run', app], environment) as (process, output):
         try:
-            output = Output(process)
             output.wait_for('seen hello')
         finally:
-            process.send_signal(signal.SIGTERM)
+            process.terminate()
         assert process.wait(30) == 0
     assert not any('elsewhere' in line for line in output.lines)

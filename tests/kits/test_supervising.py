@@ -8,14 +8,13 @@ import pathlib
 import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 import urllib.error
 import urllib.request
 
 import pytest
+from forkserver import run_process, start_process
 from kubeapi import KubeApi
 
 pytestmark = pytest.mark.timeout(120)
@@ -35,19 +34,14 @@ class Group:
     """The supervisor of two processes on a sandbox, with the lines that they have printed."""
 
     def __init__(self, app: pathlib.Path, *arguments: object) -> None:
-        command = [sys.executable, '-m', 'kopf', 'run', '--sandbox', '--shards=auto', '--processes=2', '--standalone']
+        command = ['kopf', 'run', '--sandbox', '--shards=auto', '--processes=2', '--standalone']
         environment = {name: text for name, text in os.environ.items() if name != 'PYTHONUNBUFFERED'}
-        self.process = subprocess.Popen(
-            [*command, *map(str, arguments), app],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment,
-        )
+        reading, writing = os.pipe()
+        with os.fdopen(writing, 'wb') as stdout:
+            self.process = start_process([*command, *map(str, arguments), app], stdout=stdout, env=environment)
+        self.stdout = os.fdopen(reading)
         self.lines: list[str] = []
-        self._reader = threading.Thread(
-            target=lambda: self.lines.extend(iter(self.process.stdout.readline, '')), daemon=True
-        )
+        self._reader = threading.Thread(target=lambda: self.lines.extend(iter(self.stdout.readline, '')), daemon=True)
         self._reader.start()
 
     def wait(self) -> int:
@@ -71,7 +65,7 @@ def run(tmp_path):
             app = tmp_path / 'app.py'
             app.write_text(code)
             group = Group(app, *arguments)
-            stack.callback(group.process.stdout.close)
+            stack.callback(group.stdout.close)
             stack.callback(group.wait)
             stack.callback(group.process.terminate)
             return group
@@ -255,7 +249,6 @@ def test_equal_endpoints_are_refused(run, url):
     ],
 )
 def test_wrong_options_are_refused(arguments, message):
-    command = [sys.executable, '-m', 'kopf', 'run', *arguments, 'app.py']
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = run_process(['kopf', 'run', *arguments, 'app.py'])
     assert result.returncode == 2
     assert message in result.stderr

@@ -164,6 +164,7 @@ def test_a_server_that_is_no_operator_is_named():
         thread.join()
 
 
+@pytest.mark.usefixtures('forked_operators')
 def test_the_command_asks_a_running_operator(kopf_sandbox, kopf_operator, tmp_path, monkeypatch):
     monkeypatch.setenv('XDG_RUNTIME_DIR', str(tmp_path))
     path = tmp_path / 'main.py'

@@ -150,6 +150,7 @@ BODY = {
 }
 
 
+@pytest.mark.usefixtures('forked_operators')
 def test_functions_of_all_kinds_get_what_they_name(kopf_sandbox, kopf_operator, tmp_path):
     (tmp_path / 'handlers.py').write_text(HANDLERS)
     kopf_sandbox.apply(CRD)
@@ -179,6 +180,7 @@ kopf.on.create('kopfexamples', id='b')(lambda: None)
 """
 
 
+@pytest.mark.usefixtures('forked_operators')
 def test_lifecycles_get_what_they_name(kopf_sandbox, kopf_operator, tmp_path):
     (tmp_path / 'handlers.py').write_text(LIFECYCLE)
     kopf_sandbox.apply(CRD)
@@ -208,6 +210,7 @@ def mutate(patch, userinfo):
 """
 
 
+@pytest.mark.usefixtures('forked_operators')
 def test_webhooks_get_what_they_name(kopf_sandbox, kopf_operator, tmp_path):
     (tmp_path / 'handlers.py').write_text(WEBHOOKS)
     kopf_sandbox.apply(CRD)
@@ -235,6 +238,7 @@ kopf.on.event('kopfalarms')(lambda: None)  # an operator is ready when it watche
 """
 
 
+@pytest.mark.usefixtures('forked_operators')
 def test_conversions_get_what_they_name(kopf_sandbox, kopf_operator, tmp_path):
     (tmp_path / 'handlers.py').write_text(CONVERSIONS)
     kopf_sandbox.apply(EXAMPLES / '19-conversion' / 'crd.yaml')
@@ -286,6 +290,7 @@ def child(ARGUMENTS):
         ('event', "asks for 'event', which it is not given. It is given to: @kopf.on.event."),
     ],
 )
+@pytest.mark.usefixtures('forked_operators')
 def test_sub_handlers_that_ask_for_what_there_is_not(kopf_sandbox, kopf_operator, tmp_path, signature, message):
     (tmp_path / 'handlers.py').write_text(SUBHANDLERS.replace('ARGUMENTS', signature))
     kopf_sandbox.apply(CRD)

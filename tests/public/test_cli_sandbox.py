@@ -11,7 +11,7 @@ import threading
 import urllib.request
 
 import pytest
-from forkserver import run_process
+from forkserver import run_process, start_process
 from kinds import define
 from kubeapi import KubeApi, wait
 from operatorprocess import OperatorProcess
@@ -70,29 +70,25 @@ def start_sandbox(tmp_path):
     with contextlib.ExitStack() as stack:
 
         def start(*args):
-            process = stack.enter_context(
-                subprocess.Popen(
-                    [sys.executable, "-m", "kopf", "sandbox", *args],
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
-            )
+            reading, writing = os.pipe()
+            output = stack.enter_context(open(reading))
+            with open(writing, "wb") as stdout, open(tmp_path / "errors", "wb") as stderr:
+                process = start_process(["kopf", "sandbox", *args], stdout=stdout, stderr=stderr)
             stack.callback(process.kill)
-            return process, process.stdout.readline()
+            return process, output.readline()
 
         yield start
 
 
 @pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM])
-def test_the_sandbox_runs_without_an_operator(start_sandbox, monkeypatch, sig):
+def test_the_sandbox_runs_without_an_operator(start_sandbox, monkeypatch, tmp_path, sig):
     process, line = start_sandbox("--crd", "crd.yaml", "--load", "good.yaml")
     kubeconfig = re.fullmatch(r"export KUBECONFIG=(/\S+)\n", line)[1]
     monkeypatch.setenv("KUBECONFIG", kubeconfig)
     assert KubeApi().get("example.dev/v1", "Note", "default", "n")["spec"] == {"size": 1}
     process.send_signal(sig)
-    _, banner = process.communicate(timeout=60)
-    assert process.returncode == 0
+    assert process.wait(60) == 0
+    banner = (tmp_path / "errors").read_text()
     assert "development and tests only" in banner
     assert "https://127.0.0.1:" in banner
     assert "Traceback" not in banner

@@ -7,6 +7,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from forkserver import run_process
 
 pytestmark = pytest.mark.timeout(300)  # each of them starts a pytest of its own
 
@@ -27,38 +28,29 @@ def run_pytest(tmp_path):
 
     def run(text, *args):
         (tmp_path / "test_it.py").write_text(textwrap.dedent(text))
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *args],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        done = run_process(["python", "-m", "pytest", "-p", "no:cacheprovider", *args], cwd=tmp_path)
         return done.returncode, done.stdout + done.stderr
 
     return run
 
 
 def test_the_tests_of_the_example_pass():
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", EXAMPLE, EXAMPLE],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = run_process(["python", "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", EXAMPLE, EXAMPLE])
     assert done.returncode == 0, done.stdout
     assert "4 passed in " in done.stdout
 
 
-def test_nothing_is_loaded_for_tests_without_its_fixtures(run_pytest):
-    code, output = run_pytest("""
-        import sys
+def test_nothing_is_loaded_for_tests_without_its_fixtures(tmp_path):
+    (tmp_path / "test_it.py").write_text("""
+import sys
 
-        def test_it():
-            assert "pytest_kopf" in sys.modules
-            assert "kopf._kits.testing.sandbox" not in sys.modules
-    """)
-    assert code == 0, output
+def test_it():
+    assert "pytest_kopf" in sys.modules
+    assert "kopf._kits.testing.sandbox" not in sys.modules
+""")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout
 
 
 def test_it_costs_nothing_where_it_is_not_used():

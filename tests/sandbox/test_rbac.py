@@ -6,13 +6,13 @@ import re
 import shutil
 import ssl
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import aiohttp
 import pytest
 import yaml
+from forkserver import run_process
 from snippets import find_page
 
 from kopf.testing import Refusal, Sandbox
@@ -370,6 +370,7 @@ def configure(settings, **_):
 
 
 @pytest.mark.kopf_sandbox(rbac=True)
+@pytest.mark.usefixtures("forked_operators")
 def test_operators_work_as_far_as_their_permissions_go(kopf_sandbox, kopf_operator, tmp_path):
     (tmp_path / "handlers.py").write_text(HANDLERS)
     sandbox, robot = kopf_sandbox, "system:serviceaccount:default:robot"
@@ -425,15 +426,11 @@ def is_sized(body):
 
 
 @pytest.mark.kopf_sandbox(rbac=True)
+@pytest.mark.usefixtures("forked_operators")
 def test_operators_with_an_account_of_their_own_do_not_apply_their_definitions(kopf_sandbox, kopf_operator, tmp_path):
     (tmp_path / "typed.py").write_text(TYPED)
-    made = subprocess.run(
-        [sys.executable, "-m", "kopf", "manifests", "typed.py", "--image", "example:1", "--name", "robot"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    made = run_process(["kopf", "manifests", "typed.py", "--image", "example:1", "--name", "robot"], cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
     kopf_sandbox.apply(made.stdout)
     own = kopf_sandbox.kubeconfig_for("system:serviceaccount:default:robot")
     with kopf_operator("typed.py", env={"KUBECONFIG": str(own)}, cwd=tmp_path) as operator:
@@ -443,6 +440,7 @@ def test_operators_with_an_account_of_their_own_do_not_apply_their_definitions(k
     assert "forbidden" not in operator.output
 
 
+@pytest.mark.usefixtures("forked_operators")
 def test_webhooks_with_classes_get_the_changed_object(kopf_sandbox, kopf_operator, tmp_path):
     (tmp_path / "typed.py").write_text(TYPED)
     with kopf_operator("typed.py", cwd=tmp_path) as operator:
@@ -463,6 +461,7 @@ def documented(*kinds):
 
 
 @pytest.mark.kopf_sandbox(rbac=True)
+@pytest.mark.usefixtures("forked_operators")
 def test_the_documented_permissions_are_enough(kopf_sandbox, kopf_operator):
     roles = documented("ServiceAccount", "ClusterRole", "Role", "ClusterRoleBinding", "RoleBinding")
     assert len(roles) == 5

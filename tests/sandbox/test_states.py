@@ -11,6 +11,7 @@ import sys
 import threading
 
 import pytest
+from forkserver import run_process, start_process
 from kinds import NOTES, config, note
 from kubeapi import wait
 
@@ -205,15 +206,18 @@ async def test_writes_to_a_full_disk_are_repeated_when_there_is_room(path, caplo
 
 def test_the_command_keeps_its_state_in_a_file(path, tmp_path):
     kubeconfig = tmp_path / "kubeconfig"
-    command = [sys.executable, "-m", "kopf", "sandbox", "--state", path, "--kubeconfig", kubeconfig]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    command = ["kopf", "sandbox", "--state", path, "--kubeconfig", kubeconfig]
+    reading, writing = os.pipe()
+    with open(reading) as output, open(tmp_path / "errors", "wb") as errors:
+        with open(writing, "wb") as stdout:
+            process = start_process(command, stdout=stdout, stderr=errors)
         try:
-            assert process.stdout.readline().startswith("export KUBECONFIG=")
-            second = subprocess.run(command, capture_output=True, text=True)
+            assert output.readline().startswith("export KUBECONFIG=")
+            second = run_process(command)
             assert second.returncode == 1
             assert "The sandbox does not start:" in second.stderr
             assert "in use by another sandbox" in second.stderr
         finally:
             process.terminate()
-            _, error = process.communicate()
-    assert f"All objects are kept in {path}." in error
+            process.wait(60)
+    assert f"All objects are kept in {path}." in (tmp_path / "errors").read_text()

@@ -303,6 +303,7 @@ def event_fn(spec, **_):
 
 
 @pytest.mark.kopf_sandbox(virtual_time=True)
+@pytest.mark.usefixtures('forked_operators')
 def test_handlers_get_objects_of_the_class_and_can_assign_them(kopf_sandbox, kopf_operator, tmp_path):
     path = tmp_path / 'app.py'
     path.write_text(HANDLERS)
@@ -342,6 +343,7 @@ def handle(spec, patch, **_):
 
 
 @pytest.mark.kopf_sandbox(virtual_time=True)
+@pytest.mark.usefixtures('forked_operators')
 def test_an_object_that_does_not_conform_fails_until_it_changes_and_others_go_on(kopf_sandbox, kopf_operator, tmp_path):
     path = tmp_path / 'app.py'
     path.write_text(BROKEN)

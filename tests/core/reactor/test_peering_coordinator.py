@@ -7,11 +7,11 @@ import logging
 import pathlib
 import random
 import signal
-import sys
 import threading
 import time
 
 import pytest
+from forkserver import AsyncProcess
 from operatorworld import in_virtual_time, running_operator
 
 import kopf
@@ -832,16 +832,14 @@ async def test_takeover_from_a_killed_replica(world, tmp_path):
     await world.join()
     tmp_path.joinpath('replica.py').write_text(REPLICA)
     async with world.operator('low', priority=1):
-        replica = await asyncio.create_subprocess_exec(
-            sys.executable, '-m', 'kopf', 'run', '-q', '-n', 'default', '-p', '2', str(tmp_path / 'replica.py')
-        )
+        replica = await AsyncProcess.start(['kopf', 'run', '-q', '-n', 'default', '-p', '2', tmp_path / 'replica.py'])
         try:
             await world.aio.wait_for('kopfpeerings', 'default', lambda body: len(body.get('status') or {}) == 2)
             await world.create('a', field='1')
             await world.handled('a', field='1')
         finally:
             replica.kill()
-            await replica.wait()
+            await replica.communicate()
         killed = asyncio.get_running_loop().time()
         await world.create('b', field='1')
         await world.handled('b', field='1')
@@ -889,23 +887,12 @@ async def scheduled(**_):
 async def test_nothing_is_begun_after_a_suspension_until_the_peers_are_known(world, tmp_path):
     await world.join()
     tmp_path.joinpath('suspended.py').write_text(SUSPENDED)
-    replica = await asyncio.create_subprocess_exec(
-        sys.executable,
-        '-m',
-        'kopf',
-        'run',
-        '-n',
-        'default',
-        '-p',
-        '2',
-        str(tmp_path / 'suspended.py'),
-        stderr=asyncio.subprocess.PIPE,
-    )
+    replica = await AsyncProcess.start(['kopf', 'run', '-n', 'default', '-p', '2', tmp_path / 'suspended.py'])
 
     lines = []
 
     async def read():
-        async for line in replica.stderr:
+        async for line in replica.stdout:
             lines.append(line.decode())
             world.changed.set()
 
@@ -947,8 +934,8 @@ async def test_nothing_is_begun_after_a_suspension_until_the_peers_are_known(wor
         await until('handled', count)
     finally:
         replica.kill()
-        await replica.wait()
         await reading
+        await replica.communicate()
 
 
 @in_virtual_time
