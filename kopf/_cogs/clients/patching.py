@@ -29,7 +29,7 @@ class PatchResult(NamedTuple):
 
     Args:
         body: the object after the last change; `None` if there was no change, or if the object does not exist.
-        remaining_fns: whether the functions or the conclusion were not applied, because another client has changed the
+        remaining_fns: whether the functions or the bookkeeping were not applied, because another client has changed the
             object meanwhile. The caller must apply them to the newer state of the object.
         gone: whether the object does not exist any more, or another one has its name.
         unserved: whether the API does not serve the resource: it was removed, or has other versions now.
@@ -51,15 +51,15 @@ async def patch_obj(
     patch: patches.Patch,
     body: bodies.RawBody | None,
     logger: api.AnyLogger,
-    conclusion: patches.Patch | None = None,
+    bookkeeping: patches.Patch | None = None,
 ) -> PatchResult:
     """
     Apply a patch to an object.
 
     If the resource has the status subresource, changes of the status are sent in separate requests. The functions and
-    the values share a request if both change only the same endpoint (the object, or its status). The conclusion is sent
-    in the last request of the patch if both are for the same endpoint; otherwise, in a request after it. So the
-    conclusion is never stored without the patch.
+    the values share a request if both change only the same endpoint (the object, or its status). The bookkeeping of the
+    framework is sent in the last request of the patch if both are for the same endpoint; otherwise, in a request after
+    it. So the bookkeeping is never stored without the patch.
 
     Args:
         client: the client to patch with.
@@ -70,16 +70,16 @@ async def patch_obj(
         patch: the values to merge and the functions to apply.
         body: the last known state of the object, if it is known.
         logger: the logger of the object.
-        conclusion: the changes to be stored only if the patch is stored, e.g. the success of a handler.
+        bookkeeping: the changes to be stored only if the patch is stored, e.g. the success of a handler.
 
     Raises:
         errors.APIError: if a request fails; earlier requests of the patch are stored then.
     """
     url = resource.get_url(namespace=namespace, name=name)
     patching = _Patching(client, url, uid, body, logger, has_status='status' in resource.subresources)
-    conclusion = conclusion if conclusion is not None else patches.Patch()
+    bookkeeping = bookkeeping if bookkeeping is not None else patches.Patch()
     try:
-        done = await patching.apply(patch, conclusion)
+        done = await patching.apply(patch, bookkeeping)
     except (errors.APINotFoundError, _ReplacedError) as error:
         if isinstance(error, errors.APINotFoundError) and error.code is None:
             # The API server returns a Status object if only the object is missing, and plain text if the resource is.
@@ -90,7 +90,7 @@ async def patch_obj(
     if not done:
         logger.debug(
             f"Could not apply the patch in full: the object has changed. "
-            f"The functions will be applied to its newer state: {[*patch.fns, *conclusion.fns]!r}"
+            f"The functions will be applied to its newer state: {[*patch.fns, *bookkeeping.fns]!r}"
         )
     return PatchResult(patching.result, remaining_fns=not done)
 
@@ -174,12 +174,12 @@ class _Patching:
     has_status: bool
     result: bodies.RawBody | None = None
 
-    async def apply(self, patch: patches.Patch, conclusion: patches.Patch) -> bool:
-        """Apply the patch, and then the conclusion; return false if the object has changed meanwhile."""
+    async def apply(self, patch: patches.Patch, bookkeeping: patches.Patch) -> bool:
+        """Apply the patch, and then the bookkeeping; return false if the object has changed meanwhile."""
         if not patch.fns:
-            return await self._conclude(patch, conclusion)
-        if self.body is not None and (len(patch) or conclusion):
-            done = await self._apply_at_once(patch, conclusion)
+            return await self._apply_values(patch, bookkeeping)
+        if self.body is not None and (len(patch) or bookkeeping):
+            done = await self._apply_at_once(patch, bookkeeping)
             if done is not None:
                 return done
         else:
@@ -188,35 +188,35 @@ class _Patching:
         if self.body is None:
             await self._reload()
         functions = patches.Patch(fns=patch.fns)
-        ops = patches.combine(functions, conclusion).as_json_patch(self.body)
-        # Of several requests, the first ones can succeed and a later one can fail. So the conclusion is sent after all
+        ops = patches.combine(functions, bookkeeping).as_json_patch(self.body)
+        # Of several requests, the first ones can succeed and a later one can fail. So the bookkeeping is sent after all
         # of them: the success of a handler must not be stored before the handler's changes. If one request is enough,
-        # it contains both the changes and the conclusion.
+        # it contains both the changes and the bookkeeping.
         if not any(map(self._is_for_status, ops)):
             return await self._send_ops(self.url, "resource", ops)
         ops = functions.as_json_patch(self.body)
         return (
             await self._send_ops(self.url, "resource", [op for op in ops if not self._is_for_status(op)])
             and await self._send_ops(f'{self.url}/status', "status", [op for op in ops if self._is_for_status(op)])
-            and await self._conclude(patches.Patch(), conclusion)
+            and await self._apply_values(patches.Patch(), bookkeeping)
         )
 
-    async def _apply_at_once(self, patch: patches.Patch, conclusion: patches.Patch) -> bool | None:
+    async def _apply_at_once(self, patch: patches.Patch, bookkeeping: patches.Patch) -> bool | None:
         """
         Apply the values and the functions in one request, if both are for the same endpoint.
 
         Otherwise, or if the object has changed meanwhile, apply only the values; without values, reload the object.
 
         Returns:
-            `None` if the functions are still to be applied; otherwise, whether the conclusion was stored, too.
+            `None` if the functions are still to be applied; otherwise, whether the bookkeeping was stored, too.
         """
-        ops, tried = patches.combine(patch, conclusion).as_json_patch(self.body), True
+        ops, tried = patches.combine(patch, bookkeeping).as_json_patch(self.body), True
         if not any(map(self._is_for_status, ops)):
             if await self._send_ops(self.url, "resource", ops):
                 return True
-        elif conclusion and all(map(self._is_for_status, ops := patch.as_json_patch(self.body))):
+        elif bookkeeping and all(map(self._is_for_status, ops := patch.as_json_patch(self.body))):
             if await self._send_ops(f'{self.url}/status', "status", ops):
-                return await self._conclude(patches.Patch(), conclusion)
+                return await self._apply_values(patches.Patch(), bookkeeping)
         else:
             tried = False
         # The API server refuses if the object has changed. If there are values, their merge returns the newer state.
@@ -225,32 +225,32 @@ class _Patching:
         await self._merge(patch)
         return None
 
-    async def _conclude(self, patch: patches.Patch, conclusion: patches.Patch) -> bool:
-        """Apply the values, and then the conclusion; return false if the object has changed before the conclusion."""
+    async def _apply_values(self, patch: patches.Patch, bookkeeping: patches.Patch) -> bool:
+        """Apply the values, and then the bookkeeping; return false if the object has changed before the bookkeeping."""
         changes, status = self._split(patch)
-        last_changes, last_status = self._split(conclusion)
-        if conclusion.fns and last_status and _is_being_deleted(self.body):
+        last_changes, last_status = self._split(bookkeeping)
+        if bookkeeping.fns and last_status and _is_being_deleted(self.body):
             # The finalizer is removed first, and the records of handlers in the status are purged after that. If the
             # records were purged first, an operator that is killed in between would handle the deletion again.
-            first = patches.Patch(dict(last_changes), fns=conclusion.fns)
-            if not await self._conclude(patch, first):
+            first = patches.Patch(dict(last_changes), fns=bookkeeping.fns)
+            if not await self._apply_values(patch, first):
                 return False
             if self._is_alive():
                 await self._merge_status(last_status)
             return True
-        # This conclusion changes the object, so the status of the patch must be stored before it.
-        if status and (len(last_changes) or conclusion.fns):
+        # The bookkeeping changes the object here, so the status of the patch must be stored before it.
+        if status and (len(last_changes) or bookkeeping.fns):
             await self._merge_status(status)
             status = {}
-        if not conclusion.fns or last_status:
+        if not bookkeeping.fns or last_status:
             await self._merge_object(patches.combine_values(changes, last_changes))
             await self._merge_status(patches.combine_values(status, last_status))
             changes = last_changes = {}
-        if not conclusion.fns:
+        if not bookkeeping.fns:
             return True
         if self.body is None:
             await self._reload()
-        whole = patches.Patch(patches.combine_values(changes, last_changes), fns=conclusion.fns)
+        whole = patches.Patch(patches.combine_values(changes, last_changes), fns=bookkeeping.fns)
         if await self._send_ops(self.url, "resource", whole.as_json_patch(self.body)):
             return True
         if not len(whole):
@@ -259,7 +259,7 @@ class _Patching:
             await self._merge_object(changes)
         else:
             await self._reload()
-        rest = patches.Patch(dict(last_changes), fns=conclusion.fns)
+        rest = patches.Patch(dict(last_changes), fns=bookkeeping.fns)
         return await self._send_ops(self.url, "resource", rest.as_json_patch(self.body))
 
     def _is_alive(self) -> bool:

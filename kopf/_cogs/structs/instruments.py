@@ -376,7 +376,7 @@ class ObjectStep(Span):
             self._listeners = self._instruments.steps
             self._instruments.tell((sampler,), self.BEGINS, self)
 
-    def conclude(self, delay: float | None, *, requeued: bool) -> None:
+    def set_outcome(self, delay: float | None, *, requeued: bool) -> None:
         """Set the outcome, which is reported at the end."""
         self.delay = delay
         self.outcome = 'requeued' if requeued else 'done' if delay is None else 'delayed'
@@ -472,7 +472,7 @@ class HandlerCall(Span):
     def _find_unsampled(self) -> Unsampled | None:
         return self._instruments.skip(self, self.carried) if self.parent is None else self.parent.unsampled
 
-    def conclude(
+    def set_outcome(
         self,
         outcome: str,
         *,

@@ -125,7 +125,7 @@ class ResourceMeter:
         """Called when a handler of the object has failed: the reconciliation fails, even if it is delayed as usual."""
         self._failed.add(uid)
 
-    def conclude(self, began: float, result: str, uid: Hashable) -> None:
+    def note_reconciliation(self, began: float, result: str, uid: Hashable) -> None:
         """
         Called when a reconciliation has ended.
 

@@ -319,9 +319,9 @@ async def run_handler(
                 raise
             # The cancelled task is not this one, but another task that the function has awaited: an error of the
             # function.
-            return _conclude_arbitrary(handler, error, limits, rules, logger)
+            return _assess_arbitrary(handler, error, limits, rules, logger)
         except (Exception, SystemExit) as error:  # a handler must not stop the operator by sys.exit()
-            return _conclude_error(handler, error, limits, rules, logger)
+            return _assess_error(handler, error, limits, rules, logger)
     if debugging or not handler.quiet:
         level = logging.DEBUG if handler.quiet else logging.INFO
         if handler.routine:
@@ -382,7 +382,7 @@ async def _run_told(
         with call:
             # Why not nest one function in the other? Without instruments, each handler would need one more call.
             outcome = await run_handler(handler, cause, state, rules, after=after, observed=False)
-            call.conclude(outcome.verdict, delay=outcome.delay, message=outcome.message, exception=outcome.exception)
+            call.set_outcome(outcome.verdict, delay=outcome.delay, message=outcome.message, exception=outcome.exception)
         carried = call.carried
     else:
         carried, token = state.carried, unsampled.enter()
@@ -395,7 +395,7 @@ async def _run_told(
     return outcome if carried is None else outcome._replace(carried=carried)
 
 
-def _conclude_error(
+def _assess_error(
     handler: Handler,
     error: BaseException,
     limits: '_Limits',
@@ -413,13 +413,13 @@ def _conclude_error(
         logger.info("%s waits: %s.", handler, describe_error(error), extra=_UNPOSTED)
         return Outcome(final=False, delay=error.delay, exception=error, uncounted=handler.retries is not None)
     if isinstance(error, TemporaryError):
-        return _conclude_temporary(handler, error, limits, logger)
+        return _assess_temporary(handler, error, limits, logger)
     if isinstance(error, rules.permanent_errors):
         text = describe_error(error)
         is_limit = text.startswith(f"{handler} has ")  # errors of `_Limits` name the handler already
         logger.error("%s", text if is_limit else f"{handler} failed permanently: {text}")
         return Outcome(final=True, exception=error)
-    return _conclude_arbitrary(handler, error, limits, rules, logger)
+    return _assess_arbitrary(handler, error, limits, rules, logger)
 
 
 def _iter_errors(error: BaseException) -> Iterator[BaseException]:
@@ -544,7 +544,7 @@ def _retrieve(task: 'asyncio.Task[Any]') -> None:
         task.exception()
 
 
-def _conclude_temporary(handler: Handler, error: TemporaryError, limits: _Limits, logger: Logger) -> Outcome:
+def _assess_temporary(handler: Handler, error: TemporaryError, limits: _Limits, logger: Logger) -> Outcome:
     text = describe_error(error)
     if limits.exceeds_retries():
         message = f"{handler} failed temporarily but will exceed {limits.retries} retries: {text}"
@@ -559,7 +559,7 @@ def _conclude_temporary(handler: Handler, error: TemporaryError, limits: _Limits
     return Outcome(final=False, delay=limits.slow_down(error.delay, logger), exception=error)
 
 
-def _conclude_arbitrary(
+def _assess_arbitrary(
     handler: Handler,
     error: BaseException,
     limits: _Limits,

@@ -281,7 +281,7 @@ class State(Mapping[HandlerId, HandlerState]):
             if state is not None and state.finished and key not in self._states:
                 self._set(key, state)
 
-    def conclude(self, key: HandlerId, outcome: Outcome, now: datetime.datetime) -> None:
+    def note_outcome(self, key: HandlerId, outcome: Outcome, now: datetime.datetime) -> None:
         """Update the progress of the handler with the outcome of an attempt."""
         self._set(key, self._states[key].with_outcome(outcome, now))
 

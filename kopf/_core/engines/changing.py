@@ -76,8 +76,8 @@ class Step:
             if number and self._is_halted():
                 break
             outcome = await self._run_one(handler)
-            # Concluded after each handler: if the step is cancelled, the successes so far are kept.
-            self.state.conclude(handler.id, outcome, utcnow())
+            # Noted after each handler: if the step is cancelled, the successes so far are kept.
+            self.state.note_outcome(handler.id, outcome, utcnow())
             self.outcomes[handler.id] = outcome = outcome.without_exception()
 
     def _get_kwargs_of(self, lifecycle: LifeCycleFn) -> dict[str, Any]:

@@ -126,7 +126,7 @@ class ChildrenMemory:
         """Return the children that the handler wants; ``None`` if that is unknown yet."""
         return self._applied.keys() | self._kept if self.is_complete else None
 
-    def conclude(self, wanted: Collection[ChildKey], kept: Collection[ChildKey]) -> None:
+    def note_success(self, wanted: Collection[ChildKey], kept: Collection[ChildKey]) -> None:
         """Called when a run has succeeded, with all the children that it has applied, and those that it has kept."""
         self.is_complete, self._kept = True, frozenset(kept)
         for key in [key for key in self._applied if key not in wanted]:

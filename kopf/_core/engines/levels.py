@@ -44,7 +44,7 @@ from kopf._core.engines.owned_objects import OwnedObject, OwnedObjects
 from kopf._core.engines.planning import NONE, Again, Pace, Plan, Planner, Trigger
 from kopf._core.engines.relations import Key, Relations
 from kopf._core.engines.selfruns import LOOP_WARNING, OwnPatch, RunChain
-from kopf._core.engines.verdicts import Verdict, conclude, is_own_kind, judge
+from kopf._core.engines.verdicts import Verdict, derive_conditions, is_own_kind, judge
 from kopf._core.intents import filters
 from kopf._core.intents.causes import ReconcilingCause, make_conditions
 from kopf._core.intents.contexts import OperatorContext
@@ -624,7 +624,7 @@ class Leveler:
         """Check whether the framework sets the conditions of the object for this handler."""
         return run.plan.controller.keeps_conditions and is_own_kind(self._decider.table.resource)
 
-    def conclude(
+    def judge_run(
         self,
         run: 'Run',
         outcome: Outcome,
@@ -635,7 +635,7 @@ class Leveler:
         run.plan.verdict = judge(run.plan.controller.handler, outcome, generation, changed)
         plans = [plan for plan in run.plan.level.plans if plan.controller.keeps_conditions]
         verdicts = {plan.controller.handler.id: plan.verdict for plan in plans if plan.digest or plan is run.plan}
-        return conclude(verdicts, generation, changed)
+        return derive_conditions(verdicts, generation, changed)
 
     def carry(self, run: 'Run', edits: Sequence[ConditionEdits]) -> None:
         """Keep the changes of conditions that were not written, for the next run."""
@@ -830,7 +830,7 @@ class Leveler:
         children, plan = run.children, run.plan
         if children is None or outcome.verdict != 'succeeded' or plan.level.record.level is not plan.level:
             return outcome
-        children.memory.conclude(children.wanted, children.kept)
+        children.memory.note_success(children.wanted, children.kept)
         if children.kinds.handler.prune:
             others = {
                 other.controller.handler.id: None if other.children is None else other.children.get_wanted()

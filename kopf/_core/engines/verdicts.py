@@ -108,7 +108,7 @@ def describe(error: BaseException) -> str:
     return whole if len(whole) <= MAX_TEXT else f"{whole[: MAX_TEXT - 1]}…"
 
 
-def conclude(
+def derive_conditions(
     verdicts: Mapping[HandlerId, Verdict | None],
     generation: int | None,
     changed: Mapping[str, Condition | None],

@@ -1,8 +1,9 @@
 """
 Decisions about the next actions for an object, from its body and the memory about it: without I/O and clocks.
 
-`Decider.decide` finds the reason of the change and the handlers to run; the caller runs them; `Decider.conclude` puts
-their effects into one patch. The progress in between is remembered in a cycle (see `cycles`).
+`Decider.decide` finds the reason of the change and the handlers to run; the caller runs them; then
+`Decider.store_progress` makes the patch with the framework's own data. The progress in between is remembered in
+a cycle (see `cycles`).
 
 The operator does not write to an object without matching handlers. But an update handler of a field would match such
 an object if it had the field. So the operator remembers the absence of the field: when the field is added, this is an
@@ -338,7 +339,7 @@ class Decider:
             is_kept = False
         return None if is_kept else digest_essence(decision.stored)
 
-    def find_own_changes(self, decision: Decision, patch: Patch, conclusion: Patch, raw: RawBody | None) -> Diff:
+    def find_own_changes(self, decision: Decision, patch: Patch, bookkeeping: Patch, raw: RawBody | None) -> Diff:
         """Return the differences from the handled state if they can only come from the operator's own last patch."""
         if raw is None or decision.stored is None:
             return EMPTY
@@ -349,7 +350,7 @@ class Decider:
             if not patch or is_edited(decision.stored, essence, patch):
                 # The effects of patch functions are known only when they are called.
                 predicted = bool(patch.fns) and is_same(self.essences.predict(decision.cause.body, patch), essence)
-                if not predicted and not _is_caused_by_storing(decision, patch, conclusion, raw):
+                if not predicted and not _is_caused_by_storing(decision, patch, bookkeeping, raw):
                     return EMPTY
         except StorageError:
             return EMPTY
@@ -452,14 +453,14 @@ class Decider:
         decision.essence = self.essences.of(body)
         cycle.revert(changed, decision.essence)
 
-    def conclude(self, decision: Decision, patch: Patch, conclusion: Patch, *, done: bool) -> None:
+    def store_progress(self, decision: Decision, patch: Patch, bookkeeping: Patch, *, done: bool) -> None:
         """
-        Add the progress or the end of the cycle to the patch.
+        Put the progress, or the end of the cycle, into the patch with the bookkeeping.
 
         Args:
             decision: the decision whose handlers were run.
             patch: the effects of the handlers.
-            conclusion: the patch with the framework's own changes, which is stored together with the other one.
+            bookkeeping: the patch with the framework's own data, which is stored together with the other one.
             done: whether all handlers are finished.
         """
         cycle, body, reason = decision.cycle, decision.cause.body, decision.reason
@@ -468,33 +469,33 @@ class Decider:
         if done:
             # Why in one patch with the last handled state? If the operator were killed between two patches, the
             # handlers would run again, or the remaining records would look like an interrupted cycle.
-            cycle.state.purge(storage=self.records, body=body, patch=conclusion)
+            cycle.state.purge(storage=self.records, body=body, patch=bookkeeping)
             decision.followup = self._cycles.follow(cycle, decision.cause, decision.essence)
             if decision.followup is not None:
-                decision.followup.state.store(storage=self.records, body=body, patch=conclusion)
+                decision.followup.state.store(storage=self.records, body=body, patch=bookkeeping)
             # A creation ends with the state that its handlers have seen, not with a newer one, so that an edit becomes
             # an update.
             decision.stored = cycle.base if reason is Reason.CREATE else decision.essence
             if decision.relevant and reason in _STORING and not is_same(decision.stored, decision.last):
-                self.essences.store_last(body, decision.stored, conclusion)
+                self.essences.store_last(body, decision.stored, bookkeeping)
         else:
             # Keep them until the patch is stored: `retract` restores them if the patch fails.
             decision.before = cycle.known, cycle.base
             self._cycles.advance(cycle, body, decision.essence, patch)
-            cycle.state.store(storage=self.records, body=body, patch=conclusion)
+            cycle.state.store(storage=self.records, body=body, patch=bookkeeping)
             if cycle.edited and not is_same(cycle.base, decision.last):
-                self.essences.store_last(body, cycle.base, conclusion)
+                self.essences.store_last(body, cycle.base, bookkeeping)
             elif cycle.assumed is not None and cycle.assumed is decision.last:
                 # Without the last handled essence on the object, a restarted operator would handle the update as a
                 # creation.
-                self.essences.store_last(body, cycle.assumed, conclusion)
+                self.essences.store_last(body, cycle.assumed, bookkeeping)
 
     def retract(self, decision: Decision, stored: Patch | None) -> None:
         """
         Undo the expected effects of a patch that was refused; otherwise, the old values would look like edits.
 
         Args:
-            decision: the decision with which the patch was concluded.
+            decision: the decision whose progress is in the patch.
             stored: the part of the patch that was stored nevertheless; ``None`` if it is unknown what was stored.
         """
         if decision.before is None:
@@ -516,7 +517,7 @@ class Decider:
             decision.cycle.postpone_check(patch)
 
 
-def _is_caused_by_storing(decision: Decision, patch: Patch, conclusion: Patch, raw: RawBody) -> bool:
+def _is_caused_by_storing(decision: Decision, patch: Patch, bookkeeping: Patch, raw: RawBody) -> bool:
     """
     Check whether only the operator's own patch has changed the object.
 
@@ -524,7 +525,7 @@ def _is_caused_by_storing(decision: Decision, patch: Patch, conclusion: Patch, r
     """
     if patch.fns or not is_same(decision.stored, decision.essence):
         return False
-    written = combine_values(patch, conclusion)
+    written = combine_values(patch, bookkeeping)
     return all(
         field[:2] in _CHANGED_BY_API or is_touched(field, written)
         for field in find_leaves(diff(decision.cause.body._data(), raw))

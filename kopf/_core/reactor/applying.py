@@ -47,16 +47,16 @@ class Applier:
         record: ObjectRecord,
         decision: Decision | None,
         patch: Patch,
-        conclusion: Patch,
+        bookkeeping: Patch,
     ) -> Application:
         """
-        Send the patch with the conclusion, and keep the changes that could not be applied.
+        Send the patch with the bookkeeping, and keep the changes that could not be applied.
 
         Args:
             record: the record of the object.
-            decision: the decision that the conclusion belongs to, if there is one.
+            decision: the decision that the bookkeeping belongs to, if there is one.
             patch: the changes that handlers request.
-            conclusion: the framework's own data (progress, handled state, finalizers), stored only with all the
+            bookkeeping: the framework's own data (progress, handled state, finalizers), stored only with all the
                 changes.
         """
         # Take it before the request: events that arrive during the request can be newer than its response.
@@ -69,7 +69,7 @@ class Applier:
                 patch,
                 record.body,
                 make_logger(record, self._decider.table.resource, self._settings),
-                conclusion,
+                bookkeeping,
             )
         except BaseException:  # a cancellation, too: it is unknown whether the patch was stored
             self.keep_unsaved(record, decision, patch)
@@ -234,7 +234,7 @@ class Applier:
         patch: Patch,
         body: RawBody | None,
         logger: AnyLogger,
-        conclusion: Patch | None = None,
+        bookkeeping: Patch | None = None,
     ) -> patching.PatchResult:
         return await patching.patch_obj(
             self._client,
@@ -245,7 +245,7 @@ class Applier:
             patch=patch,
             body=body,
             logger=logger,
-            conclusion=conclusion,
+            bookkeeping=bookkeeping,
         )
 
     def keep_unsaved(
@@ -260,7 +260,7 @@ class Applier:
 
         Args:
             record: the record of the object.
-            decision: the decision whose conclusion could not be stored, if there is one.
+            decision: the decision whose bookkeeping could not be stored, if there is one.
             patch: the changes that could not be applied.
             stored: the changes that were applied nevertheless.
         """

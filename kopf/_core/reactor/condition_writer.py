@@ -63,15 +63,13 @@ class ConditionWriter:
         # `ConditionEdits.follow` then updates them with the state after the patch.
         return edits or ([self._make_edits(run, run.patch)] if self._leveler.keeps_conditions(run) else [])
 
-    async def conclude(
-        self, record: ObjectRecord, run: Run, outcome: Outcome, edits: Sequence[ConditionEdits]
-    ) -> Outcome:
+    async def end(self, record: ObjectRecord, run: Run, outcome: Outcome, edits: Sequence[ConditionEdits]) -> Outcome:
         """Write the conditions after a run; return the outcome, which is a failure if they cannot be written."""
         if self._leveler.keeps_conditions(run):
             generation = self._leveler.get_generation(run.raw)
             for own in edits:
                 own.summarize()
-                for type_, condition in self._leveler.conclude(run, outcome, generation, dict(own.changes)).items():
+                for type_, condition in self._leveler.judge_run(run, outcome, generation, dict(own.changes)).items():
                     own.change(type_, condition)
         edits = self._join(run.plan.carried, edits)
         if not edits:

@@ -257,7 +257,7 @@ class LevelProcessor(Processor):
         if outcome.delay is not None:
             meter.retry()
         result = 'success' if outcome.delay is None else 'requeue_after'
-        meter.conclude(began, 'error' if outcome.is_error else result, record.uid)
+        meter.note_reconciliation(began, 'error' if outcome.is_error else result, record.uid)
 
     async def _execute(self, record: ObjectRecord, run: Run) -> Outcome:
         """Run the handler, apply its patch, and then write the conditions, also those of a failed run."""
@@ -274,7 +274,7 @@ class LevelProcessor(Processor):
                 raise
             except Exception as error:  # the patch could not be applied
                 outcome = self._fail(run, error)
-            return outcome if writer is None else await writer.conclude(record, run, outcome, edits)
+            return outcome if writer is None else await writer.end(record, run, outcome, edits)
         finally:
             del outcome  # see `Outcome.without_exception`
 

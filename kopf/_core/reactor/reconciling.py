@@ -187,16 +187,16 @@ class Reconciler:
             raise
         if self._instruments.steps and decision is not None:
             _tell_decision(decision)
-        conclusion = Patch()
+        bookkeeping = Patch()
         done, delay = True, None
         if decision is not None:
-            done, delay = await self._handle(record, decision, patch, conclusion)
+            done, delay = await self._handle(record, decision, patch, bookkeeping)
         else:
             complete(record, patch, make_logger(record, self._decider.table.resource, self._settings, ObjectLogger))
-        if patch or conclusion:
+        if patch or bookkeeping:
             # Why check it after the handlers? While they ran, an edit can have made the object urgent.
             with background(not self._workers.is_urgent(record), self._workers.pressure):
-                applied, retry_delay = await self._applier.apply(record, decision, patch, conclusion)
+                applied, retry_delay = await self._applier.apply(record, decision, patch, bookkeeping)
             if not applied:
                 # The patch has failed, so the cycle is not finished: its results are stored together with the next
                 # state.
@@ -207,7 +207,7 @@ class Reconciler:
         # A step that only adds the finalizer begins no cycle. The response to its patch requeues the object.
         elif decision is not None and not decision.add_finalizer:
             if done:
-                pause = self._end_cycle(record, decision, patch, conclusion)
+                pause = self._end_cycle(record, decision, patch, bookkeeping)
             # If the object is requeued, the next step determines the delay from the newer state. Otherwise, the
             # returned delay starts the retries by a timer: unlike upstream kopf, no patch is sent to get an event.
             elif not record.requeued and record.body is not None:
@@ -255,7 +255,7 @@ class Reconciler:
             record.watch_selftriggering(None)
         return pause or 0
 
-    def _end_cycle(self, record: ObjectRecord, decision: Decision, patch: Patch, conclusion: Patch) -> float:
+    def _end_cycle(self, record: ObjectRecord, decision: Decision, patch: Patch, bookkeeping: Patch) -> float:
         """End the cycle of a handled change; return the pause before the next one (in seconds)."""
         # This comes first: if another cycle follows, neither the digest nor the pause is needed.
         record.end_cycle(decision.followup)
@@ -272,7 +272,9 @@ class Reconciler:
         record.note_handled(self._find_handled_digest(record, decision))
         triggering, pause = None, 0.0
         if record.cycle is None:
-            triggering, pause = self._selftriggers.note(record.selftriggering, decision, patch, conclusion, record.body)
+            triggering, pause = self._selftriggers.note(
+                record.selftriggering, decision, patch, bookkeeping, record.body
+            )
         record.watch_selftriggering(triggering)
         return pause
 
@@ -324,10 +326,10 @@ class Reconciler:
         return decision
 
     async def _handle(
-        self, record: ObjectRecord, decision: Decision, patch: Patch, conclusion: Patch
+        self, record: ObjectRecord, decision: Decision, patch: Patch, bookkeeping: Patch
     ) -> tuple[bool, float | None]:
         """
-        Run the handlers that are due; put their effects into the patch, and their progress into the conclusion.
+        Run the handlers that are due; put their effects into the patch, and their progress into the bookkeeping.
 
         Returns:
             Whether the cycle is done; and the delay until the next step (in seconds), if only the delay starts it.
@@ -335,7 +337,7 @@ class Reconciler:
         # Why before the handlers? If the object were deleted after its creation handlers but before it has the
         # finalizer, its deletion handlers would not be called to remove the results of the creation handlers.
         if decision.add_finalizer:
-            self._add_finalizer(record, decision, patch, conclusion)
+            self._add_finalizer(record, decision, patch, bookkeeping)
             return False, None
         self._begin_cycle(record, decision)
         outcomes = await self._run_due(record, decision, patch)
@@ -355,13 +357,13 @@ class Reconciler:
                 return False, DAEMONS_GRACE
         if done:
             self._log_result(decision, outcomes)
-        self._conclude(record, decision, patch, conclusion, done=done)
+        self._store_progress(record, decision, patch, bookkeeping, done=done)
         return done, None
 
-    def _add_finalizer(self, record: ObjectRecord, decision: Decision, patch: Patch, conclusion: Patch) -> None:
+    def _add_finalizer(self, record: ObjectRecord, decision: Decision, patch: Patch, bookkeeping: Patch) -> None:
         decision.cause.logger.debug("Adding the finalizer, thus preventing the actual deletion.")
         complete(record, patch, decision.cause.logger)
-        conclusion.fns.append(append_finalizer(self._decider.finalizer))
+        bookkeeping.fns.append(append_finalizer(self._decider.finalizer))
 
     def _begin_cycle(self, record: ObjectRecord, decision: Decision) -> None:
         """Begin the cycle of the decision, or continue it; log the handled change."""
@@ -416,21 +418,21 @@ class Reconciler:
         if decision.matching or any(counts):
             decision.cause.logger.info("%s is processed: %d succeeded; %d failed.", title, *counts)
 
-    def _conclude(
-        self, record: ObjectRecord, decision: Decision, patch: Patch, conclusion: Patch, *, done: bool
+    def _store_progress(
+        self, record: ObjectRecord, decision: Decision, patch: Patch, bookkeeping: Patch, *, done: bool
     ) -> None:
-        """Put the progress, or the handled state, into the conclusion; remove the finalizer if it can be removed."""
+        """Put the progress, or the handled state, into the bookkeeping; remove the finalizer if it can be removed."""
         try:
-            self._decider.conclude(decision, patch, conclusion, done=done)
+            self._decider.store_progress(decision, patch, bookkeeping, done=done)
             self._decider.records.flush()
         except StorageError:
             # All handlers have finished, and none will request its changes again: so changes that are not applied yet
             # must stay in the record.
             self._applier.keep_unsaved(record, decision, patch, Patch())
             raise
-        self._release(record, decision, conclusion, done=done)
+        self._release(record, decision, bookkeeping, done=done)
 
-    def _release(self, record: ObjectRecord, decision: Decision, conclusion: Patch, *, done: bool) -> None:
+    def _release(self, record: ObjectRecord, decision: Decision, bookkeeping: Patch, *, done: bool) -> None:
         """Remove the finalizer if it is not needed any more."""
         if decision.reason is Reason.DELETE:
             if not done:
@@ -443,7 +445,7 @@ class Reconciler:
             return
         # Why a function? It becomes a JSON patch with a test of the resource version. A merge patch would replace the
         # whole list, and remove finalizers that other controllers have added in the meantime.
-        conclusion.fns.append(remove_finalizer(self._decider.finalizer))
+        bookkeeping.fns.append(remove_finalizer(self._decider.finalizer))
 
     def _find_delay(self, record: ObjectRecord, decision: Decision) -> float | None:
         """Return the delay until the next handler is due (in seconds); requeue the object if a handler is due now."""
@@ -474,7 +476,7 @@ class Reconciler:
 
     async def _save(self, record: ObjectRecord, raw: RawBody) -> None:
         body = Body(raw)
-        patch, conclusion = Patch(body=body), Patch()
+        patch, bookkeeping = Patch(body=body), Patch()
         holding = self._host.spawner is not None and self._host.spawner.plan(record, raw).holding
         decision = self._decide(record, body, patch, holding=holding) if self._managing else None
         # Only the cycle whose handlers have run is stored. Newer changes are not: the next operator detects them, or
@@ -482,7 +484,7 @@ class Reconciler:
         if decision is not None and decision.cycle is record.cycle:
             decision.hold_back()
             try:
-                await self._handle(record, decision, patch, conclusion)
+                await self._handle(record, decision, patch, bookkeeping)
             finally:
                 # This is set before the request, so that it is sent only once in a pause: later, another operator can
                 # handle the object.
@@ -491,8 +493,8 @@ class Reconciler:
         else:
             decision = None
             complete(record, patch, make_logger(record, self._decider.table.resource, self._settings, ObjectLogger))
-        if patch or conclusion:
-            await self._applier.apply(record, decision, patch, conclusion)
+        if patch or bookkeeping:
+            await self._applier.apply(record, decision, patch, bookkeeping)
 
 
 def _tell_decision(decision: Decision) -> None:

@@ -125,7 +125,7 @@ class SelfTriggerDetector:
         chain: SelfTriggeredChain | None,
         decision: Decision,
         patch: Patch,
-        conclusion: Patch,
+        bookkeeping: Patch,
         raw: RawBody | None,
     ) -> tuple[SelfTriggeredChain | None, float]:
         """
@@ -135,13 +135,13 @@ class SelfTriggerDetector:
             chain: the chain of updates of the object, if there is one.
             decision: the decision of the update.
             patch: the changes that its handlers have requested.
-            conclusion: the data of the framework that were stored with them.
+            bookkeeping: the data of the framework that were stored with them.
             raw: the state of the object after the patch, if it still exists.
 
         Returns:
             The chain, if the update belongs to one; and the pause before the next update (in seconds).
         """
-        changes = self._decider.find_own_changes(decision, patch, conclusion, raw)
+        changes = self._decider.find_own_changes(decision, patch, bookkeeping, raw)
         if not changes:
             return None, 0
         chain = chain or SelfTriggeredChain()

@@ -94,10 +94,10 @@ class ObjectStepper:
             else:
                 delay = await self._step(record, event)
         except Exception:
-            meter.conclude(began, 'error', record.uid)
+            meter.note_reconciliation(began, 'error', record.uid)
             raise
         result = 'requeue' if record.has_work else 'success' if delay is None else 'requeue_after'
-        meter.conclude(began, result, record.uid)
+        meter.note_reconciliation(began, result, record.uid)
         return delay
 
     async def _step_told(self, record: ObjectRecord, event: RawEvent | None, *, number: int) -> float | None:
@@ -105,7 +105,7 @@ class ObjectStepper:
         type_ = None if event is None else event['type'] or LISTED
         with ObjectStep(self._instruments, key, event=type_, number=number) as step:
             delay = await self._step(record, event)
-            step.conclude(delay, requeued=record.has_work)
+            step.set_outcome(delay, requeued=record.has_work)
         return delay
 
     async def _step(self, record: ObjectRecord, event: RawEvent | None) -> float | None:

@@ -321,14 +321,14 @@ class ResourceWatch:
         """Forget the position in the stream, after the watch was cancelled: `run` lists all objects again."""
         self.failure = self.failing_since = None
         self._since, self._complete = None, False
-        self._conclude_list()
+        self._finish_list()
         if self._seen is not None:
             self._seen.clear()
 
     def relist(self) -> None:
         """Forget the position in the stream, after the watch was cancelled: `run` lists all objects once more."""
         self._since, self._is_relisting, self._is_cut = None, True, None
-        self._conclude_list()
+        self._finish_list()
         if self._seen is not None:
             self._seen.clear()
 
@@ -359,7 +359,7 @@ class ResourceWatch:
 
     async def report_deletions(self) -> None:
         """Report all objects as deleted. Called after the watch has ended with its namespace or resource."""
-        self._conclude_list()
+        self._finish_list()
         for number, record in enumerate(list(self.records.values()), start=1):
             self._take(self._make_deletion(record))
             if number % MAX_AT_ONCE == 0:
@@ -550,7 +550,7 @@ class ResourceWatch:
             self._take(self._make_deletion(record))
         self._since = version
         self._endless_lists = 0
-        self._conclude_list()
+        self._finish_list()
         self._note_health()
         self.refused = False
         if not self._complete or self._is_relisting:
@@ -566,7 +566,7 @@ class ResourceWatch:
     def _begin_list(self) -> None:
         self._listed, self._unlisted, self._predecessors = 0, dict(self.records), None
 
-    def _conclude_list(self) -> None:
+    def _finish_list(self) -> None:
         self._listing_since, self._unlisted, self._predecessors = None, {}, None
 
     async def _stream(self, params: Mapping[str, Any]) -> None:
@@ -842,7 +842,7 @@ class ResourceWatch:
         self._backoff = min(MAX_BACKOFF, self._backoff * 2)
         self._failures += 1
         if self._since is None:
-            self._conclude_list()
+            self._finish_list()
         self.failure = str(error) or repr(error)
         if isinstance(error, errors.APIForbiddenError):
             # Why no failure for the liveness probe? A restart of the pod would not grant the permissions.

@@ -366,9 +366,9 @@ class WorkerPool:
         # the operator.
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(error)
-        self._conclude(processor, record)
+        self._free_slot(processor, record)
 
-    def _conclude(self, processor: ObjectProcessor, record: ObjectRecord) -> None:
+    def _free_slot(self, processor: ObjectProcessor, record: ObjectRecord) -> None:
         """Start the queued objects; queue this one again if an event has arrived meanwhile."""
         self._note_done(processor, record)
         record.free_worker()

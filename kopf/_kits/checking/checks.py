@@ -180,7 +180,7 @@ class Check:
             self._prepare()
             self._explore()
             self._shrink()
-        return self._conclude()
+        return self._finish_report()
 
     def run_plan(self, plan: Plan) -> Report:
         """
@@ -203,9 +203,9 @@ class Check:
         self._note(plan, violations)
         self._confirm()
         self._report.log = outcome.log
-        return self._conclude()
+        return self._finish_report()
 
-    def _conclude(self) -> Report:
+    def _finish_report(self) -> Report:
         report = self._report
         report.findings = list(self._found.values())
         for text, count in self._problems.items():

@@ -215,10 +215,10 @@ WISHES = {
 
 
 @pytest.mark.parametrize('name', WISHES)
-async def test_the_conclusion_is_stored_with_the_last_of_the_patch(apply, server, name):
+async def test_the_bookkeeping_is_stored_with_the_last_of_the_patch(apply, server, name):
     obj = Object(server, split=True, spec={})
     patch, shapes = WISHES[name]
-    result = await apply(patch, resource=SPLIT, body=obj.raw, conclusion=Patch(RECORD))
+    result = await apply(patch, resource=SPLIT, body=obj.raw, bookkeeping=Patch(RECORD))
     assert shape(server) == shapes
     assert result == patching.PatchResult(obj.raw)
     wanted = patch.applied_to({'spec': {}})
@@ -227,7 +227,7 @@ async def test_the_conclusion_is_stored_with_the_last_of_the_patch(apply, server
 
 
 @pytest.mark.parametrize('name', list(WISHES)[1:])
-async def test_the_conclusion_is_not_stored_without_all_of_the_patch(apply, server, name):
+async def test_the_bookkeeping_is_not_stored_without_all_of_the_patch(apply, server, name):
     obj = Object(server, split=True, spec={})
     patch, _ = WISHES[name]
     invalid = {'invalid': True}
@@ -237,16 +237,16 @@ async def test_the_conclusion_is_not_stored_without_all_of_the_patch(apply, serv
     )
     patch.fns[:0] = [lambda body: body.setdefault('status', {})] if patch.fns else []
     with pytest.raises(errors.APIUnprocessableError):
-        await apply(patch, resource=SPLIT, body=obj.raw, conclusion=Patch(RECORD))
+        await apply(patch, resource=SPLIT, body=obj.raw, bookkeeping=Patch(RECORD))
     assert 'annotations' not in obj.raw['metadata']
 
 
 @pytest.mark.parametrize('name', ['function', 'functions of both', 'function of status', 'all'])
-async def test_the_conclusion_is_not_stored_while_functions_conflict(apply, server, name):
+async def test_the_bookkeeping_is_not_stored_while_functions_conflict(apply, server, name):
     obj = Object(server, split=True, spec={})
     obj.interventions = [obj.touch] * 20
     patch, _ = WISHES[name]
-    result = await apply(Patch(fns=patch.fns), resource=SPLIT, body=obj.raw, conclusion=Patch(RECORD))
+    result = await apply(Patch(fns=patch.fns), resource=SPLIT, body=obj.raw, bookkeeping=Patch(RECORD))
     assert result.remaining_fns
     assert 'annotations' not in obj.raw['metadata']
 
@@ -258,7 +258,7 @@ async def test_functions_are_sent_again_at_once_with_the_conclusion(apply, serve
     obj.readable = readable
     body = copy.deepcopy(obj.raw)
     obj.touch()
-    result = await apply(WISHES[name][0], resource=SPLIT, body=body, conclusion=Patch(RECORD))
+    result = await apply(WISHES[name][0], resource=SPLIT, body=body, bookkeeping=Patch(RECORD))
     assert result == patching.PatchResult(obj.raw)
     assert 'annotations' in obj.raw['metadata']
 
@@ -266,9 +266,9 @@ async def test_functions_are_sent_again_at_once_with_the_conclusion(apply, serve
 async def test_conclusions_in_the_status_go_last(apply, server):
     obj = Object(server, split=True, spec={})
     patch = Patch({'spec': {'x': 1}, 'status': {'y': 2}})
-    await apply(patch, resource=SPLIT, body=obj.raw, conclusion=Patch({'status': {'record': 'success'}}))
+    await apply(patch, resource=SPLIT, body=obj.raw, bookkeeping=Patch({'status': {'record': 'success'}}))
     assert shape(server) == [('', MERGE, False), ('/status', MERGE, True)]
-    await apply(patch, resource=SPLIT, body=obj.raw, conclusion=Patch({**RECORD, 'status': {'record': None}}))
+    await apply(patch, resource=SPLIT, body=obj.raw, bookkeeping=Patch({**RECORD, 'status': {'record': None}}))
     assert shape(server)[2:] == [('/status', MERGE, False), ('', MERGE, True), ('/status', MERGE, False)]
     assert obj.raw['status'] == {'y': 2}
 
@@ -277,9 +277,9 @@ async def test_conclusions_in_the_status_go_last(apply, server):
     'patch, kinds',
     [(Patch(), [JSON]), (Patch({'spec': {'x': 1}}), [JSON]), (Patch({'status': {'y': 2}}), [MERGE, JSON])],
 )
-async def test_functions_of_the_conclusion_go_with_its_values(apply, server, patch, kinds):
+async def test_functions_of_the_bookkeeping_go_with_its_values(apply, server, patch, kinds):
     obj = Object(server, split=True, spec={})
-    await apply(patch, resource=SPLIT, body=obj.raw, conclusion=Patch(RECORD, fns=[release]))
+    await apply(patch, resource=SPLIT, body=obj.raw, bookkeeping=Patch(RECORD, fns=[release]))
     assert [kind for _, kind, _ in sent(server)] == kinds
     assert obj.raw['metadata']['finalizers'] == []
 
@@ -296,8 +296,8 @@ def set_finalizers(finalizers, body):
 
 async def test_records_in_the_status_of_deleted_objects_are_purged_after_the_finalizer_is_removed(apply, server):
     obj = Object(server, split=True)
-    conclusion = delete(obj, 'other')
-    result = await apply(Patch({'status': {'y': 2}}), resource=SPLIT, body=obj.raw, conclusion=conclusion)
+    bookkeeping = delete(obj, 'other')
+    result = await apply(Patch({'status': {'y': 2}}), resource=SPLIT, body=obj.raw, bookkeeping=bookkeeping)
     assert [path for path, _, _ in sent(server)] == ['/status', '', '/status']
     assert result == patching.PatchResult(obj.raw)
     assert (obj.raw['metadata']['finalizers'], obj.raw['status']) == (['other'], {'y': 2})
@@ -305,17 +305,17 @@ async def test_records_in_the_status_of_deleted_objects_are_purged_after_the_fin
 
 async def test_records_in_the_status_of_deleted_objects_stay_while_the_finalizer_does(apply, server):
     obj = Object(server, split=True)
-    conclusion = delete(obj)
+    bookkeeping = delete(obj)
     body, obj.interventions = copy.deepcopy(obj.raw), [obj.touch] * 20
-    result = await apply(Patch(), resource=SPLIT, body=body, conclusion=conclusion)
+    result = await apply(Patch(), resource=SPLIT, body=body, bookkeeping=bookkeeping)
     assert result.remaining_fns
     assert obj.raw['status'] == {'record': 'success'}
 
 
 async def test_records_in_the_status_are_gone_with_the_object_and_its_last_finalizer(apply, server):
     obj = Object(server, split=True)
-    conclusion = delete(obj)
-    await apply(Patch(), resource=SPLIT, body=obj.raw, conclusion=conclusion)
+    bookkeeping = delete(obj)
+    await apply(Patch(), resource=SPLIT, body=obj.raw, bookkeeping=bookkeeping)
     assert [path for path, _, _ in sent(server)] == ['']
 
 

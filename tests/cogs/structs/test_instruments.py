@@ -59,7 +59,7 @@ def test_instruments_are_told_of_both_ends():
     recorder = Recorder()
     with make_step(Instruments([recorder])) as step:
         assert recorder.hooks == ['begins'] and step.duration is None
-        step.conclude(12.3, requeued=False)
+        step.set_outcome(12.3, requeued=False)
     assert recorder.hooks == ['begins', 'ends']
     assert (step.outcome, step.delay) == ('delayed', 12.3) and step.duration >= 0
 

@@ -65,9 +65,9 @@ def test_a_failed_handler_makes_the_reconciliation_of_its_object_fail(clock):
     meters = Meters()
     meter = meters.get(RESOURCE)
     meters.note_failure(ObjectKey(RESOURCE, 'default', 'x', 'uid1'))
-    meter.conclude(clock.now - 1, 'requeue_after', 'uid2')
-    meter.conclude(clock.now - 1, 'requeue_after', 'uid1')
-    meter.conclude(clock.now - 1, 'success', 'uid1')
+    meter.note_reconciliation(clock.now - 1, 'requeue_after', 'uid2')
+    meter.note_reconciliation(clock.now - 1, 'requeue_after', 'uid1')
+    meter.note_reconciliation(clock.now - 1, 'success', 'uid1')
     assert meter.results == {'success': 1, 'error': 1, 'requeue': 0, 'requeue_after': 1}
     assert meter.handling.total == 3
 
@@ -75,7 +75,7 @@ def test_a_failed_handler_makes_the_reconciliation_of_its_object_fail(clock):
 def test_handlers_without_an_object_do_not_make_reconciliations_fail(clock):
     meters = Meters()
     meters.note_failure(None)
-    meters.get(RESOURCE).conclude(clock.now, 'success', 'uid')
+    meters.get(RESOURCE).note_reconciliation(clock.now, 'success', 'uid')
     assert meters.get(RESOURCE).results['error'] == 0
 
 

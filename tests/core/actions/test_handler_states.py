@@ -103,10 +103,10 @@ class Setup(Object):
         return patch
 
     def succeed(self, id):
-        self.state.conclude(id, Outcome(final=True), NOW)
+        self.state.note_outcome(id, Outcome(final=True), NOW)
 
     def retry(self, id, delay=None):
-        self.state.conclude(id, Outcome(final=False, delay=delay, exception=kopf.TemporaryError('boo')), NOW)
+        self.state.note_outcome(id, Outcome(final=False, delay=delay, exception=kopf.TemporaryError('boo')), NOW)
 
 
 def after(seconds):
@@ -367,7 +367,7 @@ def test_successes_and_failures_of_the_cycle_are_counted():
     setup.succeed('fn1')
     setup.succeed('fn2')
     setup.retry('fn3')
-    setup.state.conclude('fn4', Outcome(final=True, exception=kopf.PermanentError('boo')), NOW)
+    setup.state.note_outcome('fn4', Outcome(final=True, exception=kopf.PermanentError('boo')), NOW)
     ids = [handler.id for handler in setup.handlers]
     assert setup.state.counts(ids) == setup.state.counts([*ids, *ids, 'fn5']) == (2, 1)
 

@@ -65,7 +65,7 @@ def test_asap_takes_the_first_of_equals(handlers, state):
 def test_asap_takes_the_one_with_fewest_attempts(handlers, state):
     for handler, attempts in zip(handlers, [3, 1, 2, 1], strict=True):
         for _ in range(attempts):
-            state.conclude(handler.id, Outcome(final=False, exception=kopf.TemporaryError('x')), NOW)
+            state.note_outcome(handler.id, Outcome(final=False, exception=kopf.TemporaryError('x')), NOW)
     assert pick(kopf.lifecycles.asap, handlers, state) == [handlers[1]]
 
 

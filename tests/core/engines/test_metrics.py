@@ -93,7 +93,7 @@ def test_what_meters_have_counted_is_shown(collector, meters):
     meter.queue('a')
     meter.take('b')
     meter.retry()
-    meter.conclude(time.monotonic() - 1, 'success', 'uid')
+    meter.note_reconciliation(time.monotonic() - 1, 'success', 'uid')
     meters.note_attempt('create', None, 'succeeded', 1.5)
     meters.note_attempt('create/x', 'create', 'succeeded', 2)
     meters.note_attempt('create/y', 'create', 'succeeded', 3)

@@ -66,7 +66,7 @@ def test_attempts_are_written_with_their_outcomes_and_delays(instruments, timeli
     attempt = call(instruments, retry=2)
     with attempt:
         (begun,) = read(timelines)
-        attempt.conclude('retried', delay=60, message="no database")
+        attempt.set_outcome('retried', delay=60, message="no database")
     (ended,) = read(timelines)
     assert begun == {'type': 'handler', 'handler': 'fn', 'kind': 'Handler', 'reason': 'update', 'retry': 2}
     assert ended == begun | {'outcome': 'retried', 'delay': 60, 'message': "no database"}
@@ -79,26 +79,26 @@ def test_attempts_are_written_with_their_outcomes_and_delays(instruments, timeli
 )
 def test_an_object_fails_until_the_handler_succeeds(instruments, timelines, outcome, failing):
     with call(instruments) as attempt:
-        attempt.conclude(outcome, message="no" if failing else None)
+        attempt.set_outcome(outcome, message="no" if failing else None)
     assert timelines.find_failure('uid') == (('fn', "no") if failing else None)
     with call(instruments) as attempt:
-        attempt.conclude('succeeded')
+        attempt.set_outcome('succeeded')
     assert timelines.find_failure('uid') is None
 
 
 def test_timers_do_not_displace_other_handlers(instruments, timelines):
     with call(instruments, id='rare') as attempt:
-        attempt.conclude('succeeded')
+        attempt.set_outcome('succeeded')
     for _ in range(LIMITS['handler'] + LIMITS['frequent']):
         with call(instruments, id='tick', frequent=True) as attempt:
-            attempt.conclude('succeeded')
+            attempt.set_outcome('succeeded')
     ids = [entry['handler'] for entry in read(timelines)]
     assert ids == ['rare'] + ['tick'] * LIMITS['frequent']
 
 
 def test_activities_are_about_no_object(instruments, timelines):
     with call(instruments, key=None) as attempt:
-        attempt.conclude('succeeded')
+        attempt.set_outcome('succeeded')
     assert timelines.weight == 0
 
 

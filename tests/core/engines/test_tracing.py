@@ -129,7 +129,7 @@ def test_handlers_of_raw_events_do_not_part_a_trace(spans):
         step.decide('update', ['update'], TRACEPARENT)
         with make_call(instruments, 'update', carried=TRACEPARENT):
             pass
-        step.conclude(None, requeued=False)
+        step.set_outcome(None, requeued=False)
     (event,), (update,) = spans.find('handler event'), spans.find('handler update')
     assert f'{update.context.trace_id:032x}' == TRACEPARENT.split('-')[1]
     assert f'{update.parent.span_id:016x}' == TRACEPARENT.split('-')[2]

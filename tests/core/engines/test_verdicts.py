@@ -14,7 +14,17 @@ from kopf._core.actions.execution import (
     RunTimeoutError,
     TemporaryError,
 )
-from kopf._core.engines.verdicts import READY, RECONCILING, STALLED, State, Verdict, begin, conclude, describe, judge
+from kopf._core.engines.verdicts import (
+    READY,
+    RECONCILING,
+    STALLED,
+    State,
+    Verdict,
+    begin,
+    derive_conditions,
+    describe,
+    judge,
+)
 
 NOW = '2030-12-31T23:59:59Z'
 SUCCESS = Outcome(final=True)
@@ -109,7 +119,7 @@ LISTS = st.lists(st.builds(entry, st.sampled_from([READY, RECONCILING, STALLED, 
 @given(LISTS, st.dictionaries(st.sampled_from('ab'), VERDICTS, min_size=1))
 def test_kstatus_reads_them_as_they_are_meant(entries, verdicts):
     entries = merge(entries, begin(entries, 2), now=NOW, generation=2, newest=2)
-    changes = conclude(verdicts, 2, {})
+    changes = derive_conditions(verdicts, 2, {})
     states = [each.state for each in verdicts.values() if each is not None and each.generation == 2]
     merged = merge(entries, changes, now=NOW, generation=2, newest=2)
     if State.STALLED in states:
@@ -123,7 +133,7 @@ def test_kstatus_reads_them_as_they_are_meant(entries, verdicts):
 
 @given(st.dictionaries(st.sampled_from('ab'), VERDICTS, min_size=1), OWN)
 def test_what_a_handler_has_set_stays_but_a_failed_one_is_never_ready(verdicts, own):
-    changes = conclude(verdicts, 2, own)
+    changes = derive_conditions(verdicts, 2, own)
     failed = any(each and each.generation == 2 and each.state is not State.READY for each in verdicts.values())
     for type_ in own.keys() & changes.keys():
         assert type_ == READY and failed and own[READY].status and changes[READY].status is False
@@ -133,11 +143,11 @@ def test_what_a_handler_has_set_stays_but_a_failed_one_is_never_ready(verdicts, 
 
 def test_readiness_that_a_handler_has_set_is_not_replaced_by_the_success_of_another():
     explicit = Verdict(State.READY, 1, is_explicit=True)
-    assert READY not in conclude({'a': explicit, 'b': Verdict(State.READY, 1)}, 1, {})
+    assert READY not in derive_conditions({'a': explicit, 'b': Verdict(State.READY, 1)}, 1, {})
 
 
 def test_the_message_names_the_handlers_if_there_are_several():
     bad = Verdict(State.RETRYING, 1, 'Retrying', "ValueError: x")
-    assert conclude({'a': bad}, 1, {})[READY].message == "ValueError: x"
-    assert conclude({'a': bad, 'b': None}, 1, {})[READY].message == "a: ValueError: x"
-    assert conclude({'a': bad, 'b': bad}, 1, {})[READY].message == "a: ValueError: x; b: ValueError: x"
+    assert derive_conditions({'a': bad}, 1, {})[READY].message == "ValueError: x"
+    assert derive_conditions({'a': bad, 'b': None}, 1, {})[READY].message == "a: ValueError: x"
+    assert derive_conditions({'a': bad, 'b': bad}, 1, {})[READY].message == "a: ValueError: x; b: ValueError: x"

@@ -2,7 +2,7 @@
 The promises "no update is lost" and "nothing runs twice", for any order of edits, outcomes, and restarts.
 
 The object is simulated with real storages; everything else is the real code of deciding. A step is what the processor
-does: decide, run one handler, conclude, apply the patch.
+does: decide, run one handler, store the progress, apply the patch.
 """
 
 import copy
@@ -147,7 +147,7 @@ class Simulation:
             return True
         self.reasons.append(decision.reason)
         self.olds.append(decision.cause.old)
-        patch, conclusion = combine(self.pending_patch, Patch(own_patch or {})), Patch()
+        patch, bookkeeping = combine(self.pending_patch, Patch(own_patch or {})), Patch()
         self.pending_patch = Patch()
         if decision.add_finalizer:
             self.raw['metadata'] = {**self.raw['metadata'], 'finalizers': [self.decider.finalizer]}
@@ -161,19 +161,19 @@ class Simulation:
             )
             outcomes[handler.id] = outcome
             self.ends[handler.id] += outcome.final
-            state.conclude(handler.id, outcome, self.now)
+            state.note_outcome(handler.id, outcome, self.now)
         done = state.done(decision.matching)
-        self.decider.conclude(decision, patch, conclusion, done=done)
+        self.decider.store_progress(decision, patch, bookkeeping, done=done)
         self.decider.records.flush()
         if error is not None:
             self.pending_patch = patch
             state.mark_unsaved()
             self.decider.retract(decision, None)
-            self.raw = combine(patch, conclusion).applied_to(self.raw) if error == 'lost' else self.raw
+            self.raw = combine(patch, bookkeeping).applied_to(self.raw) if error == 'lost' else self.raw
             if edit_meanwhile:
                 self.edit(**edit_meanwhile)
             return False
-        patch = combine(patch, conclusion)
+        patch = combine(patch, bookkeeping)
         if edit_meanwhile:
             self.edit(**edit_meanwhile)
         if patch_lost:
@@ -797,9 +797,9 @@ def test_records_of_patches_whose_answers_are_lost_are_purged():
     sim.raw, stored = before, sim.raw
     sim.cycle.state.mark_unsaved()
     decision = sim.decide()
-    sim.cycle.state.conclude(HandlerId('create2'), OUTCOMES['success'], sim.now)
+    sim.cycle.state.note_outcome(HandlerId('create2'), OUTCOMES['success'], sim.now)
     patch = Patch()
-    sim.decider.conclude(decision, Patch(), patch, done=True)
+    sim.decider.store_progress(decision, Patch(), patch, done=True)
     assert list(patch.applied_to(stored)['metadata']['annotations']) == [LAST_HANDLED]
 
 

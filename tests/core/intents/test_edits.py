@@ -60,7 +60,7 @@ def test_handlers_for_one_field_are_outdated_only_by_changes_of_that_field():
     now = datetime.datetime.now(datetime.UTC)
     state.begin(['a', 'b', 'former', 'whole'], now)
     for id in state:
-        state.conclude(id, Outcome(final=True), now)
+        state.note_outcome(id, Outcome(final=True), now)
     state.see(['former', 'whole'], digest_essence(old))
     for id in 'a', 'b':
         state.see([id], digest_field(old, fields[id]))

@@ -190,7 +190,7 @@ async def test_frequent_calls_have_a_timeline_of_their_own(registry, monkeypatch
 async def test_errors_in_steps_are_errors_of_reconciliations(registry, monkeypatch, reconciles):
     meters = Meters()
     await attempt(declare(registry, monkeypatch, lambda **_: 1 / 0, reconciles=reconciles), meters=meters)
-    meters.get(KEX).conclude(0, 'success', 'uid1')
+    meters.get(KEX).note_reconciliation(0, 'success', 'uid1')
     assert meters.get(KEX).results['error'] == int(reconciles)
 
 

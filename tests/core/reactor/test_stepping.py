@@ -60,7 +60,7 @@ class Meter:
     def __init__(self):
         self.results = []
 
-    def conclude(self, began, result, uid):
+    def note_reconciliation(self, began, result, uid):
         self.results.append(result)
 
 

@@ -45,13 +45,13 @@ def decide(job: Body, children: Sequence[Body]) -> Outcome:
     wanted = spec.get('completions') or (succeeded or parallelism)  # without a number, the first success ends the job
     missing, superfluous, again = 0, [_name(child) for child in active], None
     if suspended:
-        _conclude(status, before, ('JobSuspended', 'Job suspended'), 'Suspended')
+        _add_conditions(status, before, ('JobSuspended', 'Job suspended'), 'Suspended')
     elif failed > spec.get('backoffLimit', 6):
-        _conclude(status, before, LIMIT, 'FailureTarget', 'Failed')
+        _add_conditions(status, before, LIMIT, 'FailureTarget', 'Failed')
     elif (again := _left(spec, status)) is not None and again <= 0:
-        _conclude(status, before, DEADLINE, 'FailureTarget', 'Failed')
+        _add_conditions(status, before, DEADLINE, 'FailureTarget', 'Failed')
     elif succeeded >= wanted and (spec.get('completions') is not None or not active):
-        _conclude(status, before, REACHED, 'SuccessCriteriaMet', 'Complete')
+        _add_conditions(status, before, REACHED, 'SuccessCriteriaMet', 'Complete')
         status['completionTime'] = timestamps.now()
     else:
         superfluous = []
@@ -113,7 +113,7 @@ def _since(timestamp: str) -> float:
     return (datetime.datetime.now(datetime.UTC) - then).total_seconds()
 
 
-def _conclude(status: dict[str, Any], before: Mapping[str, Any], why: tuple[str, str], *types: str) -> None:
+def _add_conditions(status: dict[str, Any], before: Mapping[str, Any], why: tuple[str, str], *types: str) -> None:
     known = {item['type']: item for item in before.get('conditions') or ()}
     now = timestamps.now()
     for type in types:
