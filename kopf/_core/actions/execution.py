@@ -298,19 +298,7 @@ async def run_handler(
                 limits.check_before()
             if debugging:
                 logger.debug("%s is invoked.", handler)
-            # The kwargs are not kept in a variable: `invoke` clears them, so only the function keeps them in memory.
-            # Daemons run for long, and most use only some of their kwargs.
-            if rules.run_timeout is not None:
-                result = await _call_briefly(handler, cause.kwargs_for(handler, state), rules, rules.run_timeout)
-            elif limits.timeout is None or not handler.asynchronous:
-                result = await invocation.invoke(
-                    handler.fn,
-                    cause.kwargs_for(handler, state),
-                    executor=rules.executor,
-                    asynchronous=handler.asynchronous,
-                )
-            else:
-                result = await _call_in_time(handler, cause.kwargs_for(handler, state), limits, rules.executor)
+            result = await _call(handler, cause, state, rules, limits)
             if after is not None:
                 await after()
         except asyncio.CancelledError as error:
@@ -497,6 +485,28 @@ class _Limits:
                 MAX_ATTEMPTS_AT_ONCE,
             )
         return min(pause, MIN_INTERVAL)
+
+
+def _call(
+    handler: Handler,
+    cause: RunnableCause,
+    state: 'HandlerState',
+    rules: Execution,
+    limits: _Limits,
+) -> Awaitable[Any]:
+    """Call the function of the handler, with a time limit if there is one."""
+    # Why no variable for the kwargs? `invoke` clears them, so only the function keeps them in memory. Daemons run for
+    # long, and most use only some of their kwargs.
+    if rules.run_timeout is not None:
+        return _call_briefly(handler, cause.kwargs_for(handler, state), rules, rules.run_timeout)
+    if limits.timeout is not None and handler.asynchronous:
+        return _call_in_time(handler, cause.kwargs_for(handler, state), limits, rules.executor)
+    return invocation.invoke(
+        handler.fn,
+        cause.kwargs_for(handler, state),
+        executor=rules.executor,
+        asynchronous=handler.asynchronous,
+    )
 
 
 async def _call_in_time(handler: Handler, kwargs: dict[str, Any], limits: _Limits, executor: Executor) -> Any:
