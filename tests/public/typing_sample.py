@@ -469,6 +469,25 @@ async def typed_by_index(by_name: kopf.Index[str, int], patch: kopf.Patch[App], 
     print(by_name, patch)
 
 
+@kopf.on.update(App)
+def typed_with_an_index_elsewhere(
+    *, name: str, by_name: kopf.Index[str, int] | None = None, spec: AppSpec, **_: Any
+) -> None:
+    print(name, by_name, spec.replicas)
+
+
+@kopf.kind('example.com/v1')
+@dataclasses.dataclass
+class Stateless:
+    spec: AppSpec
+    status: None = None
+
+
+@kopf.on.create(Stateless)
+def typed_without_any_status(spec: AppSpec, status: None, patch: kopf.Patch[Stateless], **_: Any) -> None:
+    print(spec, status, patch)
+
+
 @kopf.on.create(NewApp)
 def typed_without_status(spec: AppSpec, obj: NewApp, status: Any, **_: Any) -> None:
     print(spec.replicas, obj, status)

@@ -198,12 +198,20 @@ class Patch(_Changes[ModelT]):
 
     @property
     def status(self) -> StatusPatch:
-        """The changes of the status. Assigning a mapping, or an object of a model, replaces all of these changes."""
+        """
+        The changes of the status. Assigning a mapping, or an object of a model, replaces all of these changes.
+
+        Assigning ``None`` removes the status, with all its fields.
+        """
         return StatusPatch(self)
 
     @status.setter
     def status(self, value: Any) -> None:
-        self._assign('status', value)
+        # Why not for the spec, too? Hardly any kind permits objects without it.
+        if value is None:
+            self['status'] = None
+        else:
+            self._assign('status', value)
 
     def _assign(self, name: str, value: Any) -> None:
         if not isinstance(value, Mapping):

@@ -32,6 +32,11 @@ KIND = re.compile(r'[A-Z][A-Za-z0-9]*')
 _PLURAL = re.compile(r'[a-z]([-a-z0-9]*[a-z0-9])?')
 _CACHE_SIZE = 256
 
+SCALE_PATHS = ('specReplicasPath', 'statusReplicasPath', 'labelSelectorPath')
+"""The keys of the scale subresource in CRDs."""
+
+_SCALE_EXAMPLE = "{'specReplicasPath': '.spec.replicas', 'statusReplicasPath': '.status.replicas'}"
+
 
 class InvalidObjectError(PermanentError):
     """Raised if an object does not conform to the class of its kind: typed handlers cannot get it until it changes."""
@@ -187,7 +192,8 @@ class Kind:
     @functools.cached_property
     def _implied(self) -> Collection[str]:
         """The fields that all objects have but the class does not mention; they are removed, as it can forbid them."""
-        return {'apiVersion', 'kind', 'metadata'} - list_fields(self.cls)
+        absent = {'status'} if self._schema.is_always_null('status') else set()
+        return {'apiVersion', 'kind', 'metadata'} - list_fields(self.cls) | absent
 
 
 def _locate(cls: type[Any]) -> str:
@@ -248,6 +254,7 @@ def kind(
         raise ValueError(f"@kopf.kind: scope= must be 'Namespaced' or 'Cluster', not {scope!r}.")
     _check_columns(columns := columns or {})
     _check_rules(rules := tuple(rules))
+    _check_scale(scale)
     make = functools.partial(
         Kind,
         group=group,
@@ -360,6 +367,26 @@ def _check_columns(columns: Mapping[str, Column]) -> None:
                 f"@kopf.kind: columns={{{name!r}: {column!r}}} must be a path that begins with a dot, such as "
                 f"'.spec.replicas', or a mapping with 'path' and the fields of an additional printer column."
             )
+
+
+def _check_scale(scale: Any) -> None:
+    if scale is None:
+        return
+    if not isinstance(scale, Mapping):
+        raise TypeError(f"@kopf.kind: scale= must be a mapping of paths, not {scale!r}: {_SCALE_EXAMPLE}.")
+    for name, path in scale.items():
+        if name not in SCALE_PATHS:
+            import difflib  # only for mistakes
+
+            found = difflib.get_close_matches(str(name), SCALE_PATHS, n=1)
+            hint = f"Did you mean {found[0]!r}?" if found else f"There are: {', '.join(SCALE_PATHS)}."
+            raise ValueError(f"@kopf.kind: scale= has no {name!r}. {hint}")
+        if not isinstance(path, str) or not path.startswith('.'):
+            raise ValueError(
+                f"@kopf.kind: scale={{{name!r}: {path!r}}} must be a path that begins with a dot: {_SCALE_EXAMPLE}."
+            )
+    if missing := [name for name in SCALE_PATHS if name not in scale and name != 'labelSelectorPath']:
+        raise ValueError(f"@kopf.kind: scale= has no {missing[0]!r}, which the API requires: {_SCALE_EXAMPLE}.")
 
 
 def _check_rules(rules: Collection[Any]) -> None:

@@ -100,6 +100,12 @@ class Schema:
             return False
         return node.get('type') in (None, 'object') and not node.keys() & {'const', 'enum'}
 
+    def is_always_null(self, name: str) -> bool:
+        """Check whether the root has this field, but with no other value than null."""
+        nodes = [(variant.get('properties') or {}).get(name) for variant in self._list_variants(self._root)]
+        variants = [variant for node in nodes if node is not None for variant in self._list_variants(node)]
+        return bool(variants) and all(variant.get('type') == 'null' for variant in variants)
+
     def find_strangers(self, value: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
         """Yield the paths of the fields in the value that the schema does not have, without those in lists."""
         for key, each in value.items():

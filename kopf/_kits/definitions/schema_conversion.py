@@ -47,13 +47,29 @@ def convert_schema(schema: Mapping[str, Any], *, model: str, warn: Warn) -> Sche
         ModelError: if the schema cannot be structural.
     """
     converter = _Converter(schema.get('$defs') or {}, model, warn)
-    root = converter.convert(schema, ())
+    root = converter.convert(_drop_null_status(schema), ())
     if root.get('type') != 'object' or not root.get('properties'):
         raise ModelError(f"{model} has no fields, so it cannot be the model of a kind: add a spec.")
     for name in ('apiVersion', 'kind', 'metadata'):
         root['properties'].pop(name, None)
     required = [name for name in root.pop('required', ()) if name in root['properties']]
     return {**root, **({'required': required} if required else {})}
+
+
+def _drop_null_status(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the schema without a status that is always null: ``status: None`` says that the kind has none."""
+    if (reference := schema.get('$ref')) is not None:
+        definitions = schema.get('$defs') or {}
+        schema = {**schema, **definitions.get(str(reference).removeprefix('#/$defs/'), {})}
+        del schema['$ref']
+    properties = schema.get('properties') or {}
+    if (properties.get('status') or {}).get('type') != 'null':
+        return schema
+    return {
+        **schema,
+        'properties': {name: each for name, each in properties.items() if name != 'status'},
+        'required': [name for name in schema.get('required') or () if name != 'status'],
+    }
 
 
 class _Converter:

@@ -331,7 +331,15 @@ def test_mappings_and_objects_of_models_replace_the_changes_of_a_part(name, valu
     assert patch == {name: {'ready': 1, 'total': None}}
 
 
-@pytest.mark.parametrize('value', [1, 'x', None, [1]])
+def test_none_removes_the_status_but_no_kind_has_no_spec():
+    patch = Patch({'status': {'old': 1}})
+    patch.status = None
+    assert patch == {'status': None}
+    with pytest.raises(TypeError, match=r'patch.spec must be a mapping'):
+        patch.spec = None
+
+
+@pytest.mark.parametrize('value', [1, 'x', [1]])
 def test_other_values_cannot_be_assigned(value):
     patch = Patch()
     with pytest.raises(TypeError, match=r'patch.status must be a mapping or an object of a model, not .* write patch'):

@@ -469,3 +469,28 @@ def test_a_class_that_has_the_conditions_gets_them(registry):
     kind = get_kind(kopf.kind('example.com/v1', conditions=True, registry=registry)(WebApp))
     body = make_body(spec={}, status={'conditions': [{'type': 'Ready'}]})
     assert kind.load(body).status.conditions == [{'type': 'Ready'}]
+
+
+@pytest.mark.parametrize(
+    'scale, text',
+    [
+        ({'specReplicas': '.spec.replicas'}, "scale= has no 'specReplicas'. Did you mean 'specReplicasPath'?"),
+        ({'x': '.spec.replicas'}, "scale= has no 'x'. There are: specReplicasPath, statusReplicasPath, labelSelector"),
+        ({'specReplicasPath': '.spec.replicas'}, "scale= has no 'statusReplicasPath', which the API requires"),
+        ({'specReplicasPath': 'spec.replicas'}, "'spec.replicas'} must be a path that begins with a dot"),
+        ('.spec.replicas', "scale= must be a mapping of paths, not '.spec.replicas'"),
+    ],
+)
+def test_mistakes_in_the_scale_are_told_of(registry, scale, text):
+    with pytest.raises((TypeError, ValueError)) as error:
+        declare(registry, scale=scale)
+    assert text in str(error.value)
+
+
+def test_a_status_that_is_always_none_is_no_field(registry):
+    class WebApp(pydantic.BaseModel):
+        spec: Spec
+        status: None = None
+
+    kind = get_kind(kopf.kind('example.com/v1', conditions=True, registry=registry)(WebApp))
+    assert kind.load(make_body(spec={}, status={'conditions': []})).status is None

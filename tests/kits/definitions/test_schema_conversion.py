@@ -177,3 +177,24 @@ def test_the_fields_of_all_objects_are_left_to_the_server():
         'properties': {'spec': {'type': 'string', 'description': 'What.'}},
         'required': ['spec'],
     }
+
+
+@dataclasses.dataclass
+class Stateless:
+    spec: Port
+    status: None = None
+
+
+class StatelessModel(pydantic.BaseModel):
+    spec: Port
+    status: None
+
+
+@pytest.mark.parametrize(
+    'cls', [Stateless, StatelessModel, msgspec.defstruct('Struct', [('spec', int), ('status', None)])]
+)
+def test_a_status_that_is_always_none_is_left_out(cls, warnings):
+    if cls is Stateless:
+        cls = pydantic.dataclasses.dataclass(cls)
+    schema = convert_schema(get_adapter(cls).make_schema(), model='Model', warn=warnings.append)
+    assert list(schema['properties']) == schema['required'] == ['spec']
