@@ -8,8 +8,8 @@ SUBJECTS = {subject.name: subject for subject in corpus.find_subjects()}
 
 QUICK = [
     "leaked_finalizer",
-    "memo_only",
-    "ready_too_early",
+    pytest.param("memo_only", marks=pytest.mark.long),
+    pytest.param("ready_too_early", marks=pytest.mark.long),
     "levels",
 ]
 """The operators for each test run: mistakes that one of the first plans finds, and none; `.ci/run` checks all."""

@@ -503,7 +503,14 @@ class Operator(RuleBasedStateMachine):
 
 
 # Without the explanation of failures: it would trace every line of the reactor.
-Operator.TestCase.settings = settings(
-    max_examples=6 * settings.default.max_examples, stateful_step_count=20, phases=set(Phase) - {Phase.explain}
-)
+SETTINGS = settings(stateful_step_count=20, phases=set(Phase) - {Phase.explain})
+Operator.TestCase.settings = settings(SETTINGS, max_examples=2 * settings.default.max_examples)
 test_no_update_is_lost_and_nothing_runs_twice = Operator.TestCase
+
+
+class LongerOperator(Operator):
+    """The same with three times as many examples."""
+
+
+LongerOperator.TestCase.settings = settings(SETTINGS, max_examples=6 * settings.default.max_examples)
+test_no_update_is_lost_and_nothing_runs_twice_in_more_examples = pytest.mark.long(LongerOperator.TestCase)

@@ -32,7 +32,7 @@ def test_children_and_conditions_are_what_the_last_states_demand_whatever_happen
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize('mode', ['election', pytest.param('shards', marks=pytest.mark.long)])
+@pytest.mark.parametrize('mode', [pytest.param(mode, marks=pytest.mark.long) for mode in ['election', 'shards']])
 def test_replicas_and_members_lose_nothing_and_do_nothing_twice_whatever_happens(mode):
     options = ['--set=clocks=false', '--set=peering=', f'--set=electing={mode}']
     done = run('--start=1037', '--seeds=2', *options)

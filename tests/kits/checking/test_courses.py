@@ -131,10 +131,10 @@ def test_a_careful_operator_comes_to_the_same_end(run, plan):
     [
         {},
         {"do": "kill", "when": "unanswered", "request": PATCH},
-        {"do": "hang", "when": "before", "request": PATCH, "seconds": 100},
-        {"do": "hang", "step": 1, "seconds": 100},
+        pytest.param({"do": "hang", "when": "before", "request": PATCH, "seconds": 100}, marks=pytest.mark.long),
+        pytest.param({"do": "hang", "step": 1, "seconds": 100}, marks=pytest.mark.long),
         {"do": "hang", "step": 0, "seconds": 100},
-        {"do": "stop", "step": 0, "seconds": 5},
+        pytest.param({"do": "stop", "step": 0, "seconds": 5}, marks=pytest.mark.long),
     ],
     ids=str,
 )
@@ -171,7 +171,9 @@ def test_deleted_objects_are_gone(run):
     assert outcome.has_begun and not outcome.end.objects
 
 
-@pytest.mark.parametrize("do", ["", "kill", "error"])
+@pytest.mark.parametrize(
+    "do", [pytest.param("", marks=pytest.mark.long), "kill", pytest.param("error", marks=pytest.mark.long)]
+)
 def test_the_same_plan_gives_the_same_requests(run, do):
     plan = Plan(do=do, status=500, request=PATCH) if do else Plan(restart=True)
     logs = {run(plan, log=True).log for _ in range(5)}
