@@ -79,7 +79,7 @@ class _ReadyFlag(ServingFlag, threading.Event):
 
 @dataclasses.dataclass(frozen=True)
 class Parent:
-    """What a child process is told by its parent."""
+    """The facts about the parent that a child process gets in its environment."""
 
     sandboxed: bool
     """Whether the parent runs a sandbox, to which ``$KUBECONFIG`` leads."""

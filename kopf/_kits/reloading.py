@@ -68,7 +68,7 @@ def run_reloading(
     Args:
         arguments: the arguments of ``kopf``, beginning with the command.
         roots: the folders whose files are watched.
-        parent: what the process of the operator is told.
+        parent: the facts about this process that the process of the operator gets in its environment.
         started: called in another thread when the operator is started for the first time.
 
     Raises:

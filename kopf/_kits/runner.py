@@ -62,9 +62,9 @@ class KopfRunner:
         assert runner.exit_code == 0
         assert 'And here we are!' in runner.output
 
-    Embedded operators are run without a command line: by a function, which can be a coroutine function, and which is
-    called with the flags to give to the operator, the registry and the settings if there are any, and all other
-    arguments. It can be `kopf.operator` itself. The framework logs as it does by default::
+    Embedded operators are run without a command line, by a function or a coroutine function, such as `kopf.operator`.
+    The runner calls it with the arguments that follow, and with ``ready_flag``, ``stop_flag``, and the registry and the
+    settings of the runner, if there are any. The framework logs as it does by default::
 
         with KopfRunner(kopf.operator, registry=registry, namespaces=['default']) as runner:
             ...

@@ -41,7 +41,7 @@ class Group:
     count: int
     """The number of processes."""
     parent: Parent
-    """What they are told."""
+    """The facts about the supervisor that each process gets in its environment."""
 
 
 def supervise(group: Group, *, liveness: str | None, metrics: str | None) -> int:

@@ -32,7 +32,7 @@ STEPS = 8
 """The number of samples of the running task within the limit."""
 
 PATIENCE = 10.0
-"""The time (in limits) after which a block is reported although it is not over yet."""
+"""After this multiple of the limit, a block is reported even though it is not over yet."""
 
 Task = asyncio.Task[Any]
 

@@ -62,7 +62,7 @@ class Stream(Protocol):
         """Return the received data; empty if the stream has ended; raise `TimeoutError` if it has lasted too long."""
 
     def hold(self, held: bool) -> None:
-        """Receive no data until there are many of them if this is true; otherwise, receive all."""
+        """Let the data gather in the buffers below while this is true; otherwise, receive each piece at once."""
 
     def abort(self) -> None:
         """Close the connection at once."""

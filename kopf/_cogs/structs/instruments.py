@@ -157,7 +157,7 @@ class Instruments:
         self.sampler: SamplingInstrument | None = None
         """The instrument that observes only some of the outermost spans, if there is one."""
         self.skips_handlers = False
-        """Whether handlers in traces that are not sampled have no spans, as no other instrument listens to them."""
+        """Whether handlers need no spans in traces that are not sampled: only the sampler listens to them."""
         self._unsampled: dict[str, Listeners] = {}
         self._find_listeners()
         for member in members:

@@ -1,7 +1,7 @@
 """
 Packed objects: states that are kept for long but used rarely, stored as JSON, which is five times smaller than dicts.
 
-A packed object is a cell for the root of live views (see `dicts`): the first access parses the JSON. A fixed number of
+Live views read their values through a packed object (see `dicts`): the first access parses the JSON. A fixed number of
 recently used states stay parsed, regardless of the number of objects. Changes made in place are kept.
 """
 

@@ -108,7 +108,7 @@ def _compile_collector(arguments: Mapping[str, str]) -> Collect:
     values = {name: _SHORTCUTS.get(path, f'cause.{path}') for name, path in arguments.items()}
     pairs = ', '.join(f'{name!r}: {value}' for name, value in values.items())
     variables = '(meta := cause.body.metadata) is None or ' if 'meta' in values else ''
-    # It is read only where it is used: the data of daemons and timers are packed, and would be parsed for each tick.
+    # Why not always read `raw`? The bodies of daemons and timers are packed: each read parses the text again.
     if any('raw.' in value for value in values.values()):
         variables += '(raw := meta._data()) is None or '
     collect: Collect = eval(f'lambda cause: {variables}{{{pairs}}}')

@@ -323,7 +323,7 @@ class Orchestrator:
         return self.webhooks is not None and self.webhooks.holds(resource)
 
     def _hold_indices(self) -> None:
-        """Delay the handlers that can use the indices of kinds that are not watched yet because of their conversion."""
+        """Hold the handlers that can use indices of held kinds: these are watched when their conversion is set up."""
         for resource, table in self._tables.items():
             if table.indexing and resource not in self._held and self._is_held(resource):
                 self._held.add(resource)
@@ -844,8 +844,8 @@ class Orchestrator:
         for delay in LAST_EVENTS_DELAYS:
             if watch.records and watch.state is WatchState.STREAMING:
                 await asyncio.sleep(delay)
-        # The namespace can exist again, and this watch can have its objects. The next watch takes them over, but waits
-        # for the verdict of the new peering. Why not an event? Each adjustment of the watches would have to set it.
+        # The namespace can exist again, and this watch can have its objects. The next watch takes them over, but first
+        # waits until the peering of the namespace is known. Why not an event? Each adjustment would have to set it.
         while not self._is_gone(*scope):  # noqa: ASYNC110
             await asyncio.sleep(LAST_EVENTS_DELAYS[-1])
         task.cancel()

@@ -93,7 +93,7 @@ class CallRecord:
                     del self.last[other]
 
     def watch_rest(self) -> None:
-        """Forget earlier handling. Called at rest, when objects are not handed over any more: each has one operator."""
+        """Called at the start of the rest: forget who has handled the objects, as each has only one operator now."""
         for recorder in self._recorders:
             recorder.handled.clear()
 

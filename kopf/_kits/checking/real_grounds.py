@@ -35,7 +35,7 @@ from kopf._kits.testing.wire.httpexchanges import Dropped
 from kopf._kits.testing.wire.statuses import Refusal
 
 FOLDER = 'KOPF_CHECK_FOLDER'
-"""The environment variable with a folder that is new in each course, for what simulates the world outside."""
+"""The environment variable with the folder, new in each course, where fakes of external services keep their data."""
 
 READY_TIMEOUT = 15.0
 """How long to wait until a started operator says that it is ready (in seconds): not all of them do."""
@@ -47,7 +47,7 @@ RETRIED_WITHIN = 25.0
 """How long after a failure a client may retry a request (in seconds): the framework's longest default delay is 21."""
 
 UNREACHABLE = 1.0
-"""How long after the start of the operators the user retries a write that webhooks were to check (in seconds)."""
+"""The pause between the start of operators and the next attempt of a write that their webhooks check (in seconds)."""
 
 
 class RealOperator:
@@ -68,11 +68,11 @@ class RealOperator:
     ) -> None:
         self.recorder = recorder
         self.quiet_since = now + READY_TIMEOUT
-        """When something has happened in it for the last time (in seconds); in the future while it starts."""
+        """The time of the last activity of its handlers (in seconds); a time in the future while it starts."""
         self.is_starting = True
         """Whether it has not said yet that it is ready."""
         self.is_released = False
-        """Whether it has killed itself after a call of the outside: what it does until it is dead does not count."""
+        """Whether it has killed itself after a call of an external service: its later reports do not count."""
         self._forget = forget
         self._path = output
         self._process: subprocess.Popen[bytes] | None = None
@@ -190,7 +190,7 @@ class RealGround(Ground):
         self._is_open = True
 
     def close(self) -> None:
-        """End all processes. First, wait for timers that start others just now."""
+        """End all processes. Wait for the timers first, as they can be starting another process at this moment."""
         self._is_open = False
         for timer in list(self._timers):
             timer.cancel()
@@ -297,7 +297,7 @@ class RealGround(Ground):
         return self._subject.arguments
 
     def _find_due_call(self) -> Mapping[str, Any]:
-        """Return the call of the outside after which the next operator must be killed, if it has not happened yet."""
+        """Return the external call after which the next operator must be killed; nothing if the call has been made."""
         moment = self._plan.request
         if moment is None or moment.verb != CALL or self._calls >= moment.number:
             return {}
@@ -327,7 +327,7 @@ class RealGround(Ground):
                 self._take(*parse(line))
 
     def _forget(self, recorder: CallRecorder) -> None:
-        """Called when an operator has been killed or suspended. Read before what it has told until then."""
+        """Called when an operator was killed or suspended: read its last reports, then forget its running calls."""
         with self._reading:
             self.check()
             recorder.forget()

@@ -21,7 +21,7 @@ import kopf
 
 @dataclasses.dataclass
 class KINDSpec:
-    """What the user wants."""
+    """The desired state, which users set."""
 
     greeting: str = "Hello!"
     repeats: int = 1
@@ -29,7 +29,7 @@ class KINDSpec:
 
 @dataclasses.dataclass
 class KINDStatus:
-    """What there is."""
+    """The observed state, which the operator sets."""
 
     greeting: str | None = None
 

@@ -144,10 +144,12 @@ class Rbac:
         return (record.body().get('rules') or []) if record is not None else None
 
     def _observe(self, table: Table, change: Change) -> None:
+        # Why not only for the users concerned? A role does not know its bindings, and changes of roles are rare.
         if table.name.group == GROUP:
             self._granted.clear()
 
     def _granted_to(self, user: User, namespace: str) -> tuple[list[Granted], list[str]]:
+        # Why not by the name alone? With impersonation, the same user can have other groups in each request.
         key = user.name, user.groups, namespace
         if key not in self._granted:
             found: list[Granted] = []
@@ -175,7 +177,7 @@ class Rbac:
             for subject in binding.get('subjects') or ():
                 if _is_subject(user, subject, record.namespace):
                     yield binding, subject
-                    break
+                    break  # the other subjects would bring the same rules again
 
 
 def allows(rule: Rule, attributes: Attributes) -> bool:

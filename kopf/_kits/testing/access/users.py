@@ -102,6 +102,7 @@ def find_impersonated(headers: Mapping[str, str]) -> User | None:
         for key, value in headers.items()
         if key.startswith(prefix)
     }
+    # Why not ignore them? A client that loses the name would act with its own rights, which can be more.
     if not name and (uid or groups or extra):
         listed = f'[]string{{{", ".join(quoted(group) for group in groups)}}}' if groups else '[]string(nil)'
         extras = ', '.join(

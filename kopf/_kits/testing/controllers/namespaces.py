@@ -68,6 +68,7 @@ def _listed(counts: Mapping[str, int], word: str) -> str:
 
 
 def _condition(before: Mapping[str, Any], type: str, value: bool, reason: str, message: str) -> dict[str, str]:
+    # Why not always the present time? Each check would write the namespace again, and wake its watchers.
     same = before.get('status') == str(value)
     return {
         'type': type,

@@ -18,6 +18,7 @@ from kopf._kits.testing.wire import timestamps
 HASH = 'pod-template-hash'
 ANNOTATION = 'deployment.kubernetes.io/'
 _ALPHABET = 'bcdfghjklmnpqrstvwxz2456789'
+"""The characters of hashes: without vowels, so that the names of objects do not contain words by chance."""
 
 
 class SetOutcome(NamedTuple):
@@ -46,6 +47,7 @@ def decide_set(body: Body, children: Sequence[Body]) -> SetOutcome:
         'observedGeneration': body['metadata'].get('generation', 1),
         **{key: count for key, count in counts.items() if count},
     }
+    # Pods that are not ready come first: they serve nothing yet.
     superfluous = [child['metadata']['name'] for child in sorted(active, key=pods.is_ready)[: len(active) - wanted]]
     return SetOutcome(status, max(0, wanted - len(active)), superfluous if len(active) > wanted else [])
 
@@ -89,7 +91,7 @@ def _status(body: Body, children: Sequence[Body], current: Body | None, name: st
         **({'unavailableReplicas': wanted - available} if available < wanted else {}),
     }
     done = current is not None and updated == total['replicas'] == wanted and available >= wanted
-    enough = available >= wanted - wanted // 4
+    enough = available >= wanted - wanted // 4  # the default of `maxUnavailable`: 25 %, rounded down
     before = {item['type']: item for item in (body.get('status') or {}).get('conditions') or ()}
     status['conditions'] = [
         _condition(
@@ -122,6 +124,7 @@ def _set_of(body: Body, name: str, digest: str, revision: int) -> Body:
     labels = {**((template.get('metadata') or {}).get('labels') or {}), HASH: digest}
     made = jobs.pod_of(body, {})
     replicas = spec.get('replicas', 1)
+    # The hash is in the selector, too: otherwise, the replica sets of different templates would share their pods.
     selector = dict(spec['selector'])
     selector['matchLabels'] = {**(selector.get('matchLabels') or {}), HASH: digest}
     return {

@@ -61,7 +61,7 @@ class Workloads:
         }
         self._queue: asyncio.Queue[Place] = asyncio.Queue()
         self._queued: set[Place] = set()
-        self._due: dict[str, tuple[Any, float]] = {}
+        self._due: dict[str, tuple[Any, float]] = {}  # by the uids of pods: the phase, and when it ends
         self._addresses = 0
         self._task: asyncio.Task[None] | None = None
 
@@ -108,6 +108,7 @@ class Workloads:
         while True:
             place = await self._queue.get()
             self._queued.discard(place)
+            # Why not the state of the event? It can be outdated, as the object has waited in the queue.
             record = self._storage.table(*place.table).get(place.namespace, place.name)
             if record is None or record.deleting:
                 continue
@@ -116,6 +117,7 @@ class Workloads:
             except statuses.Refusal as refusal:
                 logger.warning(f'{place.table.plural} {place.namespace}/{place.name}: {refusal.message}')
                 self._later(RETRY, place)
+            # Why not end the task? The other objects can still live, and a test would only see that nothing happens.
             except Exception:
                 logger.exception(f'The sandbox has failed at {place.table.plural} {place.namespace}/{place.name}')
 
@@ -128,6 +130,7 @@ class Workloads:
         phase = status.get('phase'), str(status.get('containerStatuses'))
         now = asyncio.get_running_loop().time()
         known, due = self._due.get(uid, (None, 0.0))
+        # Only a new phase starts the time anew: otherwise, a pod that is edited all the time would never end.
         if known != phase:
             due = now + delay
             self._due[uid] = phase, due

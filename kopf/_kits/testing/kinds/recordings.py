@@ -54,6 +54,7 @@ class Recording:
 def newest() -> Recording:
     """Return the recording of the newest version of Kubernetes."""
     names = (path.name for path in FOLDER.glob('kubernetes-*.json.gz'))
+    # Not by the text: 1.9 would be newer than 1.36.
     return Recording(max(names, key=lambda name: [int(number) for number in re.findall(r'\d+', name)]))
 
 

@@ -191,6 +191,7 @@ def _compare_maps(
 
 def _equal(one: Any, another: Any) -> bool:
     """Check whether both values are the same; true and 1 are not, unlike in Python."""
+    # Sorting the keys costs more, and is seldom needed: both values usually come from the same writer.
     return one == another and (
         isinstance(one, str)
         or orjson.dumps(one) == orjson.dumps(another)
@@ -262,6 +263,7 @@ def merge(live: Any, config: Any, shape: Shape) -> Any:
 
 def _merge_lists(live: list[Any], config: list[Any], shape: Shape) -> list[Any]:
     """Return the items of the configuration in its order; other items stay before the item that they preceded."""
+    # Why not the live order, as in maps? The order of a list has a meaning, which the applying client decides.
     ours, theirs = items(config, shape), items(live, shape)
     order = [(key, item) for item in live for key in _elements(item, shape)]
     shared = [key for key in ours if key in theirs]
@@ -269,6 +271,7 @@ def _merge_lists(live: list[Any], config: list[Any], shape: Shape) -> list[Any]:
     for key, item in ours.items():
         while place < len(order):
             there, old = order[place]
+            # Items of the configuration are passed over here: they are added in the order of the configuration.
             if there in ours:
                 if not shared or there == shared[0]:
                     place += not shared

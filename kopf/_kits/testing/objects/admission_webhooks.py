@@ -39,6 +39,7 @@ class Webhooks:
 
     def concerns(self, kind: Kind, operation: str, subresource: str) -> bool:
         """Check whether any webhook could be called; it is fast, because every write needs it."""
+        # Otherwise, a broken webhook could not be removed: it would refuse the change of its own configuration.
         if kind.group == GROUP:
             return False
         return any(len(self._storage.table(GROUP, plural)) for plural in (MUTATING, VALIDATING))
@@ -58,6 +59,7 @@ class Webhooks:
             self._call(webhook, await _show(review, seen), review.kind)
             for webhook, seen in self._matching(VALIDATING, review)
         ]
+        # Why not raise the first error at once? Which webhook is the fastest must not decide on the response.
         results = await asyncio.gather(*calls, return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
@@ -73,6 +75,7 @@ class Webhooks:
     def _selects(self, webhook: Mapping[str, Any], review: Review) -> bool:
         if selector := webhook.get('objectSelector'):
             chosen = label_selector(selector)
+            # An update is reviewed if either state is selected: removing a label must not evade the webhook.
             bodies = [body for body in (review.body, review.old) if body is not None]
             if not any(chosen(body['metadata'].get('labels') or {}) for body in bodies):
                 return False

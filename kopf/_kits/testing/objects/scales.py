@@ -102,7 +102,7 @@ class Scales:
         _check_decoded(given, kind)
         meta = given.get('metadata') or {}
         patch_results.check_name(meta.get('name') or '', name)
-        self._objects.get(kind, namespace, name)
+        self._objects.get(kind, namespace, name)  # raises the 404 of a missing object before its fields are checked
         return await self._store(kind, namespace, name, given, options)
 
     async def patch(
@@ -162,6 +162,7 @@ class Scales:
             if owners is None:
                 owners = ownership.updated(options.manager, _replicas(before), replicas)
             meta = {**body['metadata'], 'managedFields': ownership.of_object(owners)}
+            # If the client has sent the version that it has seen, the write is refused when the object is newer.
             if version := (scale.get('metadata') or {}).get('resourceVersion'):
                 meta['resourceVersion'] = version
             return {**_with_number(body, path.strip('.').split('.'), replicas), 'metadata': meta}

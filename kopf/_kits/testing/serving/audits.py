@@ -19,7 +19,7 @@ class AuditLog:
     """An open file to which lines are appended; they include the bodies of requests, but not those of responses."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._file = open(path, 'ab', buffering=0)
+        self._file = open(path, 'ab', buffering=0)  # a line can be read when its request is answered
 
     def close(self) -> None:
         """Close the file."""

@@ -76,6 +76,7 @@ class Impersonation:
         verb, group = 'impersonate', ''
         if mode.suffix:
             verb, group = f'impersonate:{mode.suffix}', AUTHENTICATION
+            # The newer verbs need two permissions: to act as this user at all, and to do it for this action.
             on = attributes._replace(verb=f'impersonate-on:{mode.suffix}:{attributes.verb}')
             permissions.check(self._authorizer, user, on)
         place = users.split_account(wanted.name)

@@ -39,6 +39,7 @@ def take(storage: Storage) -> Snapshot:
 
 def restore(storage: Storage, snapshot: Snapshot) -> None:
     """Restore the objects; CRDs are removed last and added first."""
+    # A custom resource needs its CRD both when it is removed and when it is added.
     names = [name for name in _names(storage, snapshot) if name != _CRDS]
     for name in [*names, _CRDS]:
         _remove(storage, name, snapshot.tables.get(name, {}))
@@ -57,7 +58,7 @@ def _remove(storage: Storage, name: TableName, wanted: Mapping[str, Record]) -> 
     try:
         table = storage.table(*name)
     except KeyError:
-        return
+        return  # the CRD of the resource was deleted meanwhile, and all its objects with it
     for key, record in table.contents().items():
         if key not in wanted or wanted[key].uid != record.uid:
             storage.bring_back(table, 'DELETED', record)

@@ -39,7 +39,7 @@ class Requirement(NamedTuple):
                 return value is not None
             case 'absent':
                 return value is None
-        (bound,) = self.values
+        (bound,) = self.values  # of the operators `gt` and `lt`; labels that are not integers never match
         if value is None or not re.fullmatch(r'-?\d+', value):
             return False
         return int(value) > int(bound) if self.operator == 'gt' else int(value) < int(bound)

@@ -56,6 +56,7 @@ class Sharded(Selector):
 
     def matches(self, record: Record) -> bool:
         """Check whether the object is selected and in one of the ranges."""
+        # All ranges are about the same field: `parse` refuses others.
         value = int(digest(record.uid if self._ranges[0].key == UID else record.namespace), 16)
         return any(
             int(each.start, 16) <= value < int(each.end, 16) for each in self._ranges
@@ -127,6 +128,7 @@ def _bound(argument: str, name: str) -> str:
         raise ValueError(f'{name}: hex value too long ({len(digits)} chars, max 17): "{digits}"')
     if (wrong := re.search('[^0-9a-f]', digits)) is not None:
         raise ValueError(f'{name}: invalid hex character "{wrong[0]}" in "{text}"')
+    # The end of the last range, which is excluded, has one digit more than any hash.
     if len(digits) == 17 and text != '0x10000000000000000':
         raise ValueError(f"{name}: 17-digit hex value must be '0x10000000000000000' (2^64), got \"{text}\"")
     if len(digits) < 16:

@@ -44,7 +44,7 @@ class Callouts:
         Raises:
             CalloutError: The webhook did not respond, or not with 200.
         """
-        import aiohttp
+        import aiohttp  # only for sandboxes whose webhooks are called: it is slow to import
 
         if self._session is None:
             self._session = aiohttp.ClientSession(headers={'User-Agent': 'kube-apiserver-admission'})
@@ -118,6 +118,7 @@ def _certificate_problem(error: Exception) -> str:
     return 'certificate signed by unknown authority' if reason in known else reason
 
 
+# Why cached? Each context reads the system's certificates, and aiohttp reuses connections only for the same context.
 @functools.lru_cache(maxsize=100)
 def _ssl_context(bundle: str) -> ssl.SSLContext:
     context = ssl.create_default_context()

@@ -68,7 +68,7 @@ class MemorySocket:
 
 
 class Network:
-    """All listening servers of a world."""
+    """All listening servers that share one virtual time."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, rng: random.Random) -> None:
         self.loop = loop
@@ -91,7 +91,7 @@ class Network:
         return MemorySocket((host, port))
 
     def is_served(self, port: int) -> bool:
-        """Check whether a server of the world listens on the port."""
+        """Check whether a server listens on the port."""
         return port in self._servers
 
     def listen(self, make: MakeProtocol, sock: Any) -> 'MemoryServer':

@@ -27,7 +27,7 @@ _STDLIB = sysconfig.get_path('stdlib')
 
 
 class ThreadEnded(SystemExit):
-    """Raised in a waiting thread when the world ends, because no event will wake it up any more."""
+    """Raised in a waiting thread when virtual time ends, because no event will wake it up any more."""
 
 
 class Strand:
@@ -72,7 +72,7 @@ class Strand:
 
 class TurnTaking:
     """
-    All threads of a world.
+    All threads that share one virtual time.
 
     Args:
         loop: the event loop, which gives the turns.
@@ -101,7 +101,11 @@ class TurnTaking:
 
     @property
     def is_starting(self) -> bool:
-        """True if the calling thread is inside of `start`, where waits must not be virtual."""
+        """
+        True if the calling thread is inside of `start`.
+
+        There, it waits until the new thread exists. This wait needs a real lock: no turn would end it.
+        """
         return getattr(self._local, 'is_starting', False)
 
     def start(self, thread: threading.Thread, start: Callable[[threading.Thread], None]) -> None:
@@ -194,7 +198,7 @@ class TurnTaking:
 
 
 class Waiter:
-    """Wakes up a waiting thread, in the place of the lock that `threading.Condition` uses for that."""
+    """Wakes up a waiting thread. `threading.Condition` gets it instead of the lock that it would create for a wait."""
 
     def __init__(self) -> None:
         self.is_released = False

@@ -57,6 +57,7 @@ class Listener:
         for connection in list(self._connections):
             connection.finish()
         await self._wait_ended(timeout)
+        # The tasks are collected first: an aborted connection leaves `_connections` when its task has ended.
         tasks = [connection.task for connection in self._connections if connection.task is not None]
         for connection in list(self._connections):
             connection.abort()
