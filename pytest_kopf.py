@@ -66,7 +66,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
     from kopf._kits.packaging.observed_roles import write_role
 
-    write_role(pathlib.Path(session.config.getoption('--kopf-rbac')), needed)
+    file = session.config.getoption('--kopf-rbac')
+    try:
+        write_role(pathlib.Path(file), needed)
+    except OSError as error:  # e.g. the disk is full; the folder was writable at the start
+        pytest.exit(f'--kopf-rbac: {file} cannot be written: {error}', returncode=1)
 
 
 @pytest.hookimpl(optionalhook=True)

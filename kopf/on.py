@@ -480,7 +480,7 @@ def convert(
         TypeError: if the resource is named with a version.
         ValueError: if a version is no version, or if no two different versions are left to convert between.
     """
-    model = None
+    model = target = None
     if isinstance(arg1, type) or isinstance(arg2, type):
         model, target = _declarations.find_versions(arg1, arg2, options)
         arg1, arg2 = model.group, model.plural
@@ -496,6 +496,7 @@ def convert(
         (arg1, arg2, arg3),
         options,
         model=model,
+        target=target,
         from_versions=from_versions,
         to_versions=to_versions,
         persistent=persistent is None or persistent,

@@ -14,7 +14,7 @@ import functools
 import itertools
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 
@@ -28,6 +28,9 @@ from kopf._core.engines.responders import Memos, Responder, ReviewError, describ
 from kopf._core.intents.causes import ConversionCause
 from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.handlers import ConversionHandler
+
+if TYPE_CHECKING:
+    from kopf._core.intents.declared_kinds import Kind  # imported only by operators with models
 
 logger = logging.getLogger(__name__)
 
@@ -303,6 +306,8 @@ def _finish(
     handler: ConversionHandler, old: Mapping[str, Any], result: object, patch: Patch, api_version: str
 ) -> Mapping[str, Any]:
     """Return the object in the new version, made from the result of the handler and from its patch."""
+    if handler.target is not None:
+        _check_result(handler.target, result, patch)
     if not isinstance(result, Mapping | None):
         from kopf._cogs.structs import model_adapters  # the result can be an object of the class of the new version
 
@@ -330,6 +335,21 @@ def _finish(
                 f"{' and '.join(_CHANGEABLE)} there."
             )
     return {**new, 'apiVersion': api_version, 'kind': old['kind'], 'metadata': metadata}
+
+
+def _check_result(target: 'Kind', result: object, patch: Patch) -> None:
+    """
+    Check that the handler has made an object of the class of the new version.
+
+    The API server would accept any object, and drop the fields that the new version does not have.
+    """
+    name = target.cls.__qualname__
+    if result is None and not patch:
+        raise ConversionError(
+            f"The handler has returned nothing, and has changed nothing by patch; it must return an object of {name}."
+        )
+    if not isinstance(result, Mapping | None) and not isinstance(result, target.cls):
+        raise ConversionError(f"The handler must return an object of {name}; it has returned {result!r:.200}.")
 
 
 def _name(obj: Mapping[str, Any]) -> str:

@@ -493,6 +493,8 @@ class ConversionHandler(ResourceHandler):
     """The versions that it can convert from; ``None`` for any version."""
     to_versions: frozenset[str] | None = None
     """The versions that it can convert to; ``None`` for any version."""
+    target: 'Kind | None' = None
+    """The declared kind whose class is the version that it converts to."""
     persistent: bool = True
 
     slot = 'conversions'

@@ -10,6 +10,7 @@ from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._core.actions.execution import PermanentError
 from kopf._core.intents.causes import Activity
 from kopf._core.intents.declarations import declare_activity
+from kopf._core.intents.field_checks import find_doubts_of_kinds
 from kopf._core.intents.handlers import ActivityHandler
 from kopf._core.intents.registries import OperatorRegistry
 from kopf._kits.definitions.crd_changes import find_breaking_changes
@@ -39,6 +40,8 @@ def print_crds(registry: OperatorRegistry, *, former: str | None, service: str |
     if not registry.kinds:
         raise ExplainedError("There are no kinds in these files. Decorate a class with @kopf.kind('example.com/v1').")
     crds = make_declared_crds(registry, service=None if service is None else _parse_service(service))
+    for doubt in find_doubts_of_kinds(registry):
+        _warn(doubt)
     if former is None:
         click.echo(dump_yaml(crds), nl=False)
         return 0

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import hypothesis
+import msgspec
 import pytest
 from hypothesis import strategies as st
 
@@ -476,3 +477,67 @@ async def test_errors_are_freed_without_the_garbage_collector(
     kopf.on.convert('kopfexamples', registry=registry)(failing.fn)
     assert "boo" in get_failure(await ask(make_review(make_object())))
     assert failing.errors and not failing.remaining
+
+
+# Classes.
+
+
+class Spec(msgspec.Struct):
+    by: list[str] = []
+
+
+class Status(msgspec.Struct):
+    seen: int | None = None
+
+
+class OldExample(msgspec.Struct):
+    spec: Spec
+    status: Status | None = None
+
+
+class KopfExample(msgspec.Struct):
+    spec: Spec
+    status: Status | None = None
+
+
+@pytest.fixture
+def upgrade(registry: kopf.OperatorRegistry) -> Callable[..., Any]:
+    """Return the decorator of a handler for two classes."""
+    kopf.kind('kopf.dev/v1', 'KopfExample', conditions=True, registry=registry)(OldExample)
+    kopf.kind('kopf.dev/v2', conditions=True, registry=registry)(KopfExample)
+    return kopf.on.convert(OldExample, KopfExample, id='upgrade', registry=registry)
+
+
+async def test_objects_of_classes_keep_what_their_classes_do_not_know(ask: Ask, upgrade: Callable[..., Any]) -> None:
+    @upgrade
+    def handler(obj: OldExample, **_: Any) -> KopfExample:
+        return KopfExample(Spec([*obj.spec.by, 'upgrade']), obj.status)
+
+    status = {'seen': 1, 'conditions': [{'type': 'Ready'}]}
+    response = await ask(make_review(make_object(spec={'by': ['x']}, status=status)))
+    [converted] = response['convertedObjects']
+    assert converted['spec'] == {'by': ['x', 'upgrade']}
+    assert converted['status'] == status
+
+
+@pytest.mark.parametrize(
+    'result, text',
+    [
+        (None, "has returned nothing, and has changed nothing by patch; it must return an object of KopfExample."),
+        (OldExample(Spec()), "must return an object of KopfExample; it has returned OldExample("),
+        ('x', "must return an object of KopfExample; it has returned 'x'"),
+    ],
+)
+async def test_a_handler_of_classes_must_not_return_anything_else(
+    ask: Ask, upgrade: Callable[..., Any], result: object, text: str
+) -> None:
+    upgrade(lambda **_: result)
+    assert text in get_failure(await ask(make_review(make_object())))
+
+
+async def test_a_handler_of_classes_can_use_the_patch(ask: Ask, upgrade: Callable[..., Any]) -> None:
+    @upgrade
+    def handler(patch: kopf.Patch, **_: Any) -> None:
+        patch.spec['by'] = ['patch']
+
+    assert get_ways(await ask(make_review(make_object()))) == [['patch']]

@@ -100,3 +100,12 @@ def test_the_service_for_conversions_can_be_named(write, invoke, caplog):
     assert (service['namespace'], service['name']) == ('ops', 'clock')
     assert invoke(app, '--service', 'clock').exit_code == 1
     assert "--service: 'clock' must be a namespace and a name" in caplog.text
+
+
+def test_misspelt_fields_of_rules_are_told_of(write, invoke):
+    rules = "rules=['self.spec.siez > 0'])"
+    result = invoke(
+        write('app10.py', APP.replace('SIZE', '1').replace("'example.com/v1')", f"'example.com/v1', {rules}"))
+    )
+    assert result.exit_code == 0
+    assert "'self.spec.siez', but the class WebApp has no such field. Did you mean 'spec.size'?" in result.stderr
