@@ -28,11 +28,15 @@ class Image:
         self.context = context
         self.root = root
         self.command: list[str] = []
+        self._folder = root
         text = re.sub(r"\\\n", " ", dockerfile)
         for line in filter(None, map(str.strip, text.splitlines())):
+            if line.startswith("#"):
+                continue
             instruction, _, rest = line.partition(" ")
             step = {
                 "FROM": self._begin,
+                "WORKDIR": self._enter,
                 "COPY": self._copy,
                 "RUN": self._run,
                 "USER": self._switch,
@@ -53,21 +57,25 @@ class Image:
             raise ValueError(f"Unknown base: {base}")
         venv.create(self.root / "env", with_pip=True)
 
+    def _enter(self, folder: str) -> None:
+        self._folder = self.root / folder.lstrip("/")
+        self._folder.mkdir(parents=True, exist_ok=True)
+
     def _copy(self, paths: str) -> None:
         *sources, target = paths.split()
-        folder = self.root / target.lstrip("/")
+        folder = self.root / target.lstrip("/") if target.startswith("/") else self._folder / target
         if not target.endswith("/"):
             raise ValueError(f"Not a folder: {target}")
         folder.mkdir(parents=True, exist_ok=True)
         for source in sources:
             found = sorted(self.context.glob(source))
-            if not found:
+            if not found and not ("*" in source and len(sources) > 1):
                 raise ValueError(f"Nothing to copy: {source}")
             for path in found:
                 shutil.copy(path, folder)
 
     def _run(self, command: str) -> None:
-        subprocess.run(["bash", "-c", self._inside(command)], cwd=self.root, env=self.environment, check=True)
+        subprocess.run(["bash", "-c", self._inside(command)], cwd=self._folder, env=self.environment, check=True)
 
     def _switch(self, user: str) -> None:
         if not user.isdigit() or user == "0":  # Kubernetes checks ``runAsNonRoot`` by numbers alone

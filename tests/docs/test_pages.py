@@ -9,6 +9,7 @@ from snippets import PAGES, PARTS, ROOT, PageError, find_page, read_page
 
 import kopf
 import kopf.testing
+from kopf._kits.packaging.projects import FILES
 from tests.check.corpus import find_operators
 
 DOCS = ROOT / "docs"
@@ -81,6 +82,11 @@ def test_the_figures_of_the_first_page_are_those_that_were_measured():
     ]:
         assert figure in " ".join(page.split())
         assert figure in words[name]
+
+
+def test_the_documented_image_is_that_of_new_projects():
+    [dockerfile] = [block for block, _ in read_page(find_page("deployment")).thorough if block.caption == "Dockerfile"]
+    assert dockerfile.text.strip() == FILES["Dockerfile"].strip()
 
 
 @pytest.mark.parametrize("module", [kopf, kopf.testing], ids=lambda module: module.__name__)

@@ -19,6 +19,8 @@ from shells import commands
 from snippets import PAGES, ROOT, SHELLS, read_page
 from stage import assert_shows
 
+import kopf
+from kopf._kits.packaging.projects import FILES
 from kopf.testing import Sandbox
 
 ALL = [read_page(path) for path in PAGES]
@@ -106,6 +108,7 @@ def test_the_documented_image_runs_the_operator(page, checkout, tmp_path_factory
     builds = [command for block, _ in page.thorough for command, _ in commands(block) if command.startswith("docker")]
     assert builds == [f"docker build -t {pod['containers'][0]['image']} ."]
 
+    (checkout / "requirements.txt").write_text(FILES["requirements.txt"].replace("VERSION", kopf.__version__))
     run(task["before"], "", task, checkout, dockerfile.place)
     image = Image(dockerfile.text, checkout, tmp_path_factory.mktemp("image"))
     subprocess.run(["python", "-c", "import cryptography, uvloop"], env=image.environment, check=True)

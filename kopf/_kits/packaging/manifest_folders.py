@@ -51,6 +51,8 @@ def write_chart(folder: pathlib.Path, objects: Collection[Mapping[str, Any]], *,
         'image': {'repository': repository, 'tag': tag},
         'replicas': deployment['spec']['replicas'],
         'resources': deployment['spec']['template']['spec']['containers'][0]['resources'],
+        'env': [],
+        'envFrom': [],
     }
     chart = {
         'apiVersion': 'v2',
@@ -72,10 +74,17 @@ def _make_template(text: str, image: str) -> str:
     """Put the values of a chart into the text of manifests."""
     text = text.replace('{{', '{{ "{{" }}')
     text = re.sub(r'(?m)^( +)namespace: .*$', r'\1namespace: {{ .Release.Namespace }}', text)
-    text = text.replace(f'image: {image}\n', 'image: "{{ .Values.image.repository }}:{{ .Values.image.tag }}"\n')
+    text = re.sub(rf'(?m)^( +)image: {re.escape(image)}\n', _put_image, text)
     text = re.sub(r'(?m)^  replicas: \d+$', '  replicas: {{ .Values.replicas }}', text)
     resources = r'(?m)^( +)resources:\n(?:\1 +(?:requests|limits):\n(?:\1  +\w+: .*\n)+)+'
     return re.sub(resources, _put_resources, text)
+
+
+def _put_image(match: re.Match[str]) -> str:
+    indent = match[1]
+    env, env_from = (f'{{{{- toYaml .Values.{name} | nindent {len(indent) + 2} }}}}' for name in ('env', 'envFrom'))
+    image = '"{{ .Values.image.repository }}:{{ .Values.image.tag }}"'
+    return f'{indent}image: {image}\n{indent}env: {env}\n{indent}envFrom: {env_from}\n'
 
 
 def _put_resources(match: re.Match[str]) -> str:

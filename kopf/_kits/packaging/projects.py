@@ -94,13 +94,15 @@ spec:
   greeting: Good morning!
   repeats: 2
 ''',
-    'requirements.txt': '''kopf[dev,msgspec,cel]>=VERSION
+    'requirements.txt': '''--find-links .
+kopf[dev,msgspec,cel,metrics,uvloop]>=VERSION
 ''',
     'Dockerfile': '''FROM python:3.13-slim
 WORKDIR /app
-COPY requirements.txt .
-RUN pip install --no-cache-dir -r requirements.txt uvloop
-COPY app.py .
+# Wheels in this folder, if there are any, go before those of the package index.
+COPY requirements.txt *.whl ./
+RUN pip install --no-cache-dir -r requirements.txt
+COPY app.py ./
 # A user without rights: operators need none in their containers.
 USER 65534
 CMD ["kopf", "run", "--all-namespaces", "--liveness=http://0.0.0.0:8080/healthz", "/app/app.py"]
@@ -108,6 +110,7 @@ CMD ["kopf", "run", "--all-namespaces", "--liveness=http://0.0.0.0:8080/healthz"
     '.dockerignore': '''*
 !app.py
 !requirements.txt
+!*.whl
 ''',
     'README.md': '''# NAME
 
@@ -119,8 +122,8 @@ pytest                                                 # without a cluster
 kopf run --sandbox --reload --load obj.yaml app.py     # without a cluster, to play with it
 ```
 
-If kopf VERSION is not on your package index, put the path of its wheel into `requirements.txt`:
-`kopf[dev,msgspec,cel] @ file:///path/to/the.whl`.
+If kopf VERSION is not on your package index, put its wheel into this folder, where `requirements.txt` and the
+`Dockerfile` find it. In a checkout of kopf: `pip wheel --no-deps --wheel-dir path/to/NAME .`
 
 On a cluster, from your machine:
 

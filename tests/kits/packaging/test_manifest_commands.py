@@ -157,6 +157,11 @@ def test_charts_have_values_for_what_differs_between_clusters(make, tmp_path):
     assert values['replicas'] == 2
     text = (tmp_path / 'chart' / 'templates' / 'deployment.yaml').read_text()
     rendered = re.sub(r'\{\{- toYaml .Values.resources \| nindent \d+ \}\}', '{}', text)
+    assert values['env'] == values['envFrom'] == []
+    for name in ('env', 'envFrom'):
+        rendered = re.sub(
+            rf'\{{\{{- toYaml .Values.{name} \| nindent 10 \}}\}}', f'\n{" " * 10}- name: {name}', rendered
+        )
     rendered = re.sub(r'\{\{ .Values.image.(\w+) \}\}', lambda match: values['image'][match[1]], rendered)
     rendered = rendered.replace('{{ .Values.replicas }}', '2').replace('{{ .Release.Namespace }}', 'ops')
     assert '{{' not in rendered
@@ -165,6 +170,7 @@ def test_charts_have_values_for_what_differs_between_clusters(make, tmp_path):
     assert deployment['spec']['replicas'] == 2
     [container] = deployment['spec']['template']['spec']['containers']
     assert (container['image'], container['resources']) == ('r.example.com:5000/shop:1.0', {})
+    assert (container['env'], container['envFrom']) == ([{'name': 'env'}], [{'name': 'envFrom'}])
     assert yaml.safe_load((tmp_path / 'chart' / 'crds' / 'crds.yaml').read_text())['kind'] == 'CustomResourceDefinition'
     roles = (tmp_path / 'chart' / 'templates' / 'rbac.yaml').read_text()
     assert 'namespace: {{ .Release.Namespace }}' in roles
