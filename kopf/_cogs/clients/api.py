@@ -215,6 +215,8 @@ class ApiClient:
                 # Why twice? Without instruments, an attempt costs neither a context manager nor a copy of the request.
                 if not self.instruments.requests:
                     return await self._attempt(request, session, gate)
+                if (unsampled := self.instruments.skip_request()) is not None:
+                    return await self._attempt(request._replace(span=unsampled), session, gate)
                 with self._observe(session, request, number, asked) as span:
                     return await self._attempt(request._replace(span=span), session, gate)
             except errors.APIUnauthorizedError as e:

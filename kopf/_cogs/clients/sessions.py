@@ -41,8 +41,8 @@ class Request(NamedTuple):
     query: str
     payload: bytes | None = None
     headers: ExtraHeaders = (None, None)
-    span: instruments.ApiRequest | None = None
-    """The span of the request for instruments: it gets the status, and can have more headers."""
+    span: instruments.ApiRequest | instruments.Unsampled | None = None
+    """The span of the request for instruments: it gets the status, and can have more headers; or the trace without."""
     guard: Callable[[], None] | None = None
     """The function to call right before the request is sent, after all waits; if it raises, nothing is sent."""
 
@@ -258,8 +258,8 @@ class DirectSession(Session):
             head = self._heads[extra] = f" HTTP/1.1\r\n{''.join(lines)}"
         if not query.isascii() or not query.isprintable() or ' ' in query:
             query = urllib.parse.quote(query, safe="/?&=%:,;+~@!$'()*")
-        if span is not None and span.headers:
-            head += ''.join([f'{name}: {value}\r\n' for name, value in span.get_headers().items()])
+        if span is not None and (added := span.get_headers()):
+            head += ''.join([f'{name}: {value}\r\n' for name, value in added.items()])
         if payload is None:
             # RFC 9110, section 8.6: methods that usually have a content declare its absence, other methods do not
             # mention it.

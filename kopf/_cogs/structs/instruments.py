@@ -10,18 +10,20 @@ An activity that takes time is a `Span`. Both its beginning and its end are alwa
 nested: step → handler → sub-handler → request. The current span is kept in a context variable, so that it is right in
 threads and tasks, too. An instrument can set context variables of its own at a beginning and reset them at the end.
 
-Traces are usually made for one step of a hundred. A `SamplingInstrument` decides that when the outermost span begins,
-and is told nothing of spans that are not sampled. Why not leave it to its hooks? They would cost more than to decide.
+Traces are usually made for one step of a hundred. A `SamplingInstrument` decides that before the outermost span begins,
+and is told nothing of the others. If no other instrument listens there, these have no spans at all: the current
+activity is an `Unsampled` then. Why not leave it to the hooks? To make a span costs more than everything else of it.
 """
 
 import asyncio
 import inspect
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar, Token
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, cast
 
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.references import Namespace, Resource
@@ -81,42 +83,11 @@ class Instrument:
         """Called when a Kubernetes Event about an object is created in the cluster, or is counted up there."""
 
 
-class Unsampled(Protocol):
-    """A trace that is not sampled: nothing of it is recorded, but its parts must know that."""
-
-    @property
-    def traceparent(self) -> str:
-        """The trace in the format of the W3C, for requests and for later attempts of handlers."""
-
-    @property
-    def log_ids(self) -> Mapping[str, str]:
-        """The attributes of the lines that are logged in it."""
-
-    def enter(self) -> Any:
-        """Make it the current trace for the code of a handler; return the token for `leave`."""
-
-    def leave(self, token: Any) -> None:
-        """Restore the previous trace."""
-
-
 class SamplingInstrument(Instrument):
     """An instrument that observes only some of the outermost spans, with all their parts."""
 
-    samples_early = False
-    """Whether it decides at the beginning; otherwise, it observes all spans."""
-
-    def skip(self, span: 'ObjectStep | HandlerCall', carried: str | None) -> Unsampled | None:
-        """
-        Decide whether to observe the outermost span.
-
-        Args:
-            span: the span that begins.
-            carried: the text from `HandlerCall.carried` of the trace to continue; ``None`` for a new trace.
-
-        Returns:
-            The trace of the span if it is not sampled; ``None`` if the span is to be observed.
-        """
-        return None
+    sampler: 'Sampler | None' = None
+    """Decides which ones; ``None`` if the instrument observes all spans."""
 
 
 Listeners = tuple[Instrument, ...]
@@ -139,7 +110,19 @@ class Instruments:
     too expensive there. The owners of these points call the meters directly.
     """
 
-    __slots__ = ('_members', '_unsampled', 'meters', 'observes_handlers', 'sampler', 'skips_handlers', *_POINTS)
+    __slots__ = (
+        '_ignores_handlers',
+        '_members',
+        '_sampling',
+        '_unsampled',
+        'meters',
+        'observes_handlers',
+        'sampler',
+        'skips_handlers',
+        'skips_requests',
+        'skips_steps',
+        *_POINTS,
+    )
 
     steps: Listeners
     handlers: Listeners
@@ -154,10 +137,12 @@ class Instruments:
         """The meters, if there are metrics."""
         self.observes_handlers = False
         """Whether handlers are measured, or instruments listen to them: one test for both."""
-        self.sampler: SamplingInstrument | None = None
-        """The instrument that observes only some of the outermost spans, if there is one."""
-        self.skips_handlers = False
-        """Whether handlers need no spans in traces that are not sampled: only the sampler listens to them."""
+        self.sampler: Sampler | None = None
+        """Decides which of the outermost spans to observe, if one of the instruments observes only some of them."""
+        self.skips_steps = self.skips_handlers = self.skips_requests = False
+        """Whether these need no spans in traces that are not sampled: only the sampler listens to them."""
+        self._sampling: SamplingInstrument | None = None
+        self._ignores_handlers = False
         self._unsampled: dict[str, Listeners] = {}
         self._find_listeners()
         for member in members:
@@ -188,35 +173,62 @@ class Instruments:
         for point, hooks in _POINTS.items():
             setattr(self, point, tuple(member for member in self._members if _overrides(member, hooks)))
         self.observes_handlers = bool(self.handlers) or self.meters is not None
-        samplers = [member for member in self._members if isinstance(member, SamplingInstrument)]
-        self.sampler = samplers[0] if len(samplers) == 1 and samplers[0].samples_early else None
+        sampling = [member for member in self._members if isinstance(member, SamplingInstrument)]
+        self._sampling = sampling[0] if len(sampling) == 1 and sampling[0].sampler is not None else None
+        self.sampler = None if self._sampling is None else self._sampling.sampler
         for point in _POINTS:
-            self._unsampled[point] = tuple(each for each in getattr(self, point) if each is not self.sampler)
-        self.skips_handlers = self.sampler is not None and not self._unsampled['handlers']
+            self._unsampled[point] = tuple(each for each in getattr(self, point) if each is not self._sampling)
+        self.skips_steps, self.skips_handlers, self.skips_requests = (
+            self.sampler is not None and not self._unsampled[point] for point in ('steps', 'handlers', 'requests')
+        )
+        self._ignores_handlers = self.skips_handlers and self.meters is None
 
-    def get_listeners(self, point: str, unsampled: Unsampled | None) -> Listeners:
+    def get_listeners(self, point: str, unsampled: 'Unsampled | None') -> Listeners:
         """Return the instruments that listen at the point to spans of such a trace."""
         listeners: Listeners = getattr(self, point) if unsampled is None else self._unsampled[point]
         return listeners
 
-    def skip(self, span: 'ObjectStep | HandlerCall', carried: str | None) -> Unsampled | None:
-        """Return the trace of the outermost span if it is not sampled; see `SamplingInstrument.skip`."""
-        sampler = self.sampler
-        if sampler is None:
+    def skip(self, carried: str | None) -> 'Unsampled | None':
+        """
+        Decide whether to observe the outermost span that begins next.
+
+        Args:
+            carried: the text from `HandlerCall.carried` of the trace to continue; ``None`` for a new trace.
+
+        Returns:
+            The trace of the span if it is not sampled; ``None`` if the span is to be observed.
+        """
+        if self.sampler is None or self._sampling is None:
             return None
         try:
-            return sampler.skip(span, carried)
+            return self.sampler.skip(carried)
         except Exception:
-            self.remove(sampler)
-            logger.exception("The instrument %r has failed in %s(), and is removed.", sampler, 'skip')
+            logger.exception("The instrument %r has failed in %s(), and is removed.", self._sampling, 'skip')
+            self.remove(self._sampling)
             return None
 
-    def find_skipped(self) -> Unsampled | None:
-        """Return the current trace if handlers in it need no spans, as it is not sampled."""
-        if not self.skips_handlers:
+    def find_ignored(self) -> 'Unsampled | None':
+        """Return the current trace if nothing is to be done for a handler in it: it is the usual case in production."""
+        if not self._ignores_handlers:
             return None
-        span = _current_var.get()
-        return None if span is None or span.duration is not None else span.unsampled
+        activity = _current_var.get()
+        is_ignored = type(activity) is Unsampled and not activity.ended and activity.is_attached
+        return cast(Unsampled, activity) if is_ignored else None
+
+    def skip_handler(self, carried: str | None) -> 'Unsampled | None':
+        """Return the trace of the next attempt of a handler if it is not sampled: the current one, or its own."""
+        activity = get_current_activity()
+        return self.skip(carried) if activity is None else activity.unsampled
+
+    def skip_request(self) -> 'Unsampled | None':
+        """Return the current trace if the next request in it has no span."""
+        activity = get_current_activity() if self.skips_requests else None
+        return None if activity is None else activity.unsampled
+
+    def tell_late(self, span: 'Span', hook: str) -> None:
+        """Call the hook of the instrument that has left the span out, and observes it now."""
+        if self._sampling is not None:
+            self.tell((self._sampling,), hook, span)
 
     def tell(self, listeners: Listeners, hook: str, facts: object) -> None:
         """Call the hook of these instruments, except for removed ones; remove an instrument if its hook fails."""
@@ -235,6 +247,175 @@ def _overrides(instrument: Instrument, hooks: Iterable[str]) -> bool:
 
 NO_INSTRUMENTS = Instruments()
 """The default for objects that are created without an operator, e.g. in tools and tests. It always stays empty."""
+
+
+class TraceIds(NamedTuple):
+    """The ids of a trace and of one of its spans, as hexadecimal texts of 32, 16 and 2 digits."""
+
+    trace_id: str
+    span_id: str
+    flags: str
+
+    @property
+    def traceparent(self) -> str:
+        """The ids in the format of the W3C."""
+        return f'00-{self.trace_id}-{self.span_id}-{self.flags}'
+
+
+class Sampler(Protocol):
+    """Decides which traces are sampled, and knows how to make the other ones known to the code of handlers."""
+
+    def skip(self, carried: str | None, /) -> 'Unsampled | None':
+        """Return the trace of the next outermost span if it is not sampled; see `Instruments.skip`."""
+
+    def draw_ids(self, carried: str | None, /) -> TraceIds:
+        """Return new ids for a trace that is not sampled; in the trace of the carried text, if there is one."""
+
+    def is_attached(self) -> bool:
+        """Return whether the code of handlers finds the current trace in this context."""
+
+    def attach(self) -> Any:
+        """Let the code of a handler find the current trace; return the token for `detach`."""
+
+    def detach(self, token: Any, /) -> None:
+        """Undo `attach`."""
+
+
+class Unsampled:
+    """
+    A trace that is not sampled: nothing of it is recorded, but its parts must know that.
+
+    While it is entered, it is the current activity, instead of a span. Its ids are drawn only if they are needed: by
+    requests, lines of logs, or the code of handlers.
+    """
+
+    __slots__ = (
+        '_carried',
+        '_event',
+        '_ids',
+        '_is_step',
+        '_log_ids',
+        '_number',
+        '_sampler',
+        '_step',
+        '_token',
+        'ended',
+    )
+
+    def __init__(self, sampler: Sampler, carried: str | None = None) -> None:
+        self._sampler = sampler
+        self._carried = carried
+        self._ids: TraceIds | None = None
+        self._log_ids: Mapping[str, str] | None = None
+        self._step: ObjectStep | None = None
+        self._is_step = False
+        self.ended = False
+        """Whether it was left: what still runs in its context is not a part of it."""
+
+    # The activity.
+
+    def during(self, event: str | None, number: int) -> Self:
+        """Return itself, to be entered for a step of an object; the arguments are those of `ObjectStep`."""
+        self._event, self._number, self._is_step = event, number, True
+        return self
+
+    def __enter__(self) -> Self:
+        self._token = _current_var.set(self)
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._step is not None:
+            self._step.__exit__(exc_type, exc, traceback)
+        self.ended = True
+        # Why not always? Each worker has a context of its own, and it is not cheap to change variables.
+        if not self._is_step or isinstance(self._token.old_value, Span | Unsampled):
+            _reset(self._token)
+
+    @property
+    def unsampled(self) -> 'Unsampled':
+        """The trace itself, as in `Span.unsampled`."""
+        return self
+
+    def rejoin(self, carried: str, instruments: Instruments, key: 'ObjectKey') -> 'ObjectStep | None':
+        """
+        Join the trace of the earlier steps of the same change, which is known only now.
+
+        Returns:
+            The step to be observed, if that trace is sampled: it begins now, and ends together with this one.
+        """
+        known = instruments.skip(carried)
+        if known is not None:
+            self._carried, self._ids, self._log_ids = carried, None, None
+            return None
+        self._step = ObjectStep(instruments, key, event=self._event, number=self._number)
+        return self._step.__enter__()
+
+    def set_outcome(self, delay: float | None, *, requeued: bool) -> None:
+        """Set the outcome of the step, if it is observed after all."""
+        if self._step is not None:
+            self._step.set_outcome(delay, requeued=requeued)
+
+    # What its parts must know.
+
+    def draw_ids(self) -> TraceIds:
+        """Return the ids of the trace, and of its only span; draw them once."""
+        if self._ids is None:
+            with _drawing:  # threads of handlers need the ids, too
+                if self._ids is None:
+                    self._ids = self._sampler.draw_ids(self._carried)
+        return self._ids
+
+    def draw_traceparent(self) -> str:
+        """Return the trace in the format of the W3C: the first step for later attempts, and the parent of requests."""
+        return self._carried or self.draw_ids().traceparent
+
+    def draw_log_ids(self) -> Mapping[str, str]:
+        """Return the attributes of the lines that are logged in it; draw its ids once."""
+        if self._log_ids is None:
+            trace_id, span_id, _ = self.draw_ids()
+            self._log_ids = {'trace_id': trace_id, 'span_id': span_id}
+        return self._log_ids
+
+    @property
+    def is_attached(self) -> bool:
+        """Return whether the code of handlers finds the trace in this context."""
+        return self._sampler.is_attached()
+
+    # Why no context manager? This is done for each call of a handler.
+
+    def begin_handler(self) -> Any:
+        """Called when a handler without a span begins. A handler without a step is the whole activity."""
+        is_outermost = get_current_activity() is None
+        if is_outermost:
+            self.__enter__()
+        return self._sampler.attach(), is_outermost
+
+    def end_handler(self, token: Any) -> None:
+        """Called when the handler ends, with the result of `begin_handler`."""
+        attached, is_outermost = token
+        self._sampler.detach(attached)
+        if is_outermost:
+            self.__exit__(None, None, None)
+
+    # A request in it, as `ApiRequest`.
+
+    def get_headers(self) -> Mapping[str, str]:
+        """Return the headers to add to a request."""
+        return {TRACEPARENT: self.draw_traceparent()}
+
+    def note_status(self, status: int) -> None:
+        """Do nothing: no instrument listens to the request."""
+
+
+TRACEPARENT = 'traceparent'
+"""The name of the header that refers to the trace."""
+
+_drawing = threading.Lock()
 
 
 class ObjectKey(NamedTuple):
@@ -264,11 +445,13 @@ class Span:
     POINT: ClassVar[str]
     BEGINS: ClassVar[str]
     ENDS: ClassVar[str]
+    INHERITS: ClassVar = True
+    """Whether it is a part of the current trace."""
 
-    def __init__(self, instruments: Instruments) -> None:
+    def __init__(self, instruments: Instruments, unsampled: Unsampled | None = None) -> None:
         self._instruments = instruments
         self._listeners: Listeners = ()
-        self._token: Token[Span | None] | None = None
+        self._token: Token[Span | Unsampled | None] | None = None
         self.began = 0.0
         """On the monotonic clock (in seconds)."""
         self.duration: float | None = None
@@ -279,23 +462,20 @@ class Span:
         """The error, if it has failed; reset after the end is reported, as its traceback keeps all frames in memory."""
         self.parent: Span | None = None
         """The span that it is a part of."""
-        self.unsampled: Unsampled | None = None
+        self.unsampled = unsampled
         """The trace, if it is not sampled."""
 
     def __enter__(self) -> Self:
-        parent = _current_var.get()
-        self.parent = parent if parent is not None and parent.duration is None else None
+        activity = get_current_activity()
+        self.parent = activity if isinstance(activity, Span) else None
+        if self.INHERITS and activity is not None:
+            self.unsampled = activity.unsampled
         self._token = _current_var.set(self)
-        if self._instruments.sampler is not None:
-            self.unsampled = self._find_unsampled()
         self._listeners = self._instruments.get_listeners(self.POINT, self.unsampled)
         self.began = time.monotonic()
         if self._listeners:
             self._instruments.tell(self._listeners, self.BEGINS, self)
         return self
-
-    def _find_unsampled(self) -> Unsampled | None:
-        return None if self.parent is None else self.parent.unsampled
 
     def __exit__(
         self,
@@ -311,20 +491,35 @@ class Span:
             self._instruments.tell(self._listeners, self.ENDS, self)
         self.exception = self.parent = None
         if self._token is not None:
-            try:
-                _current_var.reset(self._token)
-            except ValueError:  # an abandoned generator is closed in another context than it was started in
-                pass
+            _reset(self._token)
             self._token = None
 
+    @property
+    def ended(self) -> bool:
+        """Return whether it has ended: what still runs in its context is not a part of it."""
+        return self.duration is not None
 
-_current_var: ContextVar[Span | None] = ContextVar('_current_var', default=None)
+
+_current_var: ContextVar[Span | Unsampled | None] = ContextVar('_current_var', default=None)
 
 
-def get_current_span() -> Span | None:
-    """Return the innermost current span, e.g. for log lines; ``None`` if no instrument listens to any spans."""
-    span = _current_var.get()
-    return span if span is not None and span.duration is None else None
+def _reset(token: 'Token[Span | Unsampled | None]') -> None:
+    try:
+        _current_var.reset(token)
+    except ValueError:  # an abandoned generator is closed in another context than it was started in
+        pass
+
+
+def get_unsampled() -> Unsampled | None:
+    """Return the trace of this context if it is not sampled, even if its activity has ended: for tasks that go on."""
+    activity = _current_var.get()
+    return None if activity is None else activity.unsampled
+
+
+def get_current_activity() -> Span | Unsampled | None:
+    """Return the innermost current span, e.g. for log lines, or the trace that has none; ``None`` if there is none."""
+    activity = _current_var.get()
+    return None if activity is None or activity.ended else activity
 
 
 class ObjectStep(Span):
@@ -339,9 +534,18 @@ class ObjectStep(Span):
     __slots__ = ('carried', 'delay', 'event', 'handlers', 'key', 'number', 'reason')
 
     POINT, BEGINS, ENDS = 'steps', 'step_begins', 'step_ends'
+    INHERITS = False  # the handler of another object can have started this worker
 
-    def __init__(self, instruments: Instruments, key: ObjectKey, *, event: str | None, number: int) -> None:
-        super().__init__(instruments)
+    def __init__(
+        self,
+        instruments: Instruments,
+        key: ObjectKey,
+        *,
+        event: str | None,
+        number: int,
+        unsampled: Unsampled | None = None,
+    ) -> None:
+        super().__init__(instruments, unsampled)
         self.key = key
         self.event = event
         """The type of the handled event, ``LISTED`` if the object is from a list; ``None`` without an event."""
@@ -364,17 +568,12 @@ class ObjectStep(Span):
         if self._listeners:
             self._instruments.tell(self._listeners, 'step_decides', self)
 
-    def _find_unsampled(self) -> Unsampled | None:
-        # Why not by the parent? The handler of another object can have started this worker.
-        return self._instruments.skip(self, None)
-
     def _continue(self, carried: str) -> None:
         """Join the trace of the earlier steps, which is known only now; it can be sampled."""
-        self.unsampled = self._instruments.skip(self, carried)
-        sampler = self._instruments.sampler
-        if self.unsampled is None and sampler is not None:
+        self.unsampled = self._instruments.skip(carried)
+        if self.unsampled is None:
             self._listeners = self._instruments.steps
-            self._instruments.tell((sampler,), self.BEGINS, self)
+            self._instruments.tell_late(self, self.BEGINS)
 
     def set_outcome(self, delay: float | None, *, requeued: bool) -> None:
         """Set the outcome, which is reported at the end."""
@@ -424,8 +623,9 @@ class HandlerCall(Span):
         carried: str | None = None,
         frequent: bool = False,
         concurrent: bool = False,
+        unsampled: Unsampled | None = None,
     ) -> None:
-        super().__init__(instruments)
+        super().__init__(instruments, unsampled)
         self.id = id
         self.kind = kind
         """The kind of the handler as in logs: ``Handler``, ``Daemon``, ``Timer``, ``Indexer``, ``Webhook``, …"""
@@ -456,7 +656,7 @@ class HandlerCall(Span):
     def __enter__(self) -> Self:
         super().__enter__()
         if self.unsampled is not None:
-            self._entered = self.unsampled.enter()
+            self._entered = self.unsampled.begin_handler()
         return self
 
     def __exit__(
@@ -466,11 +666,8 @@ class HandlerCall(Span):
         traceback: TracebackType | None,
     ) -> None:
         if self.unsampled is not None:
-            self.unsampled.leave(self._entered)
+            self.unsampled.end_handler(self._entered)
         super().__exit__(exc_type, exc, traceback)
-
-    def _find_unsampled(self) -> Unsampled | None:
-        return self._instruments.skip(self, self.carried) if self.parent is None else self.parent.unsampled
 
     def set_outcome(
         self,
@@ -483,7 +680,7 @@ class HandlerCall(Span):
         """Set the outcome, which is reported at the end."""
         self.outcome, self.delay, self.message, self.exception = outcome, delay, message, exception
         if self.unsampled is not None and self.carried is None and self.key is not None and outcome in CARRYING:
-            self.carried = self.unsampled.traceparent
+            self.carried = self.unsampled.draw_traceparent()
 
 
 class ApiRequest(Span):
@@ -530,7 +727,7 @@ class ApiRequest(Span):
     def __enter__(self) -> Self:
         super().__enter__()
         if self.unsampled is not None:
-            self.headers['traceparent'] = self.unsampled.traceparent
+            self.headers[TRACEPARENT] = self.unsampled.draw_traceparent()
         return self
 
     def note_status(self, status: int) -> None:

@@ -24,7 +24,7 @@ from kopf._cogs.helpers import typedefs
 from kopf._cogs.helpers.clocks import utcnow as utcnow
 from kopf._cogs.helpers.explanations import ExplainedError, name_error
 from kopf._cogs.structs.ids import HandlerId
-from kopf._cogs.structs.instruments import NO_INSTRUMENTS, HandlerCall, Instruments, ObjectKey
+from kopf._cogs.structs.instruments import NO_INSTRUMENTS, HandlerCall, Instruments, ObjectKey, Unsampled
 from kopf._core.actions import invocation
 
 if TYPE_CHECKING:
@@ -287,9 +287,12 @@ async def run_handler(
     Raises:
         asyncio.CancelledError: if the task is cancelled. No other exception is raised.
     """
+    unsampled = None
     # The only cost of instruments if there are none.
     if rules.instruments.observes_handlers and observed:
-        return await _run_observed(handler, cause, state, rules, after)
+        unsampled = rules.instruments.find_ignored()
+        if unsampled is None:
+            return await _run_observed(handler, cause, state, rules, after)
     logger, limits = cause.logger, _Limits(handler, state)
     debugging = logger.isEnabledFor(logging.DEBUG)
     with running(handler, cause):
@@ -307,16 +310,18 @@ async def run_handler(
                 raise
             # The cancelled task is not this one, but another task that the function has awaited: an error of the
             # function.
-            return _assess_arbitrary(handler, error, limits, rules, logger)
+            outcome = _assess_arbitrary(handler, error, limits, rules, logger)
+            return outcome if unsampled is None else _carry(outcome, unsampled, cause, state)
         except (Exception, SystemExit) as error:  # a handler must not stop the operator by sys.exit()
-            return _assess_error(handler, error, limits, rules, logger)
+            outcome = _assess_error(handler, error, limits, rules, logger)
+            return outcome if unsampled is None else _carry(outcome, unsampled, cause, state)
     if debugging or not handler.quiet:
         level = logging.DEBUG if handler.quiet else logging.INFO
         if handler.routine:
             logger.log(level, "%s succeeded.", handler, extra=_UNPOSTED)
         else:
             logger.log(level, "%s succeeded.", handler)
-    return Outcome(final=True, result=result)
+    return Outcome(final=True, result=result, carried=None if unsampled is None else state.carried)
 
 
 async def _run_observed(
@@ -354,10 +359,11 @@ async def _run_told(
     after: Callable[[], Awaitable[None]] | None,
 ) -> Outcome:
     """Run the handler once, and tell the instruments when it begins and when it ends."""
-    unsampled = rules.instruments.find_skipped()
-    if unsampled is None:
+    instruments = rules.instruments
+    unsampled = None if instruments.sampler is None else instruments.skip_handler(state.carried)
+    if unsampled is None or not instruments.skips_handlers:
         call = HandlerCall(
-            rules.instruments,
+            instruments,
             id=handler.id,
             kind=handler.kind,
             fn=handler.fn,
@@ -366,20 +372,26 @@ async def _run_told(
             cause=cause,
             retry=state.retries,
             carried=state.carried,
+            unsampled=unsampled,
         )
         with call:
             # Why not nest one function in the other? Without instruments, each handler would need one more call.
             outcome = await run_handler(handler, cause, state, rules, after=after, observed=False)
             call.set_outcome(outcome.verdict, delay=outcome.delay, message=outcome.message, exception=outcome.exception)
-        carried = call.carried
-    else:
-        carried, token = state.carried, unsampled.enter()
-        try:
-            outcome = await run_handler(handler, cause, state, rules, after=after, observed=False)
-        finally:
-            unsampled.leave(token)
-        if carried is None and not outcome.final and cause.key is not None:
-            carried = unsampled.traceparent
+        return outcome if call.carried is None else outcome._replace(carried=call.carried)
+    token = unsampled.begin_handler()
+    try:
+        outcome = await run_handler(handler, cause, state, rules, after=after, observed=False)
+    finally:
+        unsampled.end_handler(token)
+    return _carry(outcome, unsampled, cause, state)
+
+
+def _carry(outcome: Outcome, unsampled: Unsampled, cause: RunnableCause, state: 'HandlerState') -> Outcome:
+    """Return the outcome with the trace for the next attempts, if there will be any."""
+    carried = state.carried
+    if carried is None and not outcome.final and cause.key is not None:
+        carried = unsampled.draw_traceparent()
     return outcome if carried is None else outcome._replace(carried=carried)
 
 

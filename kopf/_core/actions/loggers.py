@@ -146,6 +146,10 @@ class TextFormatter(logging.Formatter):
         self._uses_time = self.usesTime()
         self._second: tuple[int, str] = (-1, '')
 
+    def shows(self, *names: str) -> bool:
+        """Check whether the format has any of these attributes of records."""
+        return any(f'%({name})' in self._template for name in names)
+
     def format(self, record: logging.LogRecord) -> str:
         if record.exc_info or record.exc_text or record.stack_info:
             return super().format(record)

@@ -78,7 +78,7 @@ def make_record(
     """
     code, line = place
     factory = logging.getLogRecordFactory()
-    adding = None if factory is logging.LogRecord else _find_adding(factory)
+    adding = factory if type(factory) is AddingFactory and factory.is_fast else None
     # If users have configured the records in any way, let `logging` itself make them.
     if (
         (factory is not logging.LogRecord and adding is None)
@@ -109,10 +109,6 @@ def make_record(
     if adding is not None and (added := adding.find()):
         attrs.update(added)
     return record
-
-
-def _find_adding(factory: object) -> AddingFactory | None:
-    return factory if isinstance(factory, AddingFactory) and factory.is_fast else None
 
 
 def _make_template(name: str, level: int, place: _Place) -> dict[str, Any]:

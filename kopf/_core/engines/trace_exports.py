@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kopf._cogs.aiokits.thread_pools import DaemonicThreadPool
+from kopf._core.actions.loggers import TextFormatter
 from kopf._core.actions.logrecords import AddingFactory
 from kopf._core.engines.tracing import Tracing, TracingError
 
@@ -112,12 +113,26 @@ def _make_exporter() -> Any:
 @contextlib.contextmanager
 def logging_ids(tracing: Tracing) -> Iterator[None]:
     """Add the ids of the current trace and span to log records, as ``trace_id`` and ``span_id``, while entered."""
+    tracing.show_ids(of_all=_can_show_ids())
     factory = AddingFactory(tracing.find_ids)
     factory.install()
     try:
         yield
     finally:
         factory.uninstall()
+
+
+def _can_show_ids() -> bool:
+    """
+    Check whether any handler of logs can show the ids.
+
+    The usual text format does not. Most lines are logged in traces that are not sampled, and their ids take longer to
+    be drawn than all else that is done for these traces.
+    """
+    return not all(
+        isinstance(handler.formatter, TextFormatter) and not handler.formatter.shows('trace_id', 'span_id')
+        for handler in logging.getLogger().handlers
+    )
 
 
 async def flush(provider: Any, exporter: TellingExporter | None) -> None:

@@ -3,21 +3,20 @@ Early decisions whether a trace is sampled, before anything of it is made.
 
 With OpenTelemetry alone, each span is made first, and then asks the sampler. In production, one trace of a hundred is
 sampled; so nearly all of that is in vain. The samplers that ``OTEL_TRACES_SAMPLER`` chooses look only at the id of the
-trace, so the id is drawn first. A trace that is not sampled is one `UnsampledTrace`; a sampled one gets the drawn id.
-Samplers of other packages are asked for each span, as they can look at anything.
+trace, which is random. So one random number decides, and the id that suits the decision is drawn when it is needed: at
+once for a sampled trace, and for most other ones never. Samplers of other packages are asked for each span, as they can
+look at anything.
 """
 
-import contextlib
-import functools
+import random
 import re
-from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 from opentelemetry import context, trace
 from opentelemetry.sdk.trace import sampling
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 
-from kopf._cogs.structs.instruments import Span
+from kopf._cogs.structs.instruments import TraceIds, Unsampled, get_unsampled
 
 _RATIO = re.compile(
     r'ParentBased{root:(?:TraceIdRatioBased{(?P<rate>[0-9.e+-]+)}|AlwaysOffSampler),remoteParentSampled:AlwaysOnSampler,'
@@ -28,8 +27,6 @@ _TRACEPARENT = re.compile(r'[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-([0-9a-f]{2}
 
 _LIMIT = (1 << 64) - 1
 """The part of the id that the samplers look at."""
-
-_NO_CONTEXT = context.Context()
 
 _RANDOM = 0x02
 """The flag of traces whose ids are random."""
@@ -55,12 +52,21 @@ def find_bound(sampler: object) -> int | None:
     return bound if bound <= _LIMIT else None
 
 
-class DrawnIds(IdGenerator):  # type: ignore[misc]
-    """A generator of ids whose next id of a trace can be set, as it was drawn before."""
+class SampledIds(IdGenerator):  # type: ignore[misc]
+    """
+    A generator of ids for traces of which it is already decided whether they are sampled.
 
-    def __init__(self, inner: Any) -> None:
+    Why not ids that are drawn first, for the decision? Most traces are not sampled, and need no id at all.
+
+    Args:
+        inner: the generator of the provider. Only the part of an id that the samplers look at is changed, if necessary.
+        bound: see `find_bound`.
+    """
+
+    def __init__(self, inner: Any, bound: int) -> None:
         self._inner = inner
-        self._next: int | None = None
+        self._bound = bound
+        self._random = random.Random()  # the handlers of the user can set the seed of the common one
         is_random = getattr(inner, 'is_trace_id_random', None)  # newer versions of OpenTelemetry have it
         self.flags = _RANDOM if is_random is not None and is_random() else 0
         """The flags of traces that are not sampled."""
@@ -71,23 +77,27 @@ class DrawnIds(IdGenerator):  # type: ignore[misc]
         return span_id
 
     def generate_trace_id(self) -> int:
-        """Return the id that was set, once; otherwise, a new one."""
-        drawn, self._next = self._next, None
-        trace_id: int = self._inner.generate_trace_id() if drawn is None else drawn
-        return trace_id
+        """Return the id of a new trace that the sampler of the provider samples."""
+        return self._generate(0, self._bound)
+
+    def generate_unsampled(self) -> int:
+        """Return the id of a new trace that the sampler of the provider does not sample."""
+        return self._generate(self._bound, _LIMIT + 1)
 
     def is_trace_id_random(self) -> bool:
         """Return whether the ids are random."""
         return bool(self.flags)
 
-    def set_next(self, trace_id: int | None) -> None:
-        """Use the id for the next trace; ``None`` to generate it."""
-        self._next = trace_id
+    def _generate(self, low: int, high: int) -> int:
+        trace_id: int = self._inner.generate_trace_id()
+        if low <= trace_id & _LIMIT < high or low >= high:
+            return trace_id
+        return trace_id & ~_LIMIT | self._random.randrange(low, high)
 
 
 class EarlySampler:
     """
-    Decides whether traces are sampled, like the sampler of OpenTelemetry that it stands for.
+    Decides whether traces are sampled, as often as the sampler of OpenTelemetry that it stands for.
 
     Args:
         tracer: the tracer that makes the sampled spans.
@@ -95,11 +105,11 @@ class EarlySampler:
     """
 
     def __init__(self, tracer: Any, bound: int) -> None:
-        self._bound = bound
+        self._rate = bound / (_LIMIT + 1)
+        self._random = random.Random().random
         # The tracer is shared by all operators of the process that have the same provider.
         ids = tracer.id_generator
-        self._ids = tracer.id_generator = ids if isinstance(ids, DrawnIds) else DrawnIds(ids)
-        self._drawn: dict[Span, int] = {}
+        self._ids = tracer.id_generator = ids if isinstance(ids, SampledIds) else SampledIds(ids, bound)
 
     @classmethod
     def make(cls, provider: Any, tracer: Any) -> Self | None:
@@ -107,67 +117,52 @@ class EarlySampler:
         bound = find_bound(getattr(provider, 'sampler', None))
         return None if bound is None or not hasattr(tracer, 'id_generator') else cls(tracer, bound)
 
-    def skip(self, span: Span, carried: str | None) -> 'UnsampledTrace | None':
-        """Return the trace of an outermost span if it is not sampled; otherwise, keep the id of a new trace."""
-        if carried is not None:
-            known = _TRACEPARENT.fullmatch(carried)
-            if known is None or int(known[2], 16) & 1:
-                return None
-            return UnsampledTrace(self._ids, int(known[1], 16), carried)
-        trace_id = self._ids.generate_trace_id()
-        if trace_id & _LIMIT < self._bound:
-            self._drawn[span] = trace_id
-            return None
-        return UnsampledTrace(self._ids, trace_id)
+    def skip(self, carried: str | None) -> Unsampled | None:
+        """Return the trace of an outermost span if it is not sampled. An unknown carried text begins a new trace."""
+        if carried is not None and (known := _TRACEPARENT.fullmatch(carried)) is not None:
+            return None if int(known[2], 16) & 1 else Unsampled(self, carried)
+        return None if self._random() < self._rate else Unsampled(self)
 
-    @contextlib.contextmanager
-    def using_id(self, span: Span) -> Iterator[None]:
-        """Use the id that was drawn for this span if a trace begins in this block."""
-        self._ids.set_next(self._drawn.pop(span, None))
-        try:
-            yield
-        finally:
-            # A span that continues another trace takes no id. Left for the next draw, it would be sampled once more.
-            self._ids.set_next(None)
+    def draw_ids(self, carried: str | None) -> TraceIds:
+        """Return new ids; in the trace of the carried text, if there is one."""
+        known = None if carried is None else _TRACEPARENT.fullmatch(carried)
+        trace_id = f'{self._ids.generate_unsampled():032x}' if known is None else known[1]
+        return TraceIds(trace_id, f'{self._ids.generate_span_id():016x}', f'{self._ids.flags:02x}')
 
-    def forget(self, span: Span) -> None:
-        """Forget the id that was drawn for this span: it has ended, maybe without any need for a trace."""
-        self._drawn.pop(span, None)
+    def is_attached(self) -> bool:
+        """Return whether the code of handlers finds the current trace in this context."""
+        return context.get_current() is _CONTEXT
+
+    def attach(self) -> Any:
+        """Let spans of the user's code be parts of the current trace; do nothing if they are already."""
+        return None if context.get_current() is _CONTEXT else context.attach(_CONTEXT)
+
+    def detach(self, token: Any) -> None:
+        """Restore the previous context."""
+        if token is not None:
+            context.detach(token)
 
 
-class UnsampledTrace(trace.NonRecordingSpan):  # type: ignore[misc]
-    """A trace that is not sampled: its only span, which the code of handlers finds. It is read only if it is needed."""
+class UnsampledSpan(trace.NonRecordingSpan):  # type: ignore[misc]
+    """
+    The only span of the current trace, if that is not sampled; without such a trace, no valid span.
 
-    def __init__(self, ids: DrawnIds, trace_id: int, carried: str | None = None) -> None:
-        self._ids = ids
-        self._trace_id = trace_id
-        self._carried = carried
+    Why one for all traces? It is set once in the context of an operator, and not for each call of a handler.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(trace.INVALID_SPAN_CONTEXT)
 
     def get_span_context(self) -> trace.SpanContext:
         """Return the ids of the trace and of the span."""
-        return trace.SpanContext(self._trace_id, self._span_id, False, trace.TraceFlags(self._ids.flags))
+        unsampled = get_unsampled()
+        if unsampled is None:
+            return trace.INVALID_SPAN_CONTEXT
+        trace_id, span_id, flags = (int(text, 16) for text in unsampled.draw_ids())
+        return trace.SpanContext(trace_id, span_id, False, trace.TraceFlags(flags))
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self.get_span_context()!r})'
 
-    @functools.cached_property
-    def _span_id(self) -> int:
-        return self._ids.generate_span_id()
 
-    def enter(self) -> Any:
-        """Make it the current trace, so that spans of the user are parts of it."""
-        return context.attach(trace.set_span_in_context(self, _NO_CONTEXT))
-
-    def leave(self, token: Any) -> None:
-        """Restore the previous trace."""
-        context.detach(token)
-
-    @property
-    def traceparent(self) -> str:
-        """The trace in the format of the W3C: the first step for later attempts, and the parent of requests."""
-        return self._carried or f'00-{self._trace_id:032x}-{self._span_id:016x}-{self._ids.flags:02x}'
-
-    @functools.cached_property
-    def log_ids(self) -> Mapping[str, str]:
-        """The attributes of log lines."""
-        return {'trace_id': f'{self._trace_id:032x}', 'span_id': f'{self._span_id:016x}'}
+_CONTEXT = trace.set_span_in_context(UnsampledSpan(), context.Context())

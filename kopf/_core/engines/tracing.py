@@ -17,21 +17,21 @@ from typing import Any, NamedTuple
 from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.structs.instruments import (
     CARRYING,
+    TRACEPARENT,
     ApiRequest,
     HandlerCall,
     ObjectKey,
     ObjectStep,
     SamplingInstrument,
     Span,
+    TraceIds,
     Unsampled,
+    get_current_activity,
 )
-from kopf._cogs.structs.instruments import get_current_span as get_current_activity
 from kopf._cogs.structs.meters import name_resource
 from kopf._core.actions.execution import TemporaryError
 
 logger = logging.getLogger(__name__)
-
-TRACEPARENT = 'traceparent'
 
 
 class TracingError(ExplainedError):
@@ -67,26 +67,18 @@ class Tracing(SamplingInstrument):
         # Why not the configured propagators? The next operator must be able to read the stored value.
         self._stored_format = TraceContextTextMapPropagator()
         self._tracer = provider.get_tracer('kopf', version)
-        self._early = EarlySampler.make(provider, self._tracer)
-        self.samples_early = self._early is not None
+        self.sampler = EarlySampler.make(provider, self._tracer)
         self._steps: dict[ObjectStep, int] = {}
         """When the steps have begun (in nanoseconds since the epoch)."""
         self._open: dict[Span, _Open] = {}
+        self._is_showing_all = True
         self._last_ids: tuple[Any, Mapping[str, str]] = (None, {})
         """The span that the last line of the log belongs to, and its ids."""
 
-    # Sampling.
-
-    def skip(self, span: ObjectStep | HandlerCall, carried: str | None) -> Unsampled | None:
-        """Return the trace of the span if it is not sampled."""
-        return None if self._early is None else self._early.skip(span, carried)
-
-    def _start(self, activity: Span, name: str, **options: Any) -> Any:
-        """Return a new span; if it begins a trace, with the id that was drawn for it."""
-        if self._early is None:
-            return self._tracer.start_span(name, **options)
-        with self._early.using_id(activity):
-            return self._tracer.start_span(name, **options)
+    def attach(self) -> None:
+        """Called in the context that all tasks of the operator will inherit, so that handlers need not change it."""
+        if self.sampler is not None:
+            self.sampler.attach()
 
     # Steps.
 
@@ -102,8 +94,6 @@ class Tracing(SamplingInstrument):
     def step_ends(self, step: ObjectStep) -> None:
         """End the span, if there is one."""
         self._steps.pop(step, None)
-        if self._early is not None:
-            self._early.forget(step)
         opened = self._open.pop(step, None)
         if opened is not None:
             if opened.span.is_recording():
@@ -114,8 +104,7 @@ class Tracing(SamplingInstrument):
     def _open_step(self, step: ObjectStep) -> Any:
         opened = self._open.get(step)
         if opened is None:
-            span = self._start(
-                step,
+            span = self._tracer.start_span(
                 f'cycle {name_resource(step.key.resource)}',
                 context=self._read(step.carried),
                 start_time=self._steps.get(step),
@@ -141,7 +130,7 @@ class Tracing(SamplingInstrument):
         context = self._read(call.carried)
         if parent is not None:
             context = self._trace.set_span_in_context(parent, self._context.Context())
-        span = self._start(call, f'handler {call.id}', context=context)
+        span = self._tracer.start_span(f'handler {call.id}', context=context)
         # The attributes are set afterwards: most spans are usually not sampled, and need no attributes.
         if span.is_recording():
             span.set_attributes(
@@ -179,8 +168,6 @@ class Tracing(SamplingInstrument):
     def handler_ends(self, call: HandlerCall) -> None:
         """End the span of the handler, with its error if there is one."""
         opened = self._open.pop(call, None)
-        if self._early is not None:
-            self._early.forget(call)
         if opened is not None:
             # Needed only if another attempt follows: otherwise, no progress is stored.
             if call.carried is None and call.key is not None and call.outcome in CARRYING:
@@ -198,8 +185,9 @@ class Tracing(SamplingInstrument):
             return
         if not parent.is_recording():
             # Why not by `_inject`? Most traces are not sampled, and the propagators cost more than all else of them.
-            if (text := _format_traceparent(parent)) is not None:
-                request.headers[TRACEPARENT] = text
+            found = parent.get_span_context()
+            if found.is_valid:
+                request.headers[TRACEPARENT] = _format_ids(found).traceparent
             return
         span = self._tracer.start_span(
             f'{request.method} {request.route}',
@@ -241,6 +229,10 @@ class Tracing(SamplingInstrument):
 
     # The rest.
 
+    def show_ids(self, *, of_all: bool) -> None:
+        """Set whether lines of logs get the ids of all traces, or only of the sampled ones."""
+        self._is_showing_all = of_all
+
     def _end(self, opened: _Open, activity: Span) -> None:
         if not opened.borrowed:
             error = activity.exception
@@ -266,26 +258,28 @@ class Tracing(SamplingInstrument):
     def find_ids(self) -> Mapping[str, str] | None:
         """Return the attributes of log lines: the ids of the current trace and span; ``None`` if there is no span."""
         activity = get_current_activity()
+        if type(activity) is Unsampled:  # the usual case in production, for each line
+            return activity.draw_log_ids() if self._is_showing_all else None
         if activity is not None and activity.unsampled is not None:
-            return activity.unsampled.log_ids
+            return activity.unsampled.draw_log_ids() if self._is_showing_all else None
+        span = activity if isinstance(activity, Span) else None
         found = self._trace.get_current_span().get_span_context()
         if not found.is_valid:
-            while activity is not None and activity not in self._open:
-                activity = activity.parent
-            if activity is None:
+            while span is not None and span not in self._open:
+                span = span.parent
+            if span is None:
                 return None
-            found = self._open[activity].span.get_span_context()
+            found = self._open[span].span.get_span_context()
         known, ids = self._last_ids
         if known is not found:  # most lines come right after another one of the same handler
-            ids = {'trace_id': f'{found.trace_id:032x}', 'span_id': f'{found.span_id:016x}'}
+            trace_id, span_id, _ = _format_ids(found)
+            ids = {'trace_id': trace_id, 'span_id': span_id}
             self._last_ids = found, ids  # one assignment, as threads of handlers write log lines, too
         return ids
 
 
-def _format_traceparent(span: Any) -> str | None:
-    """Return the header for a span that is not sampled, in the format of the W3C; ``None`` without a trace."""
-    context = span.get_span_context()
-    return f'00-{context.trace_id:032x}-{context.span_id:016x}-00' if context.is_valid else None
+def _format_ids(context: Any) -> TraceIds:
+    return TraceIds(f'{context.trace_id:032x}', f'{context.span_id:016x}', f'{context.trace_flags:02x}')
 
 
 def _set_outcome(span: Any, outcome: str | None, delay: float | None) -> None:

@@ -261,14 +261,17 @@ class Operator:
             stack.push_async_callback(self.vault.close)
             stack.push_async_callback(client.close)
             await stack.enter_async_context(Poster(client, self.settings))
-            indexing_gate = IndexingGate()
-            workers = WorkerPool(self.settings, indexing_gate, self.instruments)
-            schedules = Schedules(self.registry, self._context)
             if (command := self._options.get('_command')) is not None:
                 with explaining_discovery_errors():
                     found = await discover(client, PEERING_GROUPS)
                 await command(client, self.settings, found.resources, self._namespaces)
                 return
+            # Before all else that keeps the current context for its tasks.
+            if self.settings.tracing.enabled:
+                await self._trace(stack)
+            indexing_gate = IndexingGate()
+            workers = WorkerPool(self.settings, indexing_gate, self.instruments)
+            schedules = Schedules(self.registry, self._context)
             tasks = asyncio.TaskGroup()
             orchestrator = Orchestrator(
                 Tools(
@@ -295,8 +298,6 @@ class Operator:
             stack.push_async_callback(indexing_gate.close)
             stack.callback(orchestrator.end)
             async with tasks:
-                if self.settings.tracing.enabled:
-                    await self._trace(stack)
                 await self._serve_status(stack, orchestrator, workers, monitor)
                 tasks.create_task(self._watch_failures(workers.failure), name='workers')
                 tasks.create_task(self._watch_failures(indexing_gate.failure), name='indexing')
@@ -335,6 +336,7 @@ class Operator:
         stack.push_async_callback(flush, provider, exporter)
         stack.enter_context(logging_ids(tracing))
         self.instruments.add(tracing)
+        tracing.attach()
 
     async def _watch_failures(self, failure: asyncio.Future[None]) -> None:
         await failure

@@ -18,8 +18,9 @@ from kopf._cogs.structs.body_guards import BodyGuard
 from kopf._cogs.structs.diffs import EMPTY, Diff
 from kopf._cogs.structs.finalizers import append_finalizer, remove_finalizer
 from kopf._cogs.structs.ids import HandlerId
-from kopf._cogs.structs.instruments import ObjectStep, get_current_span
+from kopf._cogs.structs.instruments import Instruments, ObjectStep, Unsampled, get_current_activity
 from kopf._cogs.structs.patches import Patch
+from kopf._cogs.structs.references import Resource
 from kopf._core.actions.execution import ErrorsMode, Outcome, run_handler, utcnow
 from kopf._core.actions.handler_states import HandlerState
 from kopf._core.actions.loggers import LocalObjectLogger, ObjectLogger
@@ -33,7 +34,7 @@ from kopf._core.intents.results import deliver_results, is_delivered
 from kopf._core.intents.storage_errors import StorageError
 from kopf._core.reactor.applying import CONFLICT_DELAYS, Applier, complete
 from kopf._core.reactor.hosting import ObjectHost
-from kopf._core.reactor.object_records import ObjectRecord, make_logger
+from kopf._core.reactor.object_records import ObjectRecord, get_key, make_logger
 from kopf._core.reactor.selftriggers import SelfTriggerDetector
 from kopf._core.reactor.workers import WorkerPool
 
@@ -186,7 +187,7 @@ class Reconciler:
             self._keep(record, patch)
             raise
         if self._instruments.steps and decision is not None:
-            _tell_decision(decision)
+            _tell_decision(decision, self._instruments, record, self._decider.table.resource)
         bookkeeping = Patch()
         done, delay = True, None
         if decision is not None:
@@ -497,12 +498,14 @@ class Reconciler:
             await self._applier.apply(record, decision, patch, bookkeeping)
 
 
-def _tell_decision(decision: Decision) -> None:
-    """Report the decision to the instruments that follow the step."""
-    span = get_current_span()
-    if isinstance(span, ObjectStep):
-        carried = (state.carried for state in decision.cycle.state.values() if state.carried is not None)
-        span.decide(decision.reason.value, [handler.id for handler in decision.due], next(carried, None))
+def _tell_decision(decision: Decision, instruments: Instruments, record: ObjectRecord, resource: Resource) -> None:
+    """Report the decision to the instruments that follow the step, or that join it now."""
+    activity = get_current_activity()
+    carried = next((state.carried for state in decision.cycle.state.values() if state.carried is not None), None)
+    if isinstance(activity, Unsampled) and carried is not None:
+        activity = activity.rejoin(carried, instruments, get_key(record, resource))
+    if isinstance(activity, ObjectStep):
+        activity.decide(decision.reason.value, [handler.id for handler in decision.due], carried)
 
 
 def _is_held_by_daemons(record: ObjectRecord, decision: Decision) -> bool:

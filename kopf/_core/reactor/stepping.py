@@ -101,9 +101,15 @@ class ObjectStepper:
         return delay
 
     async def _step_told(self, record: ObjectRecord, event: RawEvent | None, *, number: int) -> float | None:
-        key = get_key(record, self._decider.table.resource)
         type_ = None if event is None else event['type'] or LISTED
-        with ObjectStep(self._instruments, key, event=type_, number=number) as step:
+        unsampled = self._instruments.skip(None)
+        if unsampled is not None and self._instruments.skips_steps:
+            with unsampled.during(type_, number):
+                delay = await self._step(record, event)
+                unsampled.set_outcome(delay, requeued=record.has_work)
+            return delay
+        key = get_key(record, self._decider.table.resource)
+        with ObjectStep(self._instruments, key, event=type_, number=number, unsampled=unsampled) as step:
             delay = await self._step(record, event)
             step.set_outcome(delay, requeued=record.has_work)
         return delay

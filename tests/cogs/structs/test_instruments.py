@@ -6,7 +6,14 @@ import logging
 import pytest
 
 import kopf
-from kopf._cogs.structs.instruments import ApiRequest, HandlerCall, Instruments, ObjectKey, ObjectStep, get_current_span
+from kopf._cogs.structs.instruments import (
+    ApiRequest,
+    HandlerCall,
+    Instruments,
+    ObjectKey,
+    ObjectStep,
+    get_current_activity,
+)
 from kopf._cogs.structs.references import Resource
 
 KEY = ObjectKey(Resource('kopf.dev', 'v1', 'kopfexamples'), 'ns', 'obj', 'uid1')
@@ -136,14 +143,14 @@ def test_coroutines_are_refused_as_nothing_would_await_them():
 
 async def test_spans_know_what_they_are_a_part_of():
     instruments = Instruments()
-    assert get_current_span() is None
+    assert get_current_activity() is None
     with make_step(instruments) as step:
         with make_call(instruments) as call:
-            assert call.parent is step and get_current_span() is call
-            assert await asyncio.to_thread(get_current_span) is call
-        assert get_current_span() is step
-        lasting = asyncio.create_task(asyncio.sleep(0, lambda: get_current_span()))
-    assert get_current_span() is None
+            assert call.parent is step and get_current_activity() is call
+            assert await asyncio.to_thread(get_current_activity) is call
+        assert get_current_activity() is step
+        lasting = asyncio.create_task(asyncio.sleep(0, lambda: get_current_activity()))
+    assert get_current_activity() is None
     assert (await lasting)() is None
 
 
@@ -153,7 +160,7 @@ async def test_an_ended_call_is_no_parent_of_requests_in_its_tasks():
     async def continue_later():
         await begin.wait()
         with make_call(instruments) as call:
-            return call.parent, get_current_span() is call
+            return call.parent, get_current_activity() is call
 
     with make_step(instruments):
         task = asyncio.create_task(continue_later())

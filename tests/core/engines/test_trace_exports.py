@@ -1,6 +1,7 @@
 """Where traces go: the provider of the program, exporters by their names, and exporters that are down."""
 
 import asyncio
+import logging
 import os
 import subprocess
 import sys
@@ -8,11 +9,15 @@ import textwrap
 import threading
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 
+from kopf._core.actions.jsonlogs import JsonFormatter
+from kopf._core.actions.loggers import TextFormatter
 from kopf._core.engines import trace_exports
-from kopf._core.engines.trace_exports import TellingExporter, flush, load_provider
-from kopf._core.engines.tracing import TracingError
+from kopf._core.engines.trace_exports import TellingExporter, flush, load_provider, logging_ids
+from kopf._core.engines.tracing import Tracing, TracingError
 
 
 class Exporter:
@@ -125,3 +130,22 @@ def test_a_missing_exporter_is_named_with_the_package():
         "There is no exporter 'zipkin' for traces. Install it: pip install opentelemetry-exporter-zipkin"
         in result.stderr
     )
+
+
+@pytest.mark.parametrize(
+    'formatter, shown',
+    [
+        (TextFormatter('%(message)s'), False),
+        (TextFormatter('%(trace_id)s %(message)s'), True),
+        (JsonFormatter(), True),
+        (logging.Formatter('%(message)s'), True),  # of a handler that can do anything with the records
+        (None, True),
+    ],
+)
+def test_lines_in_traces_that_are_not_sampled_get_ids_if_these_can_be_shown(formatter, shown, monkeypatch):
+    handler = logging.NullHandler()
+    handler.setFormatter(formatter)
+    monkeypatch.setattr(logging.getLogger(), 'handlers', [handler])
+    tracing = Tracing(TracerProvider(sampler=ParentBasedTraceIdRatio(0)), '1.0')
+    with logging_ids(tracing), tracing.sampler.skip(None).during('ADDED', 1) as unsampled:
+        assert tracing.find_ids() == (unsampled.draw_log_ids() if shown else None)

@@ -1,15 +1,18 @@
 """Early decisions: the same as those of OpenTelemetry's samplers, without spans for what is not sampled."""
 
+import concurrent.futures
+import random
 import types
 
 import hypothesis
 import hypothesis.strategies as st
 import pytest
-from opentelemetry import trace
+from opentelemetry import context, trace
+from opentelemetry.context import Context
 from opentelemetry.sdk.trace import TracerProvider, sampling
 from opentelemetry.sdk.trace.id_generator import IdGenerator, RandomIdGenerator
 
-from kopf._core.engines.trace_sampling import DrawnIds, EarlySampler, UnsampledTrace, find_bound
+from kopf._core.engines.trace_sampling import EarlySampler, SampledIds, find_bound
 
 SAMPLED = '00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01'
 UNSAMPLED = '00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00'
@@ -74,81 +77,104 @@ def test_all_other_samplers_are_asked_for_each_span(sampler):
 
 
 @hypothesis.given(rate=st.floats(0, 0.999), trace_id=st.integers(1, (1 << 128) - 1))
-def test_the_decision_is_that_of_the_sampler(rate, trace_id):
-    early, tracer = make(rate, trace_id)
-    decision = tracer.sampler.should_sample(None, trace_id, 'cycle').decision
-    assert (early.skip(object(), None) is None) is decision.is_sampled()
+def test_the_ids_suit_the_decision(rate, trace_id):
+    early, tracer = make(rate, trace_id, trace_id)
+    sampled, unsampled = tracer.id_generator.generate_trace_id(), int(early.draw_ids(None).trace_id, 16)
+
+    def decide(drawn):
+        return tracer.sampler.should_sample(None, drawn, 'cycle').decision.is_sampled()
+
+    assert decide(sampled) is (find_bound(tracer.sampler) > 0) and not decide(unsampled)
+    # The part that samplers do not look at can have a meaning, such as the time.
+    assert sampled >> 64 == unsampled >> 64 == trace_id >> 64 and trace_id in (sampled, unsampled)
 
 
-def test_a_sampled_trace_has_the_drawn_id():
-    early, tracer = make(0.5, 1, 2, 3)
-    first, second = object(), object()
-    assert early.skip(first, None) is None and early.skip(second, None) is None
-    for drawn, known in ((second, 2), (first, 1), (first, 3)):
-        with early.using_id(drawn):
-            span = tracer.start_span('cycle')
-        assert span.get_span_context().trace_id == known and span.is_recording()
+@hypothesis.settings(max_examples=10)
+@hypothesis.given(rate=st.floats(0.01, 0.99))
+def test_traces_are_sampled_as_often_as_by_the_sampler(rate):
+    early, _ = make(rate)
+    share = sum(early.skip(None) is None for _ in range(20_000)) / 20_000
+    assert abs(share - rate) < 0.025  # seven standard deviations
 
 
-def test_a_forgotten_id_is_not_used():
-    early, tracer = make(0.5, 1, 2)
-    span = object()
-    early.skip(span, None)
-    early.forget(span)
-    with early.using_id(span):
-        assert tracer.start_span('cycle').get_span_context().trace_id == 2
+def test_the_seed_of_the_user_does_not_decide():
+    early, _ = make(0.5)
+    decisions = set()
+    for _ in range(100):
+        random.seed(1)
+        decisions.add(early.skip(None) is None)
+    assert decisions == {True, False}
 
 
-def test_an_id_that_was_not_needed_is_not_drawn_again():
-    early, tracer = make(0.5, 1, 2)
-    step = object()
-    early.skip(step, None)
-    with early.using_id(step):
-        parent = trace.set_span_in_context(UnsampledTrace(early._ids, 9))
-        assert tracer.start_span('cycle', context=parent).get_span_context().trace_id == 9
-    another = object()
-    early.skip(another, None)
-    with early.using_id(another):
-        assert tracer.start_span('cycle').get_span_context().trace_id == 2
+def test_nothing_is_drawn_until_it_is_needed():
+    early, _ = make(0)  # its generator of ids has none
+    found = early.skip(None)
+    found.end_handler(found.begin_handler())
+    with pytest.raises(IndexError):
+        _ = found.draw_ids()
+
+
+def test_operators_in_several_threads_do_not_take_the_ids_of_each_other():
+    early, tracer = make(0.5, *range(1, 4001))
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        spans = list(threads.map(lambda _: tracer.start_span('cycle', context=Context()), range(2000)))
+        others = list(threads.map(lambda _: int(early.draw_ids(None).trace_id, 16), range(2000)))
+    ids = {span.get_span_context().trace_id for span in spans}
+    assert all(span.is_recording() for span in spans) and len(ids) == len(set(others)) == 2000
+    assert not ids & set(others)
 
 
 def test_all_operators_of_a_provider_share_the_ids():
     provider = TracerProvider(sampler=sampling.ParentBasedTraceIdRatio(0.5), id_generator=Ids(1))
     tracer = provider.get_tracer('kopf')
     assert all(EarlySampler.make(provider, tracer) for _ in range(3))
-    assert isinstance(tracer.id_generator, DrawnIds) and not isinstance(tracer.id_generator._inner, DrawnIds)
+    assert isinstance(tracer.id_generator, SampledIds) and not isinstance(tracer.id_generator._inner, SampledIds)
 
 
-@pytest.mark.parametrize('carried', [SAMPLED, SAMPLED + '-more', 'nonsense', ''])
-def test_stored_traces_that_are_sampled_or_unknown_are_observed(carried):
+@pytest.mark.parametrize('carried', [SAMPLED, SAMPLED + '-more'])
+def test_stored_traces_that_are_sampled_are_observed(carried):
     early, _ = make(0)
-    assert early.skip(object(), carried) is None
+    assert early.skip(carried) is None
+
+
+@pytest.mark.parametrize('carried', ['nonsense', ''])
+def test_unknown_stored_traces_are_new_ones(carried):
+    early, _ = make(0, 5)
+    assert early.skip(carried).draw_ids().trace_id == f'{5:032x}'
 
 
 def test_a_stored_trace_that_is_not_sampled_is_continued():
     early, _ = make(0.999)
-    found = early.skip(object(), UNSAMPLED)
-    assert found.traceparent == UNSAMPLED
-    assert f'{found.get_span_context().trace_id:032x}' == UNSAMPLED.split('-')[1] == found.log_ids['trace_id']
+    found = early.skip(UNSAMPLED)
+    assert found.draw_traceparent() == UNSAMPLED
+    assert found.draw_ids().trace_id == UNSAMPLED.split('-')[1] == found.draw_log_ids()['trace_id']
 
 
-def test_spans_in_a_trace_that_is_not_sampled_are_not_sampled():
-    early, tracer = make(0, 5)
-    found = early.skip(object(), None)
-    token = found.enter()
+@pytest.mark.parametrize('prepared', [False, True])
+def test_spans_in_a_trace_that_is_not_sampled_are_not_sampled(prepared):
+    early, tracer = make(0.999, 5)
+    outer = early.attach() if prepared else None  # as for the whole operator
+    found = early.skip(UNSAMPLED)
+    token = found.begin_handler()
     span = tracer.start_span('mine')
-    found.leave(token)
-    assert span.get_span_context().trace_id == 5 and not span.is_recording()
+    found.end_handler(token)
+    later = trace.get_current_span().get_span_context()
+    if prepared:
+        context.detach(outer)
+    assert span.get_span_context().trace_id == int(UNSAMPLED.split('-')[1], 16) and not span.is_recording()
     assert not trace.get_current_span().get_span_context().is_valid
+    assert later.is_valid is False
 
 
 def test_the_ids_of_a_trace_are_the_same_everywhere():
     early, _ = make(0, 5)
-    found = early.skip(object(), None)
-    span = found.get_span_context()
-    assert found.traceparent.split('-')[1:3] == [f'{span.trace_id:032x}', f'{span.span_id:016x}']
-    assert found.log_ids == {'trace_id': f'{span.trace_id:032x}', 'span_id': f'{span.span_id:016x}'}
-    assert not span.trace_flags.sampled and not int(found.traceparent[-2:], 16) & 1
+    found = early.skip(None)
+    token = found.begin_handler()
+    span = trace.get_current_span().get_span_context()
+    found.end_handler(token)
+    assert found.draw_traceparent().split('-')[1:3] == [f'{span.trace_id:032x}', f'{span.span_id:016x}']
+    assert found.draw_log_ids() == {'trace_id': f'{span.trace_id:032x}', 'span_id': f'{span.span_id:016x}'}
+    assert not span.trace_flags.sampled and not int(found.draw_traceparent()[-2:], 16) & 1
 
 
 def test_traces_with_random_ids_say_so_if_the_generator_does():
@@ -156,5 +182,4 @@ def test_traces_with_random_ids_say_so_if_the_generator_does():
         def is_trace_id_random(self):
             return True
 
-    assert UnsampledTrace(DrawnIds(Random()), 5).traceparent.endswith('-02')
-    assert UnsampledTrace(DrawnIds(types.SimpleNamespace(generate_span_id=lambda: 1)), 5).traceparent.endswith('-00')
+    assert SampledIds(Random(), 5).flags == 2 and SampledIds(types.SimpleNamespace(), 5).flags == 0

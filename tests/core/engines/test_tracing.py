@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import Decision, ParentBased, StaticSampler, TraceIdRatioBased
 
 import kopf
-from kopf._cogs.structs.instruments import HandlerCall, Instruments, ObjectKey, ObjectStep
+from kopf._cogs.structs.instruments import ApiRequest, HandlerCall, Instruments, ObjectKey, ObjectStep, Unsampled
 from kopf._cogs.structs.references import Resource
 from kopf._core.engines.tracing import Tracing
 
@@ -266,7 +266,46 @@ async def test_what_is_not_sampled_makes_no_spans(world, monkeypatch):
     assert made == []
 
 
-async def test_a_sampled_trace_begins_with_the_id_that_was_drawn(world):
+async def test_steps_that_are_not_sampled_make_nothing(world, monkeypatch):
+    made = []
+    for kind in (ObjectStep, HandlerCall, ApiRequest):
+        monkeypatch.setattr(kind, '__enter__', lambda self, enter=kind.__enter__: (made.append(self), enter(self))[1])
+    drawn = Spans(world, sampler=ParentBased(TraceIdRatioBased(0)), id_generator=CountedIds())
+    monkeypatch.setattr('kopf._core.engines.trace_exports._can_show_ids', lambda: False)
+    world.declare(kopf.on.event, 'event')
+    async with world.operator(tracing=True):
+        await world.create()
+        await world.until_called('event')
+        await world.edit(field='other')
+        await world.until_called('event', 2)
+    assert [each for each in made if getattr(each, 'method', 'GET') != 'GET' or each.POINT == 'steps'] == []
+    assert not [each for each in made if each.POINT == 'handlers' and each.key is not None]
+    assert drawn.provider.id_generator.count == 0
+
+
+class CountedIds(RandomIdGenerator):
+    count = 0
+
+    def generate_trace_id(self):
+        self.count += 1
+        return super().generate_trace_id()
+
+
+async def test_requests_of_steps_that_are_not_sampled_make_no_spans(world, monkeypatch):
+    made, sent = [], []
+    enter, get_headers = ApiRequest.__enter__, Unsampled.get_headers
+    monkeypatch.setattr(ApiRequest, '__enter__', lambda self: (made.append(self.method), enter(self))[1])
+    monkeypatch.setattr(Unsampled, 'get_headers', lambda self: sent.append(get_headers(self)) or sent[-1])
+    Spans(world, sampler=ParentBased(TraceIdRatioBased(0)))
+    world.declare(kopf.on.create, 'create')
+    async with world.operator(tracing=True):
+        await world.create()
+        await world.handled()
+    assert 'PATCH' not in made
+    assert [int(headers['traceparent'].split('-')[3], 16) & 1 for headers in sent] == [0]
+
+
+async def test_a_sampled_trace_has_one_id_of_the_generator(world):
     class Ids(RandomIdGenerator):
         drawn = []
 
@@ -280,7 +319,8 @@ async def test_a_sampled_trace_begins_with_the_id_that_was_drawn(world):
         await world.create()
         await world.handled()
         (cycle,) = await spans.until(CYCLE)
-    assert cycle.context.trace_id in Ids.drawn and len(Ids.drawn) == len(set(Ids.drawn))
+    assert {cycle.context.trace_id >> 64} <= {drawn >> 64 for drawn in Ids.drawn}
+    assert len(Ids.drawn) == len(set(Ids.drawn))
 
 
 async def test_samplers_of_other_packages_are_asked_for_each_cycle(world):

@@ -6,7 +6,7 @@ import collections
 import pytest
 
 import kopf
-from kopf._cogs.structs.instruments import get_current_span
+from kopf._cogs.structs.instruments import get_current_activity
 
 PLURAL = 'kopfexamples'
 ROUTE = '/apis/kopf.dev/v1/namespaces/{namespace}/kopfexamples/{name}'
@@ -78,7 +78,7 @@ async def test_a_change_is_a_step_with_its_handlers_and_requests(world, recorder
     seen = []
 
     async def look(**_):
-        seen.append(get_current_span())
+        seen.append(get_current_activity())
 
     world.declare(kopf.on.create, 'create', does=look)
     async with world.operator(instruments=[recorder]):
@@ -263,7 +263,7 @@ async def test_steps_are_ended_when_the_operator_is_stopped(world, recorder):
 
 async def test_threads_know_what_they_are_a_part_of(world, recorder):
     seen = []
-    kopf.on.create(PLURAL, id='create', registry=world.registry)(lambda **_: seen.append(get_current_span()))
+    kopf.on.create(PLURAL, id='create', registry=world.registry)(lambda **_: seen.append(get_current_activity()))
     async with world.operator(instruments=[recorder]):
         await world.create()
         await world.handled()
