@@ -251,7 +251,6 @@ def test_conversions_are_called_through_services(conversions, operate, kubeapi):
 
 def test_handlers_of_the_same_objects(conversions, operate):
     """The operator itself watches one version, converts others, and patches through them."""
-    operate().stop()  # else, it would watch before the API knows of any conversions
     operator = operate(
         HANDLERS
         + """

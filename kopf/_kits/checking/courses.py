@@ -40,6 +40,11 @@ REPEATED = 3
 COORDINATING = frozenset({'leases', 'clusterkopfpeerings', 'kopfpeerings'})
 """The resources through which several operators agree on the one that works."""
 
+REGISTRATIONS = frozenset(
+    {'customresourcedefinitions', 'validatingwebhookconfigurations', 'mutatingwebhookconfigurations'}
+)
+"""The resources where the framework writes the address and the authority of the webhook server; both can be new."""
+
 
 class CourseFailed(Exception):
     """Raised when the course cannot continue because the operator has failed."""
@@ -324,7 +329,8 @@ class Course:
         names = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
         # Ignore writes to handled objects: the framework stores the progress of resuming handlers in them.
         handled = {target.resource for target in self._outcome.facts.parents}
-        self._outcome.restart_writes = sorted(f'{resource} {key}' for resource, key in names if resource not in handled)
+        ignored = {*handled, *REGISTRATIONS}
+        self._outcome.restart_writes = sorted(f'{resource} {key}' for resource, key in names if resource not in ignored)
         self._outcome.restarted = self._get_state()
 
     def _delete(self) -> None:

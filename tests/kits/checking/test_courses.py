@@ -68,6 +68,28 @@ def run(write, tmp_path):
     return run
 
 
+SERVING = (
+    HANDLERS
+    + """
+    @kopf.on.startup()
+    def configure(settings, **_):
+        settings.admission.server = kopf.WebhookServer()
+        settings.admission.managed = 'check.kopf.dev'
+
+    @kopf.on.convert('webs', persistent=False)
+    def convert(**_):
+        pass
+"""
+)
+
+
+def test_the_address_of_the_webhook_server_may_change_at_a_restart(run):
+    outcome = run(Plan(restart=True), text=SERVING)
+    assert outcome.problem == ""
+    assert any(request.resource == "customresourcedefinitions" and request.is_write for request in outcome.requests)
+    assert not outcome.restart_writes
+
+
 def make_request(status=200, body=b"same", content_type="application/merge-patch+json", user_agent="curl"):
     return SeenRequest("PATCH", "/x", {}, user_agent, content_type, body=body, status=status)
 
