@@ -151,6 +151,9 @@ class _Stream:
         await self._process.alive()
         return data
 
+    def hold(self, holding):
+        pass  # the lines wait in the pipe
+
     def abort(self):
         self._pipe.close()
 
