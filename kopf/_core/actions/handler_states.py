@@ -143,12 +143,13 @@ class HandlerState(NamedTuple):
             carried=record.get('carried'),
         )
 
-    def as_record(self, *, usual: bool = False) -> ProgressRecord:
+    def as_record(self, *, usual: bool = False, edited: bool = False) -> ProgressRecord:
         """
         Return the record to be stored.
 
         Args:
             usual: use only the fields of upstream kopf. The digest is then put into the last digits of a timestamp.
+            edited: mark it as a record of a creation that goes on although a last handled state is stored.
         """
         record: dict[str, Any] = {
             'started': self.started.isoformat(timespec='microseconds'),
@@ -173,6 +174,8 @@ class HandlerState(NamedTuple):
             record['base'] = self.base
         if self.carried is not None:
             record['carried'] = self.carried
+        if edited:
+            record['edited'] = True
         return record  # type: ignore[return-value]
 
 
@@ -193,7 +196,7 @@ class Storing(Protocol):
 class State(Mapping[HandlerId, HandlerState]):
     """The progress of all handlers in one cycle, including sub-handlers."""
 
-    __slots__ = ('_dirty', '_stored', '_states', '_unsure', 'purpose')
+    __slots__ = ('_dirty', '_edited', '_stored', '_states', '_unsure', 'purpose')
 
     def __init__(self, purpose: str | None = None) -> None:
         self.purpose = purpose
@@ -201,6 +204,7 @@ class State(Mapping[HandlerId, HandlerState]):
         self._stored: set[HandlerId] = set()  # the ids whose records the object has, as far as known
         self._dirty: set[HandlerId] = set()  # the ids whose records differ from the stored ones
         self._unsure = False  # the object can have more records, as the response to a patch was lost
+        self._edited = False  # the records are marked, as a last handled state is stored before the creation ends
 
     def __getitem__(self, key: HandlerId) -> HandlerState:
         return self._states[key]
@@ -254,6 +258,7 @@ class State(Mapping[HandlerId, HandlerState]):
             # Older records can lack the purpose; they belong to any cycle.
             if state.purpose in (None, self.purpose) or (key in keep and state.finished):
                 self._states[key] = state
+                self._edited = self._edited or is_of_edited(record)
             pending += state.subrefs
 
     def begin(self, ids: Iterable[HandlerId], now: datetime.datetime) -> None:
@@ -300,6 +305,12 @@ class State(Mapping[HandlerId, HandlerState]):
             if state is not None and state.finished and state.digest != digest:
                 self._set(key, state._replace(digest=digest))
 
+    def mark_edited(self) -> None:
+        """Mark all records: the creation goes on although a last handled state is stored, as the object was edited."""
+        if not self._edited:
+            self._edited = True
+            self._dirty.update(self._states)
+
     @property
     def base(self) -> str | None:
         """The packed essence that the first finished handler has seen, if it is kept."""
@@ -345,7 +356,7 @@ class State(Mapping[HandlerId, HandlerState]):
         usual = self.purpose == 'create' and self.base is None
         for key in self._states:
             if key in self._dirty:
-                record = self._states[key].shifted(shift).as_record(usual=usual)
+                record = self._states[key].shifted(shift).as_record(usual=usual, edited=self._edited)
                 storage.store(key=key, record=record, body=body, patch=patch)
         # Why not at the end, as in other cycles? Deletion handlers can be retried for days, and the object would keep
         # the useless records of superseded cycles for all that time.
@@ -390,6 +401,11 @@ class State(Mapping[HandlerId, HandlerState]):
     def _set(self, key: HandlerId, state: HandlerState) -> None:
         self._states[key] = state
         self._dirty.add(key)
+
+
+def is_of_edited(record: Mapping[str, Any]) -> bool:
+    """Check whether the record is of a creation that goes on although a last handled state is stored."""
+    return record.get('purpose') == 'create' and bool(record.get('edited'))
 
 
 def _shorten(message: str | None) -> str | None:

@@ -200,7 +200,7 @@ class Cycles:
         state.load(ids, storage=self._records, body=cause.body, now=now, keep=kept)
         # If a state is stored while a creation is in progress, it is the state that the first handlers have seen.
         base = last if last is not None and cause.reason is Reason.CREATE else essence
-        cycle = Cycle(state=state, known=essence, base=base)
+        cycle = Cycle(state=state, known=essence, base=base, edited=purpose is Reason.CREATE and last is not None)
         outdated = find_outdated(state, essence, self._fields)
         if purpose is Reason.UPDATE:
             for key in outdated:
@@ -329,6 +329,8 @@ class Cycles:
         # The base is as large as the object, so it is stored only if another operator is likely to need it.
         if creating and not cycle.edited and _is_put_off(cycle, body):
             cycle.state.keep_base(self._essences.pack(cycle.base, body))
+        if cycle.edited and cycle.state.purpose == Reason.CREATE:
+            cycle.state.mark_edited()
         if cycle.state.purpose == Reason.UPDATE or creating:
             finished = [key for key, record in cycle.state.items() if record.finished and key not in cycle.missed]
             fields = {} if creating else self._fields

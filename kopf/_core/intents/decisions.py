@@ -23,7 +23,7 @@ from kopf._cogs.structs.bodies import Body, BodyEssence, RawBody
 from kopf._cogs.structs.dicts import FieldPath, resolve
 from kopf._cogs.structs.diffs import EMPTY, Diff, diff, is_same
 from kopf._cogs.structs.patches import Patch, combine_values
-from kopf._core.actions.handler_states import digest_essence
+from kopf._core.actions.handler_states import digest_essence, is_of_edited
 from kopf._core.intents import filters
 from kopf._core.intents.causes import ChangingCause, Reason
 from kopf._core.intents.cycles import UNCHANGED, Cycle, Cycles
@@ -443,8 +443,12 @@ class Decider:
         """Check whether the last handled state was stored because of an edit in the middle of the creation."""
         if cycle is not None:
             return cycle.state.purpose == Reason.CREATE
-        records = self.records.fetch_all(self.table.changing_ids, body)
-        return bool(records) and any(record.get('purpose') == Reason.CREATE for record in records)
+        # Without the mark, the records were stored by a late patch: the API server has executed it after the end of the
+        # creation. Custom storages may keep only the usual fields of records, but not on the object.
+        return any(
+            is_of_edited(record) or (self.records.is_external and record.get('purpose') == Reason.CREATE)
+            for record in self.records.fetch_all(self.table.changing_ids, body)
+        )
 
     def revert(self, decision: Decision, original: RawBody) -> None:
         """Undo the changes that handlers have made to the object in place, and adjust the decision to that."""

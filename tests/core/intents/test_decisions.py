@@ -511,6 +511,49 @@ def test_an_edit_between_creation_handlers_becomes_an_update_even_over_a_restart
     ]
 
 
+@pytest.mark.parametrize('restarted', [True, False])
+@pytest.mark.parametrize('edited', [True, False])
+def test_a_late_patch_after_the_end_of_a_creation_does_not_repeat_it(edited, restarted):
+    sim = Simulation(*(make_handler(f'create{number}', reason=Reason.CREATE) for number in range(3)))
+    sim.step()
+    late = {key: sim.raw['metadata']['annotations'][key] for key in sim.progress}
+    sim.settle()
+    if edited:
+        sim.edit(a=1)
+        sim.settle()
+    # The API server executes the patch of an earlier step only now: its client has given up, or was killed.
+    annotations = {**sim.raw['metadata']['annotations'], **late}
+    sim.raw = {**sim.raw, 'metadata': {**sim.raw['metadata'], 'annotations': annotations}}
+    if restarted:
+        sim.restart()
+    sim.settle()
+    assert [id for id, *_ in sim.runs] == ['create0', 'create1', 'create2']
+    assert not sim.progress
+    assert sim.last_handled['spec'] == {'a': int(edited), 'b': 0}
+
+
+def test_an_edited_creation_goes_on_over_several_restarts():
+    sim = Simulation(
+        *(make_handler(f'create{number}', reason=Reason.CREATE) for number in range(4)),
+        make_handler('update', reason=Reason.UPDATE, needs_change=True),
+    )
+    sim.step()
+    sim.edit(a=1)
+    sim.step()
+    assert sim.last_handled['spec'] == {'a': 0, 'b': 0} and all(record['edited'] for record in sim.records)
+    sim.restart()
+    sim.step(OUTCOMES['retry'])
+    sim.edit(a=2)
+    sim.restart()
+    sim.step(OUTCOMES['retry'])
+    sim.restart()
+    sim.settle()
+    assert sorted(id for id, _, _, success in sim.runs if success) == [
+        'create0', 'create1', 'create2', 'create3', 'update',
+    ]  # fmt: skip
+    assert sim.olds[sim.reasons.index(Reason.UPDATE)]['spec'] == {'a': 0, 'b': 0}
+
+
 def test_resuming_handlers_run_once_per_process_and_never_with_a_creation():
     sim = Simulation(make_handler('create', reason=Reason.CREATE), make_handler('resume', initial=True))
     sim.restart()
