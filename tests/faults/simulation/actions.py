@@ -269,8 +269,8 @@ class Actions:
         return [self._rng.choice(self._simulation.processes)] if self._simulation.processes else []
 
     async def late(self):
-        kind = self._rng.choice(['event', 'update', 'timer', 'index', 'daemon'])
-        if not self._options.managing or not self._options.spawning and kind in ('timer', 'daemon'):
+        kind = self._rng.choice(['event', 'update', 'timer', 'index', 'daemon', 'field', 'level', 'secret'])
+        if not self._options.managing or (not self._options.spawning and kind in ('timer', 'daemon')):
             kind = 'event'
         for process in self._choose_process() if self._late < 20 else []:
             self._late += 1

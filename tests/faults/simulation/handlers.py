@@ -37,6 +37,8 @@ class Handlers:
         self._process, self._registry, self._ledger = process, registry, ledger
         self._options, self._rng, self._server = options, rng, server
         self._common = {'registry': registry}
+        self.late = {}
+        """The kinds of the handlers that were declared while the operator was running, and when; by their ids."""
         if options.selecting == 'decorators':
             self._common['label_selector'] = 'app=x'
 
@@ -385,24 +387,43 @@ class Handlers:
 
     def declare_late(self, number, kind):
         id = f'late{number}'
+        self.late[id] = kind, self._ledger.now
+        note = functools.partial(self._note_late, id)
         if kind == 'index':
             kopf.index(RESOURCE, id=id, **self._common)(lambda uid, **_: {uid: 1})
         elif kind == 'update':
-            kopf.on.update(RESOURCE, id=id, field='spec.a', **self._common)(self._wait)
+            kopf.on.update(RESOURCE, id=id, field='spec.a', **self._common)(note)
+        elif kind == 'field':
+            kopf.on.field(RESOURCE, id=id, field='spec.a', **self._common)(note)
         elif kind == 'timer':
-            kopf.timer(RESOURCE, id=id, interval=2, **self._common)(self._wait)
+            kopf.timer(RESOURCE, id=id, interval=2, **self._common)(note)
         elif kind == 'daemon':
-            kopf.daemon(RESOURCE, id=id, **self._common)(self._wait_until_stopped)
+            kopf.daemon(RESOURCE, id=id, **self._common)(functools.partial(self._run_late, id))
+        elif kind == 'level':
+            kopf.on.reconcile(RESOURCE, id=id, **self._common)(note)
+        elif kind == 'secret':
+            kopf.on.event('secrets', id=id, registry=self._registry)(note)
         else:
-            kopf.on.event(RESOURCE, id=id, **self._common)(lambda **_: None)
+            kopf.on.event(RESOURCE, id=id, **self._common)(note)
 
-    async def _wait(self, **_):
+    async def _note_late(self, id, *, uid, body, **_):
         await self._process.alive()
+        await asyncio.sleep(self._rng.choice([0, 0, 0.05]))
+        await self._process.alive()
+        self._ledger.late[self._process.id, id, uid] = self._ledger.now, look_at(body)
 
-    async def _wait_until_stopped(self, stopped, **_):
+    async def _run_late(self, id, *, stopped, uid, **_):
         await self._process.alive()
-        with contextlib.suppress(asyncio.CancelledError):
-            await stopped.wait()
+        key = self._process.id, id, uid
+        if key in self._ledger.late_daemons:
+            self._ledger.fault(f'two daemons at once: {key}')
+        self._ledger.late_daemons.add(key)
+        try:
+            with contextlib.suppress(asyncio.CancelledError):
+                await stopped.wait()
+                await asyncio.sleep(self._rng.choice([0, 0, 0.1, 0.5]))
+        finally:
+            self._ledger.late_daemons.discard(key)
 
 
 def _find_users(namespace, body, **_):

@@ -108,6 +108,8 @@ class Ledger:
         self.leveled_by = collections.defaultdict(set)
         self.subhandlers = collections.defaultdict(dict)
         self.schedules = {}
+        self.late = {}  # (number of the process, id, uid): (time, seen), of handlers declared at run time
+        self.late_daemons = set()  # (number of the process, id, uid)
         self.created_at = {}  # uid: when a creation handler was called last
         self.orphaned = set()
         self.undefined = set()

@@ -60,6 +60,7 @@ class Rest:
         deleting, seen = 'deletionTimestamp' in body['metadata'], look_at(body)
         self._check_index(uid, seen)
         self._check_events(uid, seen, deleting)
+        self._check_late(uid, seen, deleting)
         if deleting:
             if self._options.managing and self._served and FINALIZER in body['metadata'].get('finalizers', ()):
                 self._tell('it is still being deleted')
@@ -104,6 +105,25 @@ class Rest:
             self._tell('no event of it')
         elif not deleting and process_id == self._boss.id and last != seen:
             self._tell(f'the last event has shown {last} instead of {seen}')
+
+    def _check_late(self, uid, seen, deleting):
+        """Check what the handlers have done that were declared while the operator was running."""
+        boss, now = self._boss, self._ledger.now
+        for id, (kind, since) in () if deleting or not self._served else boss.handlers.late.items():
+            at, last = self._ledger.late.get((boss.id, id, uid), (0, None))
+            edits = [each[0] for when, each in self._ledger.history[uid] if when > since + 5]
+            if kind == 'index' and not list((boss.indexers.indices.get(id) or {}).get(uid, ())):
+                self._tell(f'it is not in the late index {id}')
+            elif kind == 'timer' and (now - at > 4 or last != seen):
+                self._tell(f'the late timer {id} has run at {at:.3f} with {last} instead of {seen}')
+            elif kind in ('event', 'level') and last != seen:
+                self._tell(f'the late handler {id} ({kind}) has seen {last} instead of {seen}')
+            elif kind in ('update', 'field') and (
+                (last is not None and last[0] != seen[0]) or (last is None and len(set(edits)) > 1)
+            ):
+                self._tell(f'the late handler {id} ({kind}) has seen {last} instead of {seen}')
+            elif kind == 'daemon' and (boss.id, id, uid) not in self._ledger.late_daemons:
+                self._tell(f'the late daemon {id} does not run')
 
     def _check_level(self, uid, body, seen):
         last, others, process_id, at = self._ledger.levels.get(uid, (None, (), None, 0))
