@@ -290,9 +290,12 @@ class Operator:
             )
             stack.enter_context(self._write_through.connected(orchestrator))
             # The stack calls these in reverse order: no further work begins; indexing and workers end; progress that is
-            # only in memory is stored. The record in the peering is removed last, because the peers take over at once.
+            # only in memory is stored. The webhooks end after that, as the API server can need them for these patches.
+            # The record in the peering is removed last, because the peers take over at once.
             stack.callback(orchestrator.close)
             stack.push_async_callback(orchestrator.coordinator.leave)
+            if orchestrator.webhooks is not None:
+                stack.push_async_callback(orchestrator.webhooks.close)
             stack.push_async_callback(orchestrator.save)
             stack.push_async_callback(workers.close)
             stack.push_async_callback(indexing_gate.close)
@@ -302,7 +305,7 @@ class Operator:
                 tasks.create_task(self._watch_failures(workers.failure), name='workers')
                 tasks.create_task(self._watch_failures(indexing_gate.failure), name='indexing')
                 if orchestrator.webhooks is not None:
-                    tasks.create_task(orchestrator.webhooks.run(), name='webhooks')
+                    tasks.create_task(orchestrator.webhooks.serve(), name='webhooks')
                 # The probes respond before the start is complete: they report why it is not complete yet.
                 await orchestrator.start()
                 tasks.create_task(schedules.run(), name='schedules')

@@ -88,6 +88,7 @@ class WebhookRuntime:
         self._kept: tuple[WebhookRegistration, ...] = tuple(upkeep for upkeep in kept if upkeep is not None)
         self._problems = ResourceProblems()
         self._discovered = asyncio.Event()
+        self._serving: asyncio.Task[None] | None = None
         self.listening = False
         """Whether the server has yielded its client configuration."""
 
@@ -123,8 +124,20 @@ class WebhookRuntime:
         held = () if self._strategies is None else self._strategies.find_held()
         return [f"The objects of {name} are not handled yet: their conversion is not in force." for name in held]
 
-    async def run(self) -> None:
-        """Serve until cancelled."""
+    async def serve(self) -> None:
+        """Serve until `close`, even if this is cancelled; raise the error of the server if it ends before."""
+        self._serving = asyncio.create_task(self._run(), name='webhooks')
+        await asyncio.wait({self._serving})
+        self._serving.result()
+
+    async def close(self) -> None:
+        """Remove the webhooks that must not stay, and stop the server."""
+        if self._serving is not None:
+            self._serving.cancel()
+            # Not awaited directly: its errors end the operator only while it serves.
+            await asyncio.gather(self._serving, return_exceptions=True)
+
+    async def _run(self) -> None:
         # All replicas of the operator serve webhooks, so each of them maintains the configurations.
         unfenced_var.set(True)
         await self._discovered.wait()

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from kinds import define
 from offlineserver import OfflineServer
+from operatorworld import LAST_HANDLED, in_virtual_time
 
 import kopf
 from kopf._core.engines import webhook_registration
@@ -65,6 +66,32 @@ async def test_the_api_forgets_all_but_the_persistent_before_the_server_ends(wor
         await hooks(MUTATING, 'mutating')
     assert server.ended.is_set()
     assert seen == {VALIDATING: [f'persistent.{NAME}'], MUTATING: []}
+
+
+@pytest.mark.parametrize('kind', ['admission', 'conversion'])
+@in_virtual_time
+async def test_webhooks_are_there_until_the_last_results_of_handlers_are_stored(world, server, kind):
+    async def work(**_):
+        await asyncio.sleep(5)
+
+    async def look():
+        world.note('ending', None, annotations=(await world.get())['metadata'].get('annotations') or {})
+
+    server.ending = look
+    resource = VALIDATING if kind == 'admission' else 'customresourcedefinitions'
+    if kind == 'admission':
+        world.declare(kopf.on.validate, 'validating', operation='DELETE')
+    else:
+        world.declare(kopf.on.convert, 'convert', persistent=False)
+    world.declare(kopf.on.create, 'create', does=work)
+    world.settings.queueing.exit_timeout = 60
+    async with world.operator():
+        await server.started.wait()
+        await world.create()
+        await world.until_called('create')
+    assert LAST_HANDLED in world.called('ending')[0]['annotations']
+    patched = [request.resource for request in world.sandbox.requests if request.verb == 'patch']
+    assert patched[-1] == resource and patched[-2] == 'kopfexamples'
 
 
 async def test_what_is_just_being_written_in_the_end_is_removed_too(world, server):
