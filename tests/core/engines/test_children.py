@@ -5,6 +5,7 @@ import threading
 
 import pytest
 from kinds import PARTS, define
+from operatorworld import in_virtual_time
 
 import kopf
 from kopf._cogs.clients.api import client_var
@@ -76,6 +77,7 @@ async def rest(seconds=0.3):
     await asyncio.sleep(seconds)
 
 
+@in_virtual_time
 async def test_a_child_belongs_to_its_owner(world, family):
     family.declare()
     async with world.operator():
@@ -90,6 +92,7 @@ async def test_a_child_belongs_to_its_owner(world, family):
     assert (entry['manager'], entry['operation']) == ('kopf-operator', 'Apply')
 
 
+@in_virtual_time
 async def test_the_field_manager_is_named_after_the_operator(world, family):
     world.settings.applying.operator = 'shop'
     family.declare()
@@ -100,6 +103,7 @@ async def test_the_field_manager_is_named_after_the_operator(world, family):
     assert child['metadata']['managedFields'][0]['manager'] == 'kopf-shop'
 
 
+@in_virtual_time
 async def test_the_own_write_is_seen_at_once_and_causes_no_run(world, family):
     seen = []
 
@@ -119,6 +123,7 @@ async def test_the_own_write_is_seen_at_once_and_causes_no_run(world, family):
     assert len(world.calls) == 1 and seen == [0, ['child']] and family.writes() == [('PATCH', 'child')]
 
 
+@in_virtual_time
 async def test_nothing_is_sent_if_nothing_has_changed(world, family):
     family.declare()
     async with world.operator():
@@ -132,6 +137,7 @@ async def test_nothing_is_sent_if_nothing_has_changed(world, family):
     assert [dict(body['data']) for body in family.applied] == [{'key': 'value'}] * 4
 
 
+@in_virtual_time
 async def test_each_child_is_applied_once_after_a_restart(world, family):
     family.declare()
     await world.create()
@@ -142,6 +148,7 @@ async def test_each_child_is_applied_once_after_a_restart(world, family):
     assert family.writes() == [('PATCH', 'child')] * 2
 
 
+@in_virtual_time
 async def test_changed_wishes_are_sent_and_former_fields_removed(world, family):
     family.declare()
     async with world.operator():
@@ -164,6 +171,7 @@ async def test_changed_wishes_are_sent_and_former_fields_removed(world, family):
     ],
     ids=['edited', 'removed', 'label', 'emptied'],
 )
+@in_virtual_time
 async def test_an_edited_child_is_restored_by_one_write(world, family, patch):
     family.declare()
     async with world.operator():
@@ -178,6 +186,7 @@ async def test_an_edited_child_is_restored_by_one_write(world, family, patch):
     assert len(family.writes()) == 2
 
 
+@in_virtual_time
 async def test_a_deleted_child_is_restored_by_one_write(world, family):
     family.declare()
     async with world.operator():
@@ -229,6 +238,7 @@ async def test_a_child_that_is_deleted_before_its_response_arrives_is_restored(w
         assert (await family.get())['metadata']['uid'] == responses[1]['metadata']['uid']
 
 
+@in_virtual_time
 async def test_the_fields_of_others_stay_as_they_are(world, family):
     family.declare()
     async with world.operator():
@@ -241,6 +251,7 @@ async def test_the_fields_of_others_stay_as_they_are(world, family):
     assert child['data'] == {'key': 'value', 'theirs': 'x'} and len(family.writes()) == 1
 
 
+@in_virtual_time
 async def test_an_edit_while_the_child_is_applied_causes_one_more_run(world, family):
     family.declare()
     async with world.operator():
@@ -257,6 +268,7 @@ async def test_an_edit_while_the_child_is_applied_causes_one_more_run(world, fam
     assert len(world.called('fn')) == 3 and len(family.writes()) == 2
 
 
+@in_virtual_time
 async def test_sync_handlers_apply_in_their_threads(world, family):
     threads = []
 
@@ -274,6 +286,7 @@ async def test_sync_handlers_apply_in_their_threads(world, family):
     assert threads != [threading.main_thread()] and len(world.calls) == 1
 
 
+@in_virtual_time
 async def test_handlers_that_do_not_name_the_argument_have_no_children_in_memory(world):
     @kopf.on.reconcile('kopfexamples', id='fn', owns=['configmaps'], registry=world.registry)
     async def fn(name, **kwargs):
@@ -285,6 +298,7 @@ async def test_handlers_that_do_not_name_the_argument_have_no_children_in_memory
     assert 'children' not in world.called('fn')[0]
 
 
+@in_virtual_time
 async def test_an_index_of_this_name_wins(world):
     @kopf.index('configmaps', id='children', registry=world.registry)
     def children(name, **_):
@@ -301,6 +315,7 @@ async def test_an_index_of_this_name_wins(world):
     assert not [text for text in world.log.texts if 'has the name of an argument' in text]
 
 
+@in_virtual_time
 async def test_an_index_shows_an_applied_child_at_once(world):
     found = []
 
@@ -326,6 +341,7 @@ async def test_an_index_shows_an_applied_child_at_once(world):
 # Readiness.
 
 
+@in_virtual_time
 async def test_a_run_ends_until_the_child_is_ready(world, family):
     family.wanted = [config_map('a', x='y'), config_map('b', x='y')]
     family.declare(apply={'ready': lambda body: body['data'].get('done')}, retries=1, backoff=(60, 60))
@@ -340,6 +356,7 @@ async def test_a_run_ends_until_the_child_is_ready(world, family):
     assert not [text for text in world.log.texts if 'fail' in text]
 
 
+@in_virtual_time
 async def test_a_run_that_waits_prunes_nothing(world, family):
     family.wanted = [config_map('a'), config_map('b')]
     family.declare()
@@ -356,6 +373,7 @@ async def test_a_run_that_waits_prunes_nothing(world, family):
 # Pruning.
 
 
+@in_virtual_time
 async def test_children_that_are_not_applied_any_more_are_deleted(world, family):
     family.wanted = [config_map('a'), config_map('b')]
     family.declare()
@@ -371,6 +389,7 @@ async def test_children_that_are_not_applied_any_more_are_deleted(world, family)
     assert len(world.called('fn')) == 3 and len(family.writes()) == 3
 
 
+@in_virtual_time
 async def test_children_that_the_handler_keeps_stay_without_being_applied(world, family):
     names = ['a', 'b', 'c']
 
@@ -396,6 +415,7 @@ async def test_children_that_the_handler_keeps_stay_without_being_applied(world,
     assert family.writes() == [('PATCH', 'a'), ('PATCH', 'b'), ('PATCH', 'c'), ('DELETE', 'b')]
 
 
+@in_virtual_time
 async def test_only_what_can_be_a_child_is_kept(world):
     @kopf.on.reconcile('kopfexamples', id='fn', owns=['configmaps'], registry=world.registry)
     def fn(children, **_):
@@ -406,6 +426,7 @@ async def test_only_what_can_be_a_child_is_kept(world):
         await world.until_logged("v1 Secret 'x' is not in owns=")
 
 
+@in_virtual_time
 async def test_children_are_pruned_after_a_restart_too(world, family):
     family.wanted = [config_map('a'), config_map('b')]
     family.declare()
@@ -417,6 +438,7 @@ async def test_children_are_pruned_after_a_restart_too(world, family):
         await family.until_written(('PATCH', 'b'), ('DELETE', 'a'))
 
 
+@in_virtual_time
 async def test_a_failed_run_prunes_nothing(world, family):
     family.wanted = [config_map('a'), config_map('b')]
     family.declare()
@@ -431,6 +453,7 @@ async def test_a_failed_run_prunes_nothing(world, family):
 
 
 @pytest.mark.parametrize('how', ['annotation', 'option'])
+@in_virtual_time
 async def test_children_are_kept_if_requested(world, family, how):
     keeping = {'annotations': {'kopf.dev/keep': 'true'}} if how == 'annotation' else None
     family.wanted = [config_map('a', metadata=keeping)]
@@ -445,6 +468,7 @@ async def test_children_are_kept_if_requested(world, family, how):
         assert await family.names() == ['a']
 
 
+@in_virtual_time
 async def test_children_of_other_handlers_and_objects_are_not_pruned(world, family):
     family.declare('one', wanted=lambda name: [config_map(f'{name}-one')])
     family.declare('two', wanted=lambda name: [config_map(f'{name}-two')])
@@ -462,6 +486,7 @@ async def test_children_of_other_handlers_and_objects_are_not_pruned(world, fami
         assert await family.names() == ['a-one', 'a-two', 'b-one', 'b-two', 'foreign']
 
 
+@in_virtual_time
 async def test_children_of_a_renamed_handler_are_pruned_when_all_handlers_have_succeeded(world, family):
     family.declare('former', wanted=[config_map('a'), config_map('b')])
     await world.create()
@@ -477,6 +502,7 @@ async def test_children_of_a_renamed_handler_are_pruned_when_all_handlers_have_s
         assert await family.names() == ['b']
 
 
+@in_virtual_time
 async def test_a_child_that_others_change_at_the_same_time_is_not_deleted_unseen(world, family):
     family.declare()
     async with world.operator():
@@ -509,6 +535,7 @@ async def test_a_child_that_others_change_at_the_same_time_is_not_deleted_unseen
     ],
     ids=['name', 'kind', 'version', 'kind-not-owned', 'list', 'set', 'invalid'],
 )
+@in_virtual_time
 async def test_wrong_objects_are_told_once(world, family, obj, message):
     family.wanted = [obj]
     family.declare()
@@ -520,6 +547,7 @@ async def test_wrong_objects_are_told_once(world, family, obj, message):
     assert message in text and len(world.calls) == 1
 
 
+@in_virtual_time
 async def test_two_handlers_that_apply_the_same_child_are_told_of_each_other(world, family):
     family.declare('one', wanted=[config_map(key='one')])
     family.declare('two', wanted=[config_map(key='two')])
@@ -530,6 +558,7 @@ async def test_two_handlers_that_apply_the_same_child_are_told_of_each_other(wor
     assert len(family.writes()) == 1
 
 
+@in_virtual_time
 async def test_two_objects_that_apply_the_same_child_are_told_of_each_other(world, family):
     family.declare()
     async with world.operator():
@@ -541,6 +570,7 @@ async def test_two_objects_that_apply_the_same_child_are_told_of_each_other(worl
     assert len(family.writes()) == 1
 
 
+@in_virtual_time
 async def test_a_child_applied_twice_in_one_run_is_sent_once_or_refused(world, family):
     family.wanted = [config_map(key='x'), config_map(key='x')]
     family.declare()
@@ -553,6 +583,7 @@ async def test_a_child_applied_twice_in_one_run_is_sent_once_or_refused(world, f
     assert len(family.writes()) == 1
 
 
+@in_virtual_time
 async def test_children_of_an_unknown_kind_are_applied_when_it_is_created(world, family, monkeypatch):
     monkeypatch.setattr(children, 'CONFLICT_DELAY', 0.1)
     part = {'apiVersion': 'example.dev/v1', 'kind': 'Part', 'metadata': {'name': 'part'}, 'spec': {}}
@@ -571,6 +602,7 @@ async def test_children_of_an_unknown_kind_are_applied_when_it_is_created(world,
     assert "'parts'" in unresolved
 
 
+@in_virtual_time
 async def test_a_missing_permission_in_another_namespace_is_told_with_the_rule_for_that_one(world, family):
     await make_namespace(world)
     world.sandbox.faults.error(403, method='PATCH', path='namespaces/other/configmaps', message='no', times=None)
@@ -583,6 +615,7 @@ async def test_a_missing_permission_in_another_namespace_is_told_with_the_rule_f
     assert '\n' not in text
 
 
+@in_virtual_time
 async def test_a_missing_permission_is_told_with_the_rule_to_grant(world, family):
     world.sandbox.faults.error(403, method='PATCH', resource='configmaps', message='no', times=None)
     family.declare()
@@ -599,6 +632,7 @@ IMMUTABLE = {'immutable': True}
 
 
 @pytest.mark.parametrize('replace', [True, False], ids=['replaced', 'told'])
+@in_virtual_time
 async def test_a_change_of_an_immutable_field_is_told_or_the_child_is_replaced(world, family, replace):
     family.wanted = [{**config_map(key='x'), **IMMUTABLE}]
     family.declare(apply={'replace': replace})
@@ -618,6 +652,7 @@ async def test_a_change_of_an_immutable_field_is_told_or_the_child_is_replaced(w
     assert child['data'] == {'key': 'y' if replace else 'x'}
 
 
+@in_virtual_time
 async def test_a_child_is_not_deleted_for_one_that_would_be_invalid(world, family):
     family.wanted = [{**config_map(key='x'), **IMMUTABLE}]
     family.declare(apply={'replace': True})
@@ -632,6 +667,7 @@ async def test_a_child_is_not_deleted_for_one_that_would_be_invalid(world, famil
     assert child['metadata']['uid'] == first['metadata']['uid']
 
 
+@in_virtual_time
 async def test_a_child_that_stays_for_its_finalizers_is_replaced_when_it_is_gone(world, family):
     family.wanted = [{**config_map(key='x', metadata={'finalizers': ['example.com/x']}), **IMMUTABLE}]
     family.declare(apply={'replace': True})
@@ -650,6 +686,7 @@ async def test_a_child_that_stays_for_its_finalizers_is_replaced_when_it_is_gone
 # Contests.
 
 
+@in_virtual_time
 async def test_a_field_that_another_manager_takes_again_and_again_is_left_to_it(world, family):
     family.wanted = [config_map(key='ours', other='x')]
     family.declare(conditions=True)
@@ -676,6 +713,7 @@ async def test_a_field_that_another_manager_takes_again_and_again_is_left_to_it(
     assert condition['status'] == 'True' and 'kopf-operator' in condition['message']
 
 
+@in_virtual_time
 async def test_what_is_applied_to_a_child_by_other_means_is_added_to_it_or_refused(world, family):
     conflicts = []
 
@@ -718,6 +756,7 @@ async def fight(world, family, act):
     return [text for text in world.log.texts if 'is contested by' in text]
 
 
+@in_virtual_time
 async def test_a_field_that_another_client_removes_again_and_again_is_left_out(world, family):
     family.wanted = [config_map(key='ours', other='x')]
     family.declare(conditions=True)
@@ -731,6 +770,7 @@ async def test_a_field_that_another_client_removes_again_and_again_is_left_out(w
     assert 'another client that removes it' in str(owner['status'])
 
 
+@in_virtual_time
 async def test_a_child_that_another_client_deletes_again_and_again_is_not_applied_for_a_while(world, family):
     family.declare(conditions=True)
     async with world.operator():
@@ -741,6 +781,7 @@ async def test_a_child_that_another_client_deletes_again_and_again_is_not_applie
     assert len(family.writes()) == contests.MAX_LOSSES_OF_WHOLE
 
 
+@in_virtual_time
 async def test_a_child_that_another_operator_of_the_same_name_applies_is_not_applied_for_a_while(
     world, family, monkeypatch
 ):
@@ -767,6 +808,7 @@ async def test_a_child_that_another_operator_of_the_same_name_applies_is_not_app
     assert child['data'] == {'key': 'value'} and len(family.writes()) == 3 + 2
 
 
+@in_virtual_time
 async def test_a_child_that_was_left_alone_is_applied_again_later(world, family, monkeypatch):
     monkeypatch.setattr(contests, 'MAX_LOSSES_OF_WHOLE', 2)
     monkeypatch.setattr(contests, 'TRUCE', 0.5)
@@ -779,6 +821,7 @@ async def test_a_child_that_was_left_alone_is_applied_again_later(world, family,
     assert child['data'] == {'key': 'value'} and len(family.writes()) == 3
 
 
+@in_virtual_time
 async def test_a_field_that_was_left_to_another_manager_is_applied_again_later(world, family, monkeypatch):
     monkeypatch.setattr(contests, 'TRUCE', 0.5)
     family.declare()
@@ -791,6 +834,7 @@ async def test_a_field_that_was_left_to_another_manager_is_applied_again_later(w
 
 
 @pytest.mark.parametrize('change', [{'data': {'key': 'theirs'}}, None], ids=['edited', 'deleted'])
+@in_virtual_time
 async def test_attempts_to_restore_a_child_do_not_count_as_further_losses(world, family, monkeypatch, change):
     monkeypatch.setattr(contests, 'MAX_LOSSES_OF_WHOLE', 3)
     family.declare(conditions=True)
@@ -812,6 +856,7 @@ async def test_attempts_to_restore_a_child_do_not_count_as_further_losses(world,
 # Kinds that the code does not name any more, and remote children.
 
 
+@in_virtual_time
 async def test_edits_that_come_with_the_remembered_kinds_run_the_handler_again(world):
     @kopf.on.reconcile('kopfexamples', id='fn', owns=['configmaps'], registry=world.registry)
     async def fn(name, annotations, children, **_):
@@ -829,6 +874,7 @@ async def test_edits_that_come_with_the_remembered_kinds_run_the_handler_again(w
     assert [call['seen'] for call in world.called('fn')] == [None, 'edit']
 
 
+@in_virtual_time
 async def test_the_kinds_are_remembered_on_the_owner_before_the_first_child(world, family):
     family.declare(owns=['configmaps', 'secrets'])
     async with world.operator():
@@ -848,6 +894,7 @@ async def test_the_kinds_are_remembered_on_the_owner_before_the_first_child(worl
     assert 'finalizers' not in owner['metadata']
 
 
+@in_virtual_time
 async def test_children_of_a_dropped_kind_are_pruned(world, family):
     secret = {'apiVersion': 'v1', 'kind': 'Secret', 'metadata': {'name': 'secret'}}
     family.declare(owns=['configmaps', 'secrets'], wanted=[config_map(), secret])
@@ -871,6 +918,7 @@ async def make_namespace(world, name='other'):
     await world.aio.create({'apiVersion': 'v1', 'kind': 'Namespace', 'metadata': {'name': name}})
 
 
+@in_virtual_time
 async def test_remote_children_are_deleted_before_their_owner(world, family):
     await make_namespace(world)
     remote = config_map('remote', metadata={'namespace': 'other'})
@@ -896,6 +944,7 @@ async def test_remote_children_are_deleted_before_their_owner(world, family):
         await world.aio.wait_gone('clusterroles', 'role')
 
 
+@in_virtual_time
 async def test_remote_children_are_deleted_in_any_version_that_is_served(world, family):
     await make_namespace(world)
     crd = define('parts', 'Part')
@@ -917,6 +966,7 @@ async def test_remote_children_are_deleted_in_any_version_that_is_served(world, 
     assert not await world.aio.list('parts')
 
 
+@in_virtual_time
 async def test_objects_are_released_if_the_kind_of_their_remote_children_is_gone(world, family, monkeypatch):
     monkeypatch.setattr(pruning, 'CONFIRMATION_DELAY', 0.1)
     await make_namespace(world)
@@ -933,6 +983,7 @@ async def test_objects_are_released_if_the_kind_of_their_remote_children_is_gone
         await world.gone()
 
 
+@in_virtual_time
 async def test_remote_children_are_deleted_even_if_the_server_does_not_know_their_kind_at_first(world, family):
     await make_namespace(world)
     family.declare(wanted=[config_map('remote', metadata={'namespace': 'other'})])
@@ -946,6 +997,7 @@ async def test_remote_children_are_deleted_even_if_the_server_does_not_know_thei
 
 
 @pytest.mark.parametrize('failing', [True, False])
+@in_virtual_time
 async def test_remote_children_are_deleted_while_patches_of_other_handlers_are_refused(world, family, failing):
     async def refusing(patch, **_):
         patch.metadata.labels['classic'] = '$$$'
@@ -967,6 +1019,7 @@ async def test_remote_children_are_deleted_while_patches_of_other_handlers_are_r
         )
 
 
+@in_virtual_time
 async def test_remote_children_are_pruned(world, family):
     await make_namespace(world)
     family.wanted = [config_map('remote', metadata={'namespace': 'other'})]
@@ -980,6 +1033,7 @@ async def test_remote_children_are_pruned(world, family):
 
 
 @pytest.mark.parametrize('status', [500, 409])
+@in_virtual_time
 async def test_owners_that_were_deleted_while_no_operator_ran_are_released(world, family, status):
     await make_namespace(world)
     family.declare(wanted=[config_map('remote', metadata={'namespace': 'other'})])
@@ -994,6 +1048,7 @@ async def test_owners_that_were_deleted_while_no_operator_ran_are_released(world
         await world.aio.wait_gone('configmaps', 'remote', namespace='other')
 
 
+@in_virtual_time
 async def test_the_delays_grow_while_remote_children_cannot_be_deleted(world, family, monkeypatch):
     monkeypatch.setattr(leveling, 'RELEASE_DELAY', 0.01)
     await make_namespace(world)
@@ -1008,6 +1063,7 @@ async def test_the_delays_grow_while_remote_children_cannot_be_deleted(world, fa
     assert [text.partition(' seconds')[0].rpartition(' ')[2] for text in texts] == ['0.01', '0.02', '0.04', '0.08']
 
 
+@in_virtual_time
 async def test_children_in_namespaces_that_are_not_served_are_not_created_to_be_forgotten(world, family):
     await make_namespace(world)
     family.declare(wanted=[config_map('remote', metadata={'namespace': 'other'})])
@@ -1020,6 +1076,7 @@ async def test_children_in_namespaces_that_are_not_served_are_not_created_to_be_
     assert not family.writes() and 'finalizers' not in (await world.get())['metadata']
 
 
+@in_virtual_time
 async def test_children_in_namespaces_that_match_later_are_applied_then(world, family, monkeypatch):
     monkeypatch.setattr(children, 'CONFLICT_DELAY', 0.1)
     family.declare(wanted=[config_map('remote', metadata={'namespace': 'other'})])
@@ -1033,6 +1090,7 @@ async def test_children_in_namespaces_that_match_later_are_applied_then(world, f
 
 @pytest.mark.parametrize('how', ['drop', 'lose'])
 @pytest.mark.parametrize('name', [f'child-{number}' for number in range(6)])
+@in_virtual_time
 async def test_a_crash_at_any_request_while_pruning_leaves_nothing_over(world, family, name, how):
     family.wanted = [config_map(f'child-{number}', key='x') for number in range(6)]
     family.declare(backoff=(600, 600))

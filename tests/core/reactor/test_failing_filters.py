@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from operatorworld import in_virtual_time
 
 import kopf
 
@@ -23,6 +24,7 @@ def failures(world, kind='handler', option='when='):
     ]
 
 
+@in_virtual_time
 async def test_other_handlers_run_and_the_failed_one_is_tried_with_the_next_change(world):
     world.declare(kopf.on.create, 'bad', when=is_chosen)
     world.declare(kopf.on.create, 'good')
@@ -39,6 +41,7 @@ async def test_other_handlers_run_and_the_failed_one_is_tried_with_the_next_chan
     assert not any('Throttling' in text for text in world.log.texts)
 
 
+@in_virtual_time
 async def test_the_creation_is_not_lost_when_the_operator_is_restarted_with_the_filter_mended(world):
     world.declare(kopf.on.create, 'good')
     world.declare(kopf.on.create, 'bad', when=lambda **_: mended[0] or {}['nosuch'])
@@ -53,6 +56,7 @@ async def test_the_creation_is_not_lost_when_the_operator_is_restarted_with_the_
     assert world.ids == ['good', 'bad']
 
 
+@in_virtual_time
 async def test_an_update_is_not_lost_while_its_filter_fails(world):
     world.declare(kopf.on.update, 'good', field='spec.field')
     world.declare(kopf.on.update, 'bad', field='spec.field', when=is_chosen)
@@ -69,6 +73,7 @@ async def test_an_update_is_not_lost_while_its_filter_fails(world):
     assert len(world.called('good')) == 1
 
 
+@in_virtual_time
 async def test_updates_do_not_wait_for_the_filters_of_a_creation_any_longer_than_until_the_next_change(world):
     world.declare(kopf.on.create, 'bad', when=is_chosen)
     world.declare(kopf.on.update, 'update')
@@ -85,6 +90,7 @@ async def test_updates_do_not_wait_for_the_filters_of_a_creation_any_longer_than
     ]
 
 
+@in_virtual_time
 async def test_deletions_wait_for_the_handlers_whose_filters_fail(world):
     world.declare(kopf.on.delete, 'bad', when=is_chosen)
     world.declare(kopf.on.delete, 'good')
@@ -112,6 +118,7 @@ async def test_deletions_wait_for_the_handlers_whose_filters_fail(world):
         ("when=", {'when': lambda body, **_: body['nosuch']}),
     ],
 )
+@in_virtual_time
 async def test_all_filters_are_named(world, option, filters):
     world.declare(kopf.on.create, 'bad', **filters)
     world.declare(kopf.on.create, 'good')
@@ -127,6 +134,7 @@ async def test_all_filters_are_named(world, option, filters):
 
 
 @pytest.mark.parametrize('option', ['old', 'new'])
+@in_virtual_time
 async def test_failing_filters_of_transitions_are_logged(world, option):
     def fail(value, **_):
         raise KeyError('nosuch')
@@ -139,6 +147,7 @@ async def test_failing_filters_of_transitions_are_logged(world, option):
         await world.until_logged(f"{option}= of handler 'bad/spec.field'")
 
 
+@in_virtual_time
 async def test_failing_filters_of_event_handlers_skip_only_these_handlers(world):
     world.declare(kopf.on.event, 'bad', when=is_chosen)
     world.declare(kopf.on.event, 'good')
@@ -158,6 +167,7 @@ async def test_failing_filters_of_event_handlers_skip_only_these_handlers(world)
 @pytest.mark.parametrize(
     'decorator, kind, options', [(kopf.daemon, 'daemon', {}), (kopf.timer, 'timer', {'interval': 9})]
 )
+@in_virtual_time
 async def test_failing_filters_of_daemons_and_timers_keep_them_from_starting(world, decorator, kind, options):
     world.declare(decorator, 'bad', when=is_chosen, **options)
     world.declare(decorator, 'good', **options)
@@ -173,6 +183,7 @@ async def test_failing_filters_of_daemons_and_timers_keep_them_from_starting(wor
         await world.until_called('bad')
 
 
+@in_virtual_time
 async def test_a_running_daemon_is_not_stopped_because_its_filter_fails(world):
     async def wait(stopped, **_):
         await stopped.wait()
@@ -192,6 +203,7 @@ async def test_a_running_daemon_is_not_stopped_because_its_filter_fails(world):
         await world.until_called('stopped')
 
 
+@in_virtual_time
 async def test_failing_filters_of_indices_keep_the_object_out_of_them(world):
     world.declare(kopf.index, 'bad', when=is_chosen, does=lambda spec, **_: result(spec['field']))
     world.declare(kopf.on.event, 'event')
@@ -208,6 +220,7 @@ async def test_failing_filters_of_indices_keep_the_object_out_of_them(world):
         await world.until(lambda: any(list(kwargs['bad'].get(None, ())) == ['v2'] for kwargs in world.called('event')))
 
 
+@in_virtual_time
 async def test_failing_filters_of_sub_handlers_are_retried(world):
     async def declare_children(**_):
         async def child(**_):

@@ -395,6 +395,7 @@ async def test_concurrency_limits_the_runs_and_not_objects_that_wait_for_a_retry
     assert reasons(world)[:6] == [{'start'}] * 6  # all the others go while the first ones wait
 
 
+@in_virtual_time
 async def test_objects_with_delayed_handlers_do_not_yield_to_each_other_for_ever(world):
     def find_all(**_):
         return [('default', name) for name in 'abc']
@@ -933,6 +934,7 @@ async def test_what_comes_while_it_runs_in_a_throttled_object_is_handled_at_once
     assert len(world.called('fn')) == 4 and len(world.called('create')) == 1
 
 
+@in_virtual_time
 async def test_another_processor_takes_a_throttled_object_over_while_it_runs(world):
     begun, going = asyncio.Event(), asyncio.Event()
 
@@ -1171,6 +1173,7 @@ def get_loop_warnings(world):
     return [text for text in world.log.texts if 'is run again and again' in text]
 
 
+@in_virtual_time
 async def test_handlers_that_overwrite_each_other_are_slowed_down_until_another_client_edits_the_object(world):
     async def set_one(patch, **_):
         patch.spec['x'] = 1
@@ -1195,6 +1198,7 @@ async def test_handlers_that_overwrite_each_other_are_slowed_down_until_another_
     assert len(get_loop_warnings(world)) <= 2  # once for each handler
 
 
+@in_virtual_time
 async def test_a_handler_that_watches_what_it_patches_is_slowed_down(world):
     numbers = itertools.count()
 
@@ -1214,6 +1218,7 @@ async def test_a_handler_that_watches_what_it_patches_is_slowed_down(world):
     assert len(get_loop_warnings(world)) == 1
 
 
+@in_virtual_time
 async def test_bursts_of_changes_of_others_are_no_loops(world):
     def aggregate(namespace, name, **_):
         return [(namespace, 'sum')] if name != 'sum' else []
@@ -1232,6 +1237,7 @@ async def test_bursts_of_changes_of_others_are_no_loops(world):
     assert not warnings
 
 
+@in_virtual_time
 async def test_a_list_that_does_not_come_is_not_waited_for_for_ever(world, monkeypatch):
     monkeypatch.setattr(leveling, 'LIST_PATIENCE', 0.5)
     world.declare(RECONCILE, 'fn', owns=['configmaps'])

@@ -3,12 +3,13 @@
 import json
 
 import pytest
-from operatorworld import Gate
+from operatorworld import Gate, in_virtual_time
 
 import kopf
 from kopf._core.reactor import processing
 
 
+@in_virtual_time
 async def test_an_object_created_anew_is_handled_beside_its_predecessor(world):
     gate = Gate()
     world.declare(kopf.on.create, 'create', does=[gate, {'number': 2}])
@@ -25,6 +26,7 @@ async def test_an_object_created_anew_is_handled_beside_its_predecessor(world):
     assert body['status'] == {'create': {'number': 2}}
 
 
+@in_virtual_time
 async def test_an_object_deleted_while_being_handled_is_not_throttled(world):
     gate = Gate()
     world.declare(kopf.on.create, 'create', does=[gate, None])
@@ -52,6 +54,7 @@ class ForgetfulStorage(kopf.ProgressStorage):
 
 
 @pytest.mark.timeout(30)
+@in_virtual_time
 async def test_an_object_that_does_not_come_to_rest_is_throttled(world, monkeypatch):
     monkeypatch.setattr(processing, 'MAX_STEPS', 10)
     world.settings.persistence.progress_storage = ForgetfulStorage()
@@ -63,6 +66,7 @@ async def test_an_object_that_does_not_come_to_rest_is_throttled(world, monkeypa
     assert len(world.called('create')) <= 10
 
 
+@in_virtual_time
 async def test_retries_are_started_in_memory_without_patches_of_the_object(world):
     world.declare(
         kopf.on.create, 'create', does=[kopf.TemporaryError('boo', delay=0.1), ValueError('boo'), 'result'], backoff=0.1
@@ -78,6 +82,7 @@ async def test_retries_are_started_in_memory_without_patches_of_the_object(world
     assert 'touch-dummy' not in json.dumps(world.patches())
 
 
+@in_virtual_time
 async def test_attempts_continue_after_a_restart(world):
     world.declare(kopf.on.create, 'create', does=[kopf.TemporaryError('boo', delay=0.2), None])
     async with world.operator():
@@ -92,6 +97,7 @@ async def test_attempts_continue_after_a_restart(world):
 
 
 @pytest.mark.parametrize('edited', [True, False], ids=['edited', 'not edited'])
+@in_virtual_time
 async def test_edits_between_operators_in_the_middle_of_a_creation(world, edited):
     world.declare(kopf.on.create, 'first')
     world.declare(kopf.on.create, 'second', does=[kopf.TemporaryError('boo', delay=0.2), None])
@@ -111,6 +117,7 @@ async def test_edits_between_operators_in_the_middle_of_a_creation(world, edited
     assert [call['new']['spec'] for call in world.called('update')] == ([{'field': 'v2'}] if edited else [])
 
 
+@in_virtual_time
 async def test_broken_watches_lose_no_changes(world):
     world.declare(kopf.on.create, 'create')
     world.declare(kopf.on.update, 'update')
@@ -130,6 +137,7 @@ async def test_broken_watches_lose_no_changes(world):
         assert last.kwargs['new']['spec'] == {'field': 'v3'}
 
 
+@in_virtual_time
 async def test_patches_of_event_handlers_for_stale_states_do_not_start_other_handlers(world):
     async def patching(patch, body, **_):
         if 'stale' in body['metadata'].get('labels', {}):
@@ -162,6 +170,7 @@ class FailingStorage(kopf.AnnotationsProgressStorage):
 
 
 @pytest.mark.parametrize('failing', ['storage', 'lifecycle'])
+@in_virtual_time
 async def test_patches_of_event_handlers_are_kept_while_something_of_the_users_fails(world, failing):
     storage = world.settings.persistence.progress_storage = FailingStorage()
     world.settings.queueing.error_delays = [0.1]
