@@ -68,6 +68,7 @@ class ConversionStrategies(WebhookRegistration):
         self._sent: dict[str, Mapping[str, Any]] = {}
         self._written: dict[str, Mapping[str, Any]] = {}
         self._previous: dict[str, Mapping[str, Any]] = {}
+        self._services: dict[str, Mapping[str, Any]] = {}  # those that this operator has replaced
         self._foreign: set[str] = set()
         self._in_force: set[str] = set()
         self._missing: set[str] = set()
@@ -178,7 +179,10 @@ class ConversionStrategies(WebhookRegistration):
         crd = await self._read(name)
         if crd is None or not is_same(_get_strategy(crd), self._sent[name]):
             return  # deleted, or changed by another client
-        if self._persistent.get(name, True):
+        if name in self._services:
+            logger.info("The conversion strategy of %s calls the Service of the deployed operator again.", name)
+            await self._patch(crd, self._services[name])
+        elif self._persistent.get(name, True):
             logger.info(
                 "The conversion strategy of %s is left as it is: until the operator is back, "
                 "objects can be used only in the versions in which they are stored.",
@@ -231,6 +235,9 @@ class ConversionStrategies(WebhookRegistration):
             name,
             "" if is_safe else " Its objects are handled when the conversion is in force.",
         )
+        if _calls_service(current) and not _calls_service(strategy) and not is_placeholder(current):
+            # This operator runs outside of the cluster for a while, in place of the deployed one.
+            self._services[name] = current
         # Do not restore the strategy of a killed operator at exit: there is no server at its address any more.
         if not _is_own(current, name) or is_placeholder(current):
             self._previous[name] = current
@@ -329,6 +336,10 @@ def is_placeholder(strategy: Mapping[str, Any]) -> bool:
     url, service = config.get('url') or '', config.get('service') or {}
     is_unsigned = f"/{ENDPOINT}" in (service.get('path') or '') and not config.get('caBundle')
     return url.startswith(f'https://{PLACEHOLDER_HOST}/') or is_unsigned
+
+
+def _calls_service(strategy: Mapping[str, Any]) -> bool:
+    return bool(((strategy.get('webhook') or {}).get('clientConfig') or {}).get('service'))
 
 
 def _is_foreign(strategy: Mapping[str, Any]) -> bool:

@@ -129,6 +129,19 @@ async def test_the_strategy_of_a_killed_operator_is_not_restored_by_the_next_one
     await strategy(is_none)
 
 
+@pytest.mark.parametrize('persistent', [True, False])
+async def test_the_service_of_the_deployed_operator_is_called_again_after_the_development(
+    world, server, strategy, persistent
+):
+    deployed = make_service_strategy(CRD, service='app', namespace='default')
+    deployed['webhook']['clientConfig']['caBundle'] = 'Q0E='
+    await world.aio.patch(CRDS, CRD, {'spec': {'conversion': deployed}})
+    declare(world, persistent=persistent)
+    async with world.operator():
+        await strategy(is_own)
+    assert await strategy(lambda conversion: not is_own(conversion)) == deployed
+
+
 async def test_one_persistent_handler_is_enough_to_stay(world, server, strategy):
     declare(world, 'one', persistent=False, from_version='v1')
     declare(world, 'two', persistent=True, from_version='v2')
