@@ -29,6 +29,9 @@ SILENCE = 2.5
 The number of periods without an event after which a standby reads the Lease: a watch can fail without an error.
 """
 
+RELEASE_PAUSE = 0.2
+"""The pause between attempts to release the Lease (in seconds)."""
+
 RELEASE_ATTEMPTS = 3
 """
 The number of attempts to release the Lease. The first one conflicts if the response to the last write was lost, and
@@ -424,9 +427,11 @@ class LeaseCandidate:
             try:
                 async with asyncio.timeout(self._settings.retry_period):
                     await self._write_release(self._body)
-            except TimeoutError:
+            except (TimeoutError, errors.APIServerError, errors.APIConnectionError, errors.APITooManyRequestsError):
                 if not left:
                     raise
+                # A refusal can come at once, e.g. while the API server restarts.
+                await asyncio.sleep(min(RELEASE_PAUSE, self._settings.retry_period))
 
     async def _write_release(self, body: Mapping[str, Any]) -> None:
         """Clear the holder; if the known state is outdated, read the newest one instead."""

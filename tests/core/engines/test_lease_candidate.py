@@ -241,6 +241,33 @@ async def test_a_release_that_takes_too_long_is_repeated(store, candidates):
     assert store.body['spec']['holderIdentity'] is None
 
 
+@pytest.mark.parametrize(
+    'error',
+    [
+        errors.APIServerError('boo', status=500),
+        errors.APIServerError('boo', status=503),
+        errors.APITooManyRequestsError('boo', status=429),
+        errors.APIConnectionError('boo'),
+        errors.APITimeoutError('boo'),
+    ],
+    ids=lambda error: f'{type(error).__name__} {error.status}',
+)
+async def test_a_release_that_fails_for_a_moment_is_repeated(store, candidates, error):
+    async with candidates.run() as candidate:
+        await asyncio.sleep(1)
+        store.errors = [error, error]
+        await candidate.release()
+    assert store.body['spec']['holderIdentity'] is None
+
+
+async def test_a_release_that_is_not_permitted_is_not_repeated(store, candidates):
+    async with candidates.run() as candidate:
+        await asyncio.sleep(1)
+        store.errors = [errors.APIForbiddenError('no', status=403)]
+        with pytest.raises(errors.APIForbiddenError):
+            await candidate.release()
+
+
 async def test_a_release_whose_response_takes_too_long_is_not_repeated(store, candidates):
     async with candidates.run() as candidate:
         await asyncio.sleep(1)
@@ -257,7 +284,7 @@ async def test_a_release_is_given_up_after_some_attempts(store, candidates):
         began = asyncio.get_running_loop().time()
         with pytest.raises(TimeoutError):
             await candidate.release()
-        assert asyncio.get_running_loop().time() - began == pytest.approx(6)
+        assert asyncio.get_running_loop().time() - began == pytest.approx(6.4)  # three time-outs, and two pauses
 
 
 async def test_a_lease_of_another_holder_is_not_released(store, candidates):
