@@ -8,6 +8,7 @@ possible.
 """
 
 import bisect
+import heapq
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -27,6 +28,9 @@ FIELDS = {'uid': b'"uid":"', 'namespace': b'"namespace":"'}
 """
 What precedes the uids or the namespaces in a line of a stream: those of the object, and of whatever it refers to.
 """
+
+_EVENTS = tuple(f'{{"type":"{type_}"'.encode() for type_ in ('ADDED', 'MODIFIED', 'DELETED'))
+"""The beginnings of the lines about objects. API servers always write the type first."""
 
 _END = 1 << 64
 
@@ -71,9 +75,9 @@ def make_selection(division: Division, buckets: Iterable[int], most: int = MAX_R
             bounds[-1] = end
         else:
             bounds += start, end
-    while len(bounds) > 2 * most:
-        at = min(range(1, len(bounds) - 1, 2), key=lambda at: bounds[at + 1] - bounds[at])
-        del bounds[at : at + 2]
+    if len(bounds) > 2 * most:
+        gaps = heapq.nlargest(most - 1, range(1, len(bounds) - 1, 2), key=lambda at: bounds[at + 1] - bounds[at])
+        bounds = [bounds[0], *(bound for at in sorted(gaps) for bound in bounds[at : at + 2]), bounds[-1]]
     # A selector without any range would select all objects.
     return Selection(division.key, tuple(bounds or (0, 1)))
 
@@ -120,8 +124,8 @@ class ShardFilter:
 
     def excludes_line(self, line: bytes, *, namespaced: bool) -> bool:
         """Check whether the line mentions uids (or namespaces), that of its object among them, but none of the own."""
-        # An object without a namespace can mention the namespaces of others.
-        if not (namespaced or self._is_by_uid):
+        # An object without a namespace can mention the namespaces of others; so can errors and bookmarks.
+        if not (namespaced or self._is_by_uid) or not line.startswith(_EVENTS):
             return False
         if self._get_active() is not self._active:
             self._refresh()

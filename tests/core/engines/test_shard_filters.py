@@ -1,6 +1,7 @@
 """The objects of one member: the ranges that the API server selects, and the lines that are not even decoded."""
 
 import json
+import sys
 import uuid
 
 import pytest
@@ -68,6 +69,19 @@ def test_the_smallest_gaps_are_closed_first():
     assert text.count('shardRange') == MAX_RANGES and "'0xc800000000000000', '0xc900000000000000'" in text
 
 
+def test_the_time_for_a_selection_grows_with_the_ranges_and_not_with_their_square():
+    def count_calls(number):
+        calls = []
+        sys.setprofile(lambda frame, event, arg: calls.append(1) if event == 'call' else None)
+        try:
+            make_selection(Division(2 * number, 'uid'), range(0, 2 * number, 2))
+        finally:
+            sys.setprofile(None)
+        return len(calls)
+
+    assert count_calls(4000) < 5 * count_calls(1000)
+
+
 def test_the_selection_follows_the_buckets():
     held = [frozenset({0}), frozenset({0, 1})]
     shard = ShardFilter(Division(2, 'uid'), lambda: held[0])
@@ -88,6 +102,16 @@ def test_lines_of_foreign_uids_are_excluded_unless_they_mention_an_own_one(names
     assert not shard.excludes_line(line(uid=other, ownerReferences=[{'uid': own}]), namespaced=namespaced)
     assert not shard.excludes_line(line(uid=own, ownerReferences=[{'uid': other}]), namespaced=namespaced)
     assert not shard.excludes_line(b'{"type":"BOOKMARK","object":{}}', namespaced=namespaced)
+
+
+@pytest.mark.parametrize('key', ['uid', 'namespace'])
+@pytest.mark.parametrize('type_', ['ERROR', 'BOOKMARK', 'UNKNOWN'])
+def test_errors_and_bookmarks_are_never_excluded(type_, key):
+    shard = make_filter(key=key)
+    content = {'kind': 'Status', 'details': {'uid': UIDS[0], 'namespace': 'ns'}, 'metadata': {'uid': UIDS[1]}}
+    text = json.dumps({'type': type_, 'object': content}, separators=(',', ':')).encode()
+    assert not shard.excludes_line(text, namespaced=True)
+    assert shard.excludes_line(text.replace(type_.encode(), b'ADDED'), namespaced=True)
 
 
 def test_lines_of_foreign_namespaces_are_excluded_if_objects_have_one():
