@@ -11,7 +11,7 @@ This module is pure: it only decides. The class `ResourceWatch` owns the records
 """
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
 from kopf._cogs.structs.bodies import RawBody
@@ -122,6 +122,11 @@ class SeenStates:
         """Called before a new list is requested, which will include all seen states."""
         self._parked.clear()
         for uid in [*self._sightings]:
+            self._forget(uid)
+
+    def forget_foreign(self, excludes: Callable[[str, str | None], bool]) -> None:
+        """Forget the states of objects that other members handle now, by a check of the uid and the namespace."""
+        for uid in [uid for uid, each in self._sightings.items() if excludes(uid, each.place[0])]:
             self._forget(uid)
 
     def _forget(self, uid: str) -> None:

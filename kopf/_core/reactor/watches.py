@@ -482,7 +482,7 @@ class ResourceWatch:
             is_cut = self._note_echo(page)
             for number, item in enumerate(page.get('items') or (), start=1):
                 raw = {**defaults, **item} if isinstance(item, dict) else item
-                if self._shard is None or not self._is_foreign(raw):
+                if not self._is_foreign(raw):
                     self._take({'type': None, 'object': cast(RawBody, raw)})
                 elif self._is_cut is not False:
                     self._note_foreign(raw, is_cut=is_cut)
@@ -506,12 +506,10 @@ class ResourceWatch:
 
     def _is_foreign(self, raw: object) -> bool:
         """Check whether other members handle the object, and nothing here needs it."""
+        if self._shard is None:
+            return False
         meta = get_meta(raw)
-        return (
-            self._shard is not None
-            and bool(meta.get('uid'))
-            and self._shard.excludes(str(meta['uid']), meta.get('namespace'))
-        )
+        return bool(meta.get('uid')) and self._shard.excludes(str(meta['uid']), meta.get('namespace'))
 
     def _note_foreign_line(self, requested: 'Selection', line: bytes) -> None:
         """Note whether the server sends all objects, as it has sent a foreign one."""
@@ -664,6 +662,8 @@ class ResourceWatch:
             if is_older_version(version, self._since):
                 self._go_back()
             self._since = version
+            if self._seen is not None and self._shard is not None:
+                self._seen.forget_foreign(self._shard.excludes)  # their lines are left out
             if self._seen is not None and self._seen.reach(version):
                 raise errors.APIGoneError("the stream has not brought a state that was seen", status=410)
 

@@ -1245,6 +1245,19 @@ async def test_states_of_foreign_objects_from_writes_are_not_waited_for(sharded,
         await sink.has(a=1, b=7)
 
 
+async def test_states_of_objects_that_have_changed_hands_are_not_waited_for(sharded, server, settings, sink, buckets):
+    settings.sharding.server_side = False  # otherwise, the lines would not come at all
+    server.script = [Stream(added('a', 1), added('b', 2), bookmark(4, end=True))]
+    async with running(sharded):
+        await sink.until(lambda: sink.lists)
+        assert sharded.see(obj('b', 7)) is not None
+    buckets.hold('a')
+    server.script = [Stream(modified('b', 7), bookmark(8), modified('a', 9))]
+    async with running(sharded):
+        await sink.has(a=9, b=7)
+    assert server.queries == [INITIAL, since(4)]
+
+
 async def test_many_foreign_lines_are_read_at_once(sharded, server, sink, monkeypatch):
     monkeypatch.setattr(shard_filters, 'MIN_RATE', 0)
     rests = []
