@@ -126,6 +126,18 @@ ROWS: Mapping[str, tuple[Panel, ...]] = {
             {'{{resource}} {{reason}}': 'sum by (resource, reason) (increase(kopf_watch_restarts_total{%}[1h]))'},
         ),
     ),
+    "Replicas": (
+        Panel(
+            "Leader",
+            {'{{name}} {{instance}}': 'leader_election_master_status{%}'},
+            description="Exactly one replica has the value 1. There is none without an election.",
+        ),
+        Panel(
+            "Buckets without a member",
+            {'{{instance}}': 'kopf_unowned_buckets{%}'},
+            description="Their objects are not handled. Each member counts; there are none without shards.",
+        ),
+    ),
     "Process": (
         Panel("Lag of the event loop", {'{{instance}}': 'kopf_event_loop_lag_seconds{%}'}, unit='s'),
         Panel("CPU", {'{{instance}}': 'rate(process_cpu_seconds_total{%}[$__rate_interval])'}, unit='percentunit'),
