@@ -28,6 +28,7 @@ if repository := os.environ.get("DOCS_REPOSITORY"):
     html_theme_options = {"source_repository": repository, "source_branch": "main", "source_directory": "docs/"}
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = ["search_words.js"]
 
 # Docstrings mark code by single backquotes. All references to pages, sections and public names are checked.
 default_role = "code"

@@ -12,7 +12,7 @@ globalThis.SPHINX_HIGHLIGHT_ENABLED = false;
 globalThis._ = (text) => text;
 globalThis._ready = () => {};
 globalThis.DOCUMENTATION_OPTIONS = {};
-for (const name of ["_static/language_data.js", "_static/searchtools.js"])
+for (const name of ["_static/language_data.js", "_static/searchtools.js", "_static/search_words.js"])
   vm.runInThisContext(fs.readFileSync(path.join(site, name), "utf8"), name);
 vm.runInThisContext(fs.readFileSync(path.join(site, "searchindex.js"), "utf8"));
 

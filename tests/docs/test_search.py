@@ -130,6 +130,17 @@ QUESTIONS = {
     "requirements.txt": "howto/deployment",
     "finalizer name": "howto/prefixes",
     "autoscaler": "howto/children",
+    "what happens if my handler crashes halfway": "explanation/idempotence",
+    "how do I pass a database password to the operator": "howto/manifests",
+    "create a job and wait until it finishes": "howto/children",
+    "validate a field against another object": "howto/admission",
+    "what does the operator leave behind": "howto/uninstall",
+    "how to write a pydantic model for my kind": "howto/models",
+    "multiple files": "howto/loading",
+    "keep the objects": "howto/uninstall",
+    "alert when something fails": "howto/metrics",
+    "read only field": "howto/models",
+    "handler runs twice": "explanation/idempotence",
 }
 
 
