@@ -881,6 +881,14 @@ def _parse_duration(ctx: click.Context, param: click.Parameter, value: str | Non
     help="Run the operator as a process with real sockets, threads, and subprocesses: fewer plans, the same checks.",
 )
 @option(
+    '--cluster',
+    metavar='CONTEXT',
+    help="Check it in this context of the kubeconfig: through a proxy, each run in its own namespace, in real time.",
+)
+@option(
+    '--apply-crds', is_flag=True, help="With --cluster: create the CRDs that are missing, and delete them at the end."
+)
+@option(
     '--rest',
     default='3s',
     show_default=True,
@@ -936,6 +944,7 @@ def check(**options: Any) -> None:
       kopf check app.py --crd crd.yaml --load example.yaml --observe cloud:servers
       kopf check app.py --crd crd.yaml --load example.yaml --plan kopf-check-1.yaml
       kopf check app.py --crd crd.yaml --load example.yaml --real-time
+      kopf check app.py --crd crd.yaml --load example.yaml --cluster kind-test --apply-crds
 
     The exit code is 0 if nothing is found, 1 if something is found, 2 if the operator cannot be checked.
     """

@@ -9,13 +9,15 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from kopf._cogs.helpers import loaders
 from kopf._kits.checking import reports
 from kopf._kits.checking.checks import CannotCheck, Check, Progress, Report
+from kopf._kits.checking.clusters import ClusterError, ClusterPlace
+from kopf._kits.checking.forks import ForkFailed, ForkPool
 from kopf._kits.checking.plans import Plan, PlanError
 from kopf._kits.checking.subjects import Loading, Subject
 from kopf._kits.testing.wire.manifests import ManifestError, read
@@ -32,6 +34,9 @@ REAL_JOBS = 4
 
 REST = 3.0
 """The default time without writes after which an operator is at rest (in seconds of real time)."""
+
+LOADING_TIMEOUT = 60.0
+"""How long it may take to load the handlers (in seconds)."""
 
 MIN_REST = 0.5
 """The minimum of that (in seconds): an operator needs this time between some requests, such as batches of events."""
@@ -130,6 +135,9 @@ class Options:
     peering_name: str | None
     leader_election: bool
     real_time: bool
+    cluster: str | None
+    """The context of a real cluster; None for the sandbox."""
+    apply_crds: bool
     rest: float
     """After how long without writes the operator is at rest (in seconds of real time)."""
     seed: int
@@ -141,9 +149,15 @@ class Options:
     junit: str | None
     log: str | None
 
+    @property
+    def is_real(self) -> bool:
+        """Return whether time is real."""
+        return self.real_time or self.cluster is not None
+
     def make_arguments(self) -> list[str]:
         """Return the arguments of ``kopf run``."""
-        parts = [part for name in self.namespaces for part in ('--namespace', name)] or ['--all-namespaces']
+        scope = [] if self.cluster is not None else ['--all-namespaces']  # each course adds its own namespace
+        parts = [part for name in self.namespaces for part in ('--namespace', name)] or scope
         parts += self._list_coordination()
         return [*parts, *self.paths, *(part for name in self.modules for part in ('--module', name))]
 
@@ -155,8 +169,10 @@ class Options:
             parts += [part for value in values for part in (option, value)]
         parts += self._list_coordination()
         parts += ['--pods'] if self.pods else []
-        if self.real_time:
-            parts += ['--real-time', *([f'--rest={self.rest:g}s'] if self.rest != REST else [])]
+        if self.is_real:
+            where = ['--real-time'] if self.cluster is None else ['--cluster', self.cluster]
+            where += ['--apply-crds'] if self.apply_crds else []
+            parts += [*where, *([f'--rest={self.rest:g}s'] if self.rest != REST else [])]
         return parts
 
     def _list_coordination(self) -> list[str]:
@@ -165,18 +181,18 @@ class Options:
 
     def choose_budget(self) -> float:
         """Return the budget (in seconds)."""
-        return self.budget if self.budget is not None else REAL_BUDGET if self.real_time else BUDGET
+        return self.budget if self.budget is not None else REAL_BUDGET if self.is_real else BUDGET
 
     def choose_jobs(self) -> int:
         """Return how many courses are run at the same time: in real time, they wait most of the time."""
-        return self.jobs or count_jobs() * (REAL_JOBS if self.real_time else 1)
+        return self.jobs or count_jobs() * (REAL_JOBS if self.is_real else 1)
 
 
 def check(options: Options) -> int:
     """Check an operator with the options of the command line; print the report, and return the exit code."""
     try:
         report = _run(options)
-    except (CannotCheck, ManifestError, PlanError, OptionError) as error:
+    except (CannotCheck, ClusterError, ManifestError, PlanError, OptionError) as error:
         print(f'Not checked: {error}', file=sys.stderr)
         return NOT_RUN
     is_repeated = options.plan_file is not None
@@ -213,14 +229,23 @@ def _exiting() -> Iterator[None]:
 def _run(options: Options) -> Report:
     if not hasattr(os, 'fork'):
         raise CannotCheck('Operators can be checked on systems with fork() only, such as Linux and macOS.')
-    if options.real_time and options.rest < MIN_REST:
+    if options.is_real and options.rest < MIN_REST:
         raise OptionError(f'--rest {options.rest:g}s is too short: give the operator at least {MIN_REST:g}s.')
+    if options.apply_crds and options.cluster is None:
+        raise OptionError('--apply-crds is for --cluster only: in the sandbox, CRDs are always created.')
+    if options.cluster is not None and (options.namespaces or options.pods):
+        what = '--namespace: each run has a namespace of its own' if options.namespaces else '--pods: that is a sandbox'
+        raise OptionError(f'With --cluster, leave out {what}.')
     bodies = [body for load in options.loads for _, body in read(load)]
     observers = import_observers(options.observed, [Path(path).resolve().parent for path in options.paths])
     plan = Plan.read(Path(options.plan_file)) if options.plan_file is not None else None
     line = ProgressLine(sys.stderr)
     # Operators that have just been killed may still write files into the folder.
-    with _exiting(), tempfile.TemporaryDirectory(prefix='kopf-check-', ignore_cleanup_errors=True) as folder:
+    with (
+        _exiting(),
+        tempfile.TemporaryDirectory(prefix='kopf-check-', ignore_cleanup_errors=True) as folder,
+        _prepare_cluster(options, bodies) as cluster,
+    ):
         subject = Subject(
             arguments=options.make_arguments(),
             options={'crds': list(options.crds), 'pods': options.pods},
@@ -228,7 +253,8 @@ def _run(options: Options) -> Report:
             observers=observers,
             outside=sorted({name.partition(':')[0] for name in options.observed}),
             folder=Path(folder),
-            rest=options.rest if options.real_time else 0.0,
+            rest=options.rest if options.is_real else 0.0,
+            cluster=cluster,
         )
         session = Check(
             subject,
@@ -242,6 +268,25 @@ def _run(options: Options) -> Report:
             return session.run() if plan is None else session.run_plan(plan)
         finally:
             line.clear()
+
+
+@contextlib.contextmanager
+def _prepare_cluster(options: Options, bodies: Sequence[Mapping[str, Any]]) -> Iterator[ClusterPlace | None]:
+    """Prepare the cluster, if there is one, and remove at the end all that was created there."""
+    if options.cluster is None:
+        yield None
+        return
+    from kopf._kits.checking import cluster_grounds, real_grounds  # most checks are in the sandbox
+
+    # In a copy of this process, so that the modules of the operator are not imported here.
+    declared = ForkPool[None](1, LOADING_TIMEOUT).call(
+        lambda: real_grounds.declare_crds(real_grounds.load_handlers(options.make_arguments())), None
+    )
+    if isinstance(declared, ForkFailed):
+        raise CannotCheck(f'The handlers cannot be loaded: {declared}.')
+    crds = [*declared, *(body for source in options.crds for _, body in read(source))]
+    with cluster_grounds.prepared(options.cluster, crds=crds, bodies=bodies, applies_crds=options.apply_crds) as place:
+        yield place
 
 
 def count_jobs() -> int:

@@ -16,6 +16,7 @@ from kopf._core.intents.causes import Reason
 from kopf._core.intents.handlers import ChangingHandler, ResourceHandler
 from kopf._core.intents.registries import OperatorRegistry
 from kopf._kits.checking.call_records import Call, CallRecord
+from kopf._kits.checking.clusters import ClusterError
 from kopf._kits.checking.disturbances import EDITING, Disturbance, clean
 from kopf._kits.checking.end_states import State, StoredObject
 from kopf._kits.checking.grounds import Ground, GroundFailed, KindFacts, RunningOperator, make_real_pace
@@ -52,10 +53,16 @@ class CourseFailed(Exception):
 
 def make_ground(subject: Subject, plan: Plan, host: 'Course') -> Ground:
     """Return the ground on which the subject is checked."""
-    if subject.is_real:
-        from kopf._kits.checking import real_grounds  # most checks are in virtual time
+    pace = make_real_pace(subject.rest, plan.seconds)
+    # Most checks are in virtual time.
+    if subject.cluster is not None:
+        from kopf._kits.checking import cluster_grounds
 
-        return real_grounds.RealSandboxGround(subject, host, plan, make_real_pace(subject.rest, plan.seconds))
+        return cluster_grounds.ClusterGround(subject, subject.cluster, host, plan, pace)
+    if subject.is_real:
+        from kopf._kits.checking import real_grounds
+
+        return real_grounds.RealSandboxGround(subject, host, plan, pace)
     return VirtualGround(subject, host, seed=plan.seed, replicas=plan.replicas)
 
 
@@ -218,7 +225,7 @@ class Course:
             self._outcome.scenario_error = str(error)
         except CourseFailed as error:
             self._outcome.failure = str(error)
-        except (VirtualTimeError, GroundFailed) as error:
+        except (VirtualTimeError, GroundFailed, ClusterError) as error:
             self._outcome.problem = str(error)
             self._outcome.exceeds_virtual_time = isinstance(error, VirtualTimeError)
         except (ManifestError, Refusal) as error:
@@ -306,7 +313,7 @@ class Course:
             # The refusal is no failure if another client has deleted the object that the scenario writes to.
             if not (self._plan.do in ('delete', 'recreate') and self._disturbance.has_begun):
                 raise ScenarioFailed(f'Refusal: {error}') from error
-        except (CourseFailed, VirtualTimeError, GroundFailed, ManifestError):
+        except (CourseFailed, VirtualTimeError, GroundFailed, ClusterError, ManifestError):
             raise
         except Exception as error:
             raise ScenarioFailed(f'{type(error).__name__}: {error}') from error

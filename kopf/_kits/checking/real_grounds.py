@@ -306,10 +306,7 @@ class RealGround(Ground):
     def _load(self) -> None:
         """Load the handlers into this process, to know what they handle; the operators load them by themselves."""
         self.registry = load_handlers(self._list_arguments())
-        if self.registry.kinds:
-            from kopf._kits.definitions.crd_documents import make_crds  # most operators declare no kinds
-
-            self.define(list(make_crds(self.registry.kinds, warn=lambda text: None)))
+        self.define(declare_crds(self.registry))
 
     @abstractmethod
     def define(self, crds: Sequence[Mapping[str, Any]]) -> None:
@@ -431,6 +428,15 @@ def _end_with_parent(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def declare_crds(registry: OperatorRegistry) -> list[Mapping[str, Any]]:
+    """Return the definitions of the kinds that the operator declares as classes."""
+    if not registry.kinds:
+        return []
+    from kopf._kits.definitions.crd_documents import make_crds  # most operators declare no kinds
+
+    return list(make_crds(registry.kinds, warn=lambda text: None))
 
 
 def load_handlers(arguments: Sequence[str]) -> OperatorRegistry:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kopf._kits.checking.clusters import ClusterPlace
 from kopf._kits.checking.plans import Plan
 from kopf._kits.testing.sandbox import Sandbox
 
@@ -28,6 +29,9 @@ class Subject:
     """The names of the modules that stand for the world outside of the cluster."""
     rest: float = 0.0
     """In real time: after how long without writes the operator is at rest (in seconds). In virtual time, it is 0."""
+
+    cluster: ClusterPlace | None = None
+    """The cluster, in real time; None for the sandbox."""
 
     @property
     def is_real(self) -> bool:

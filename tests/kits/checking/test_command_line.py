@@ -181,6 +181,8 @@ def test_commands_that_repeat_a_check_have_its_options():
         "leader_election": True,
         "pods": True,
         "real_time": True,
+        "cluster": None,
+        "apply_crds": False,
         "rest": 5.0,
         "seed": 1,
         "budget": None,
@@ -197,6 +199,11 @@ def test_commands_that_repeat_a_check_have_its_options():
     assert Options(**options).make_command() == [*command, *operator, "--pods", "--real-time", "--rest=5s"]
     assert Options(**options).choose_budget() == 300
     assert Options(**{**options, "real_time": False}).make_command() == [*command, *operator, "--pods"]
+    options |= {"real_time": False, "cluster": "kind", "apply_crds": True, "pods": False, "namespaces": []}
+    where = ["--cluster", "kind", "--apply-crds", "--rest=5s"]
+    assert Options(**options).make_command() == [*command[:-4], *operator, *where]
+    assert Options(**options).make_arguments() == [*operator, "app.py"]
+    assert Options(**options).choose_budget() == 300
 
 
 @pytest.mark.parametrize(
@@ -205,6 +212,10 @@ def test_commands_that_repeat_a_check_have_its_options():
         ([], "Name the files with the handlers"),
         (["app.py", "--budget", "soon"], "'soon' is not a duration: write it as 60s or 2m."),
         (["app.py", "--log", "x.log"], "--log is for --plan only."),
+        (["app.py", "--apply-crds"], "Not checked: --apply-crds is for --cluster only"),
+        (["app.py", "--cluster", "x", "-n", "one"], "Not checked: With --cluster, leave out --namespace"),
+        (["app.py", "--cluster", "x", "--pods"], "Not checked: With --cluster, leave out --pods"),
+        (["app.py", *OPTIONS, "--cluster", "x"], "Not checked: .*(x|kubeconfig).*"),
         (["app.py", "--load", "web.yaml"], "Not checked: .*no matches for kind"),
         (["app.py", "--crd", "crd.yaml"], "Not checked: The user creates no objects"),
         (["absent.py", *OPTIONS], "Not checked: The operator has exited with the code 1: .*absent.py"),

@@ -257,9 +257,9 @@ class Server(Controls):
             try:
                 return await self._act(request, seen, place, options)
             finally:  # refusals are answers, too
-                await _apply_fault(rule)
+                await apply_fault(rule)
         if rule.action != 'lose':
-            await _apply_fault(rule)
+            await apply_fault(rule)
             return await self._act(request, seen, place, options)
         with contextlib.suppress(statuses.Refusal):
             await self._act(request, seen, place, options)
@@ -387,7 +387,7 @@ def _take_body(request: Request) -> bytes:
     return request.body
 
 
-async def _apply_fault(rule: Fault) -> None:
+async def apply_fault(rule: Fault) -> None:
     match rule.action:
         case 'delay':
             await asyncio.sleep(rule.seconds or 0)

@@ -1,0 +1,88 @@
+"""The user of a course on a cluster: writes in the namespace of the course, told as those of plans."""
+
+import contextlib
+
+import pytest
+
+from kopf._kits.checking.cluster_users import ClusterUser, Translation
+from kopf._kits.checking.clusters import Cluster, ClusterError, ClusterPlace
+from kopf._kits.checking.user_writes import RecordedWrites
+from kopf._kits.testing.serving.waits import WaitTimeout
+from kopf._kits.testing.wire.statuses import Refusal
+from kopf.testing import Sandbox
+
+MAP = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a", "namespace": "default"}, "data": {"x": "1"}}
+
+
+class Host:
+    """Remembers what the user has told."""
+
+    def __init__(self):
+        self.steps, self.created = [], []
+
+    @contextlib.contextmanager
+    def step(self, text):
+        self.steps.append(text)
+        yield
+
+    def note_created(self, body):
+        self.created.append(body)
+
+
+@pytest.fixture
+def host():
+    return Host()
+
+
+@pytest.fixture
+def sandbox(tmp_path, monkeypatch):
+    with Sandbox(kubeconfig=tmp_path / "admin") as sandbox:
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "admin"))
+        sandbox.create("namespaces", "run-1")
+        yield sandbox
+
+
+@pytest.fixture
+def user(sandbox, host):
+    with Cluster("sandbox") as cluster:
+        place = ClusterPlace(context="sandbox", run="r", namespace="default", kinds=cluster.list_kinds())
+        writes = RecordedWrites(host, lambda: None)
+        yield ClusterUser(cluster, place, Translation("default", "run-1"), writes, wait=0.3)
+
+
+def test_objects_are_written_to_the_namespace_of_the_course(user, host, sandbox):
+    [first] = user.apply(MAP)
+    assert first["metadata"]["namespace"] == "default"
+    [second] = user.apply({**MAP, "data": {"y": "2"}})
+    assert second["data"] == {"x": "1", "y": "2"}
+    user.patch("configmaps", "a", {"data": {"x": None}}, namespace="default")
+    assert sandbox.get("configmaps", "a", namespace="run-1")["data"] == {"y": "2"}
+    user.delete("configmaps", "a", namespace="default")
+    user.wait_gone("configmaps", "a")
+    assert user.create(MAP)["data"] == {"x": "1"}
+    assert host.steps == ["apply a", "apply a", "patch configmaps a", "delete configmaps a", "create ConfigMap a"]
+    assert host.created == [first, second, {**MAP, **host.created[2]}]
+
+
+def test_a_wait_ends_at_its_timeout(user):
+    user.create(MAP)
+    with pytest.raises(WaitTimeout, match=r"configmaps a is still there after 0\.3 s"):
+        user.wait_gone("configmaps", "a")
+
+
+def test_refusals_are_those_of_the_sandbox(user):
+    user.create(MAP)
+    with pytest.raises(Refusal, match="already exists"):
+        user.create(MAP)
+
+
+def test_other_namespaces_are_impossible(user):
+    with pytest.raises(ClusterError, match="The namespace other is not that of the other objects, default"):
+        user.delete("configmaps", "a", namespace="other")
+
+
+def test_the_namespace_is_translated_wherever_it_is():
+    translation = Translation("default", "run-1")
+    body = {"spec": {"host": "x.run-1.svc", "run-1": ["run-1", 1, None]}}
+    assert translation.to_plan(body) == {"spec": {"host": "x.default.svc", "default": ["default", 1, None]}}
+    assert translation.to_cluster({"kind": "X"}) == {"kind": "X", "metadata": {"namespace": "run-1"}}
