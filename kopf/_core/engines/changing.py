@@ -70,10 +70,10 @@ class Step:
     async def run(self, due: Sequence[ChangingHandler], lifecycle: LifeCycleFn | None = None) -> None:
         """Run the handlers that the lifecycle picks, one after another, and store their outcomes in the state."""
         pick = lifecycle if lifecycle is not None else self.lifecycle
-        for number, handler in enumerate(pick(due, **self._get_kwargs_of(pick))):
-            # The operator can have paused since the step began. The operator that takes over waits only for the
-            # handler that is running, and runs the remaining ones itself.
-            if number and self._is_halted():
+        for handler in pick(due, **self._get_kwargs_of(pick)):
+            # The operator can have paused since the step began, or the process was frozen meanwhile. The operator that
+            # takes over waits only for the handler that is running, and runs the remaining ones itself.
+            if self._is_halted():
                 break
             outcome = await self._run_one(handler)
             # Noted after each handler: if the step is cancelled, the successes so far are kept.

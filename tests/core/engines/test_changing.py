@@ -143,6 +143,29 @@ async def test_no_more_subhandlers_are_begun_when_the_operator_has_paused(steps)
     assert (steps.calls, steps.done) == (['a', 'y'], True)
 
 
+async def test_no_handlers_are_begun_when_the_operator_has_paused_before_the_first_one(steps):
+    steps.declare('a')
+    steps.halted = True
+    await steps.step()
+    assert (steps.calls, steps.finished, steps.done) == ([], [], False)
+    steps.halted = False
+    await steps.step()
+    assert (steps.calls, steps.done) == (['a'], True)
+
+
+async def test_no_subhandlers_are_begun_when_the_operator_has_paused_in_their_parent(steps):
+    def parent(retry, **_):
+        steps.sub('x')
+        steps.halted = retry == 0
+
+    steps.declare('a', parent)
+    await steps.step()
+    assert (steps.calls, steps.finished) == (['a'], [])
+    steps.halted = False
+    await steps.step()
+    assert (steps.calls, steps.done) == (['a', 'x'], True)
+
+
 async def test_only_the_handlers_that_the_lifecycle_picks_are_run(steps):
     for id in 'abc':
         steps.declare(id)
