@@ -310,11 +310,11 @@ async def run_handler(
                 raise
             # The cancelled task is not this one, but another task that the function has awaited: an error of the
             # function.
-            outcome = _assess_arbitrary(handler, error, limits, rules, logger)
-            return outcome if unsampled is None else _carry(outcome, unsampled, cause, state)
+            return _carry(_assess_arbitrary(handler, error, limits, rules, logger), unsampled, cause, state)
         except (Exception, SystemExit) as error:  # a handler must not stop the operator by sys.exit()
-            outcome = _assess_error(handler, error, limits, rules, logger)
-            return outcome if unsampled is None else _carry(outcome, unsampled, cause, state)
+            # Why no variable for the outcome? It has the error, whose traceback has this frame: only the garbage
+            # collector would free this cycle.
+            return _carry(_assess_error(handler, error, limits, rules, logger), unsampled, cause, state)
     if debugging or not handler.quiet:
         level = logging.DEBUG if handler.quiet else logging.INFO
         if handler.routine:
@@ -387,8 +387,10 @@ async def _run_told(
     return _carry(outcome, unsampled, cause, state)
 
 
-def _carry(outcome: Outcome, unsampled: Unsampled, cause: RunnableCause, state: 'HandlerState') -> Outcome:
+def _carry(outcome: Outcome, unsampled: Unsampled | None, cause: RunnableCause, state: 'HandlerState') -> Outcome:
     """Return the outcome with the trace for the next attempts, if there will be any."""
+    if unsampled is None:
+        return outcome
     carried = state.carried
     if carried is None and not outcome.final and cause.key is not None:
         carried = unsampled.draw_traceparent()
