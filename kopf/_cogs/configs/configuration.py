@@ -96,6 +96,9 @@ class PostingSettings(_Group):
     loggers: bool = True
     """Whether the messages of handlers' loggers are posted as events too."""
 
+    handler_reasons: bool = False
+    """Whether events of log messages have the id of their handler as the reason, if there is one, not ``Logging``."""
+
     level: int = logging.INFO
     """The minimal level of log messages and events to be posted, as a number from `logging`."""
 

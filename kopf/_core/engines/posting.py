@@ -23,6 +23,7 @@ from kopf._cogs.aiokits.loops import end
 from kopf._cogs.helpers.explanations import quote_error
 from kopf._cogs.structs import bodies
 from kopf._core.actions import loggers
+from kopf._core.actions.execution import Handler, handler_var
 from kopf._core.engines.correlation import Correlator, EventSeries
 
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ _SLOW_AFTER = 1.0
 
 _POSTING_DELAY = 0.1
 """The delay of a new Event (in seconds), so that the patch of the same handler is sent before it."""
+
+_MAX_REASON = 128
+"""The longest reason of an event that the API accepts."""
 
 _EXIT_TIMEOUT = 2.0
 """How long the exiting operator waits for the remaining Events (in seconds)."""
@@ -303,7 +307,7 @@ class K8sPoster(logging.Handler):
                     K8sEvent(
                         ref=bodies.shorten_reference(record.k8s_ref),  # type: ignore[attr-defined]
                         type=_get_type(record.levelno),
-                        reason='Logging',
+                        reason=_find_reason(record) if posting.handler_reasons else 'Logging',
                         message=self.format(record),
                         backoffs=posting.logging_backoffs,
                     )
@@ -311,6 +315,13 @@ class K8sPoster(logging.Handler):
         except Exception:
             if loggers.explain_bad_message(record) is None:  # otherwise, the handler of the log stream reports it
                 self.handleError(record)
+
+
+def _find_reason(record: logging.LogRecord) -> str:
+    """Return the id of the handler that has logged the record, or that the record is about."""
+    about = record.args if isinstance(record.args, tuple) else ()
+    handler = next((each for each in about if isinstance(each, Handler)), handler_var.get(None))
+    return 'Logging' if handler is None else handler.id[:_MAX_REASON]
 
 
 loggers.objects_logger.addHandler(K8sPoster())

@@ -18,6 +18,7 @@ from kopf._cogs.clients.api import ApiClient
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import Body
 from kopf._cogs.structs.credentials import ConnectionInfo, Vault
+from kopf._core.actions.execution import Handler, running
 from kopf._core.actions.loggers import LocalObjectLogger, ObjectLogger
 
 
@@ -268,6 +269,22 @@ async def test_log_messages_obey_the_level_of_the_settings(api, settings, logger
         logger.error("msg %s", 1)
         logger.critical("msg %s", 1)
     assert api.summary == [('obj1', type, 'Logging', 'msg 1') for type in expected]
+
+
+async def test_ids_of_handlers_can_be_the_reasons_of_log_messages(api, settings, logger):
+    async def call(**_):
+        pass
+
+    handler, long = Handler(id='create/sub', fn=call), Handler(id='x' * 200, fn=call)
+    settings.posting.handler_reasons = True
+    async with operating(api, settings):
+        logger.info("of the framework")
+        with running(handler, None):
+            logger.info("of the user")
+        logger.info("%s succeeded.", handler)
+        with running(long, None):
+            logger.info("too long")
+    assert [reason for _, _, reason, _ in api.summary] == ['Logging', 'create/sub', 'create/sub', 'x' * 128]
 
 
 async def test_exceptions_in_logs_are_posted_with_the_message(api, settings, logger):
