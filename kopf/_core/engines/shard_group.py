@@ -90,6 +90,7 @@ class KnownLease:
         self.body: Mapping[str, Any] | None = None
         """The last known state; ``None`` if the Lease does not exist."""
         self._was_seen = False
+        self._expected = ''  # a later member than that of the known state, according to the Lease of the group
         self.record = LeaseRecord(None)
         """The record of the last state in which the Lease existed."""
         self.state: MemberState | None = None
@@ -100,8 +101,7 @@ class KnownLease:
 
     def see(self, body: Mapping[str, Any] | None, now: float) -> None:
         """Take a newer state."""
-        if self.state is not None and self.confirmed_at >= self.find_expiry():
-            self._expired = self.state.report.member
+        self._note_expiry()
         was_there, self.body, self.seen_at = self.body is not None, body, now
         self._was_seen |= was_there or body is not None
         if body is None:
@@ -116,6 +116,24 @@ class KnownLease:
         except ValueError as error:
             if self.state is not None:
                 logger.warning("The Lease %r does not say which buckets its member holds: %s.", self.name, error)
+        if self.state is not None and not is_later(self._expected, self.state.report.member):
+            self._expected = ''
+
+    def expect(self, member: str, now: float) -> None:
+        """
+        Called when the Lease of the group names this member, so that its own Lease has said that it works.
+
+        If the known state is that of a former term, which has released the Lease or has expired, it says nothing of the
+        end of this member, whatever was requested before.
+        """
+        known = self._expected or ('' if self.state is None else self.state.report.member)
+        if is_later(member, known):
+            self._note_expiry()
+            self._expected, self.changed_at = member, now
+
+    def _note_expiry(self) -> None:
+        if not self._expected and self.state is not None and self.confirmed_at >= self.find_expiry():
+            self._expired = self.state.report.member
 
     def confirm(self, asked_at: float) -> None:
         """Called when a request of this time has returned the known state."""
@@ -124,7 +142,7 @@ class KnownLease:
     @property
     def is_released(self) -> bool:
         """Return whether the member has released the Lease."""
-        return self._was_seen and self.record.holder is None
+        return self._was_seen and self.record.holder is None and not self._expected
 
     def find_expiry(self) -> float:
         """Return when the member expires."""
@@ -270,6 +288,9 @@ class ShardGroup:
             )
             self.assignment = None
             return
+        for member in {*assignment.grants, self.holder or ''}:
+            if (lease := self.leases.get(member.rpartition('/')[0])) is not None:
+                lease.expect(member, self._body_seen_at)
         if assignment != self.assignment and self._known:
             self.assignment = assignment
             self._changed()

@@ -13,7 +13,7 @@ from kopf._core.engines.assignments import Division, Grant, Ownership
 from kopf._core.engines.buckets import format_ranges
 from kopf._core.engines.lease_candidate import LeadershipError
 from kopf._core.engines.shard_group import ShardGroup, is_later
-from kopf._core.engines.shard_leases import decode_assignment
+from kopf._core.engines.shard_leases import decode_assignment, encode_assignment
 
 pytestmark = pytest.mark.looptime
 DIVISION = Division(4, 'uid')
@@ -218,6 +218,39 @@ async def test_a_late_renewal_does_not_bring_an_expired_member_back(world):
         # The process has begun another term.
         await world.pass_time(4, other='g-you', epoch=2, seen=world.ownership.seen)
         assert world.store.assignment.grants['g-me/1'].revoked == {2, 3}
+
+
+@pytest.mark.parametrize('is_released', [False, True])
+async def test_a_member_has_not_ended_because_its_former_term_has(world, is_released):
+    async with world.running():
+        await world.share()
+        if is_released:
+            world.group.see(world.store.renew('g-you', holder=None))
+            await world.pass_time(4)
+        else:
+            await world.pass_time(20)
+        assert world.holders == {'g-me/1': [0, 1, 2, 3]}
+        # It assigns the buckets in its next term. The watch brings this before the Lease of that term.
+        world.store.renew('g-you', epoch=2, held='2-3')
+        grants = {'g-me/1': Grant(frozenset({0, 1})), 'g-you/2': Grant(frozenset({2, 3}))}
+        record = world.store.assignment._replace(generation='next', revision=1, grants=grants)
+        spec = {**world.store.bodies['g']['spec'], 'holderIdentity': 'g-you/2'}
+        world.group.see(world.store.put('g', spec, {'kopf.dev/assignment': encode_assignment(record)}))
+        await world.pass_time(10)
+        assert world.ownership.active == {0, 1}
+        assert world.store.bodies['g']['spec']['holderIdentity'] == 'g-you/2'
+
+
+async def test_an_announced_term_that_never_comes_expires(world):
+    async with world.running():
+        await world.share()
+        world.group.see(world.store.renew('g-you', holder=None))
+        grants = {'g-me/1': Grant(frozenset({0, 1})), 'g-you/2': Grant(frozenset({2, 3}))}
+        record = world.store.assignment._replace(generation='next', revision=1, grants=grants)
+        spec = {**world.store.bodies['g']['spec'], 'holderIdentity': 'g-you/2'}
+        world.group.see(world.store.put('g', spec, {'kopf.dev/assignment': encode_assignment(record)}))
+        await world.pass_time(20)
+        assert world.holders == {'g-me/1': [0, 1, 2, 3]}
 
 
 async def test_leases_of_ended_members_are_deleted_later(world):
