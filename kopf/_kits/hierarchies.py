@@ -87,8 +87,7 @@ def append_owner_reference(
     reference = build_owner_reference(owner, controller=controller, block_owner_deletion=block_owner_deletion)
     for meta in _iter_metadata(objs):
         references = meta.get('ownerReferences') or ()
-        # Compare the uid: a deleted owner can have had the same name. Only one reference may be that of a
-        # controller.
+        # Why not compare the names? A reference can be that of a deleted owner with the same name.
         if not any(_get_uid(item) == reference.get('uid') for item in references):
             added = meta.make_item('ownerReferences', cast(dict[str, Any], reference.copy()))
             meta.set('ownerReferences', [*references, added])

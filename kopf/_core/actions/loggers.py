@@ -97,7 +97,7 @@ class ObjectLogger(logging.LoggerAdapter[logging.Logger]):
         return msg, kwargs
 
     def debug(self, msg: object, *args: object, **kwargs: Any) -> None:
-        """Log a message for debugging. Overridden to return fast if they are disabled, as they usually are."""
+        """Log a message for debugging. Overridden to return fast if debugging is disabled, as it usually is."""
         if self.logger.isEnabledFor(logging.DEBUG):
             if kwargs:
                 kwargs['stacklevel'] = kwargs.get('stacklevel', 1) + 1
@@ -288,7 +288,7 @@ def _make_formatter(log_format: LogFormat | str, prefix: bool | None, refkey: st
 
             return jsonlogs.JsonFormatter(refkey=refkey or DEFAULT_REFKEY, prefix=bool(prefix))
         case LogFormat.PLAIN | LogFormat.FULL:
-            # The value of the member is public, but it cuts the names of loggers.
+            # Why not change the value itself? It is public. Its ``.20`` would cut the names of loggers in the lines.
             return TextFormatter(log_format.value.replace('-20.20s', '-20s'), prefix=prefix is None or prefix)
         case str():
             return TextFormatter(log_format, prefix=prefix is None or prefix)

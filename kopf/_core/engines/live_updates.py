@@ -5,7 +5,7 @@ There are at most four messages a second; all pages get the same ones. While no 
 page reads too slowly, its queue is dropped to bound the memory, and a message makes the page request its state again.
 The messages:
 
-- ``state``: the page must request the list of objects, now and after it was too slow;
+- ``state``: the page must request the list of objects, because it was opened just now or was too slow;
 - ``objects``: the objects that have changed, and the uids of deleted ones, by resources;
 - ``operator``: once a second, the facts about the operator that can be computed without iterating over all objects.
 """

@@ -2,8 +2,8 @@
 A census: the present states of an operator's objects and watches, for metrics.
 
 The numbers are computed only when metrics are requested, so the event loop of the operator does no work for them.
-Another thread computes them while the operator changes its collections. So that thread copies each collection in one
-atomic step, and iterates over the copy.
+Another thread computes them while the event loop changes the collections. Therefore, each collection is copied in one
+atomic step, and the copy is iterated.
 """
 
 import time

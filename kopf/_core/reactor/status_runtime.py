@@ -129,7 +129,8 @@ async def _serve_inspection(status: StatusSources, stack: contextlib.AsyncExitSt
     path = stack.enter_context(written(file, settings.folder))
     status.context.instruments.add(calls)
     logger.info("The operator can be inspected: kopf top --pid %d; the token is in %s.", file.pid, path)
-    # A random token is of no use for other machines or processes. A chosen one can be in use elsewhere.
+    # A random token gives access only to this process, so the link can contain it. A token from the settings is not
+    # logged, because other operators can use the same one.
     link = f'{file.url}/' if settings.token else file.link
     logger.info("The inspector is at %s%s", link, " and asks for the token." if settings.token else "")
 

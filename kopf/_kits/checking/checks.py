@@ -1,8 +1,9 @@
 """
-A check: undisturbed courses, then as many plans as the budget permits; at last, plans with findings are made smaller.
+A check of an operator: its courses (see `courses`) without any disturbance, and then with those of plans (see `plans`).
 
-Each course runs in a copy of this process. This process keeps the results of undisturbed courses, so that later copies
-can compare their results with them.
+As many plans are tried as the budget permits. At the end, the plans with findings are replaced by smaller plans that
+show the same mistake. Each course runs in a copy of this process. This process keeps the results of the undisturbed
+courses, so that later copies can compare their results with them.
 """
 
 import contextlib
@@ -38,7 +39,7 @@ REFERENCES = 3
 """The number of undisturbed courses that are compared to find the fields that differ without any disturbance."""
 
 SHRINKING = 0.2
-"""The part of the budget that is kept for making plans with findings smaller."""
+"""The share of the budget that is reserved for finding smaller plans with the same findings."""
 
 DISTURBED_EDITS = 2
 """The number of edits that are combined with disturbances."""
@@ -51,7 +52,7 @@ OUT_OF_REACH = "The course ended before the disturbance, or the disturbed object
 """The reason why the disturbances of some plans did not happen."""
 
 NEEDING_PODS = frozenset({'daemonsets', 'deployments', 'jobs', 'pods', 'replicasets', 'statefulsets'})
-"""The resources whose status is a matter of controllers."""
+"""The resources whose objects are not ready before controllers have set their status."""
 
 REAL_TIME = ' Or check it in real time by --real-time, which is slower.'
 
@@ -90,9 +91,9 @@ class Report:
     untried: list[str] = dataclasses.field(default_factory=list)
     """The parts of the check that were impossible, with the reasons: one sentence each."""
     noticed: list[str] = dataclasses.field(default_factory=list)
-    """What is remarkable in the undisturbed course, although it is no finding: one line each."""
+    """Remarks on the undisturbed course that are no findings, such as failed handlers: one line each."""
     unconfirmed: list[Finding] = dataclasses.field(default_factory=list)
-    """In real time: what was seen once, but not when the plan was run again."""
+    """In real time, the findings that did not occur again when their plans were run again."""
     left: int = 0
     """The number of plans that were not tried because the budget was used up."""
     budget: float = 0.0
@@ -238,12 +239,12 @@ class Check:
         self._report.untried += first.facts.untried
         for resource in sorted(self._normalizer.unstable):
             self._report.untried.append(
-                f'The {resource} were not compared: there are different numbers of them without any disturbance.'
+                f'The {resource} were not compared: even undisturbed runs end with different numbers of them.'
             )
         for call in first.failed:
             self._report.noticed.append(
                 f'Handler {call.id!r} of {call.resource} {call.name} failed in the undisturbed run, too: '
-                f'{_sentence(call.message)} So its end state is that of the failure.'
+                f'{_sentence(call.message)} The other runs are expected to fail in the same way.'
             )
         plan = Plan(seed=self._seed)
         violations = judge_undisturbed(first, self._normalizer)
@@ -355,8 +356,8 @@ class Check:
         if waiting and not self._subject.options.get('pods'):
             self._report.untried.append(
                 f'No controllers run the pods of {", ".join(waiting)}, so these are never ready: what the operator '
-                'does then was not tried. Let the sandbox emulate the controllers (--pods), or set their status in '
-                'the scenario.'
+                'does when they are ready was not tried. Let the sandbox emulate the controllers (--pods), or set '
+                'their status in the scenario.'
             )
         children = sorted({child.resource for child in facts.children} - set(facts.watched))
         if children:
@@ -466,9 +467,10 @@ class Check:
             self._agenda.add('edits', [Plan(seed=self._seed, edits=plan.edits)])
 
     def _keep_fresh(self, plan: Plan, outcome: Outcome) -> None:
-        """Keep the course of objects that are created with an edit: edited objects must come to the same end state."""
+        """Keep the course of objects created with the new value: edited objects must come to the same end state."""
         if outcome.failed or outcome.retried:
-            # No end state is right for values that cannot be applied. What is edited back must recover, though.
+            # Handlers fail with this value, so there is no end state to compare with. They must only recover when the
+            # value is edited back.
             self._refused.add(repr(plan.edits))
         elif self._planner.is_handled(plan.edits[0]):
             self._outcomes[f'fresh {plan.edits!r}'] = outcome

@@ -1,8 +1,8 @@
 """
-Grounds in real time: each operator is a process of its own, with real sockets, threads and subprocesses.
+Grounds (see `grounds`) in real time: each operator is a process of its own, with real sockets and threads.
 
-A course takes some seconds there, and is not repeatable to the last byte. So an operator is at rest after some seconds
-without writes, and a check confirms what it finds.
+A course takes some seconds there, and two courses are never exactly equal. Therefore, an operator counts as being at
+rest after some seconds without writes, and a check runs a plan again before it reports a finding.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ RETRIED_WITHIN = 25.0
 """How long after a failure a client may retry a request (in seconds): the framework's longest default delay is 21."""
 
 UNREACHABLE = 1.0
-"""The pause between the start of operators and the next attempt of a write that their webhooks check (in seconds)."""
+"""The pause (in seconds) between the start of operators and the retry of a write that failed without their webhooks."""
 
 
 class RealOperator:
@@ -366,14 +366,14 @@ class RealGround(Ground):
         return True
 
     def _is_retrying(self) -> bool:
-        """Check whether a request has just failed, and was not repeated by now: clients retry after growing delays."""
+        """Check whether the last of several equal requests has failed recently: its client will probably retry it."""
         # Killed operators repeat nothing.
         last = {(seen.verb, seen.path): seen for seen in list(self.requests) if seen.time >= self._started_last}
         failed = [seen for seen in last.values() if seen.status == 429 or seen.status >= 500]
         return any(self.now - self.get_time(seen) < RETRIED_WITHIN for seen in failed)
 
     def _list_handlers(self, *, periodic: bool) -> frozenset[str]:
-        """Return the ids of the handlers that are called periodically, or of the daemons."""
+        """Return the ids of the daemons; with ``periodic``, also those of timers and other periodic handlers."""
         handlers = [] if self.registry is None else self.registry.iter_handlers()
         return frozenset(
             str(handler.id)

@@ -279,7 +279,7 @@ def test_handlers_that_fail_without_disturbances_are_named(check):
     report = check(FAILING, plans=1)
     assert report.noticed == [
         "Handler 'serve' of webs w1 failed in the undisturbed run, too: There is no such size. "
-        "So its end state is that of the failure."
+        "The other runs are expected to fail in the same way."
     ]
 
 

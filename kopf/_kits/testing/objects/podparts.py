@@ -1,7 +1,7 @@
 """
-The rules of parts of pods and containers: handlers of probes and hooks, sources of variables, volumes, nodes.
+The validation of parts of pods: probes, hooks and variables of containers; node selectors, tolerations, affinities.
 
-These are the rules about required fields of such parts.
+It checks the values of fields, and whether required fields are given. The messages are those of a real server.
 """
 
 from collections.abc import Iterator
@@ -84,7 +84,7 @@ def _numbers(probe: Fields, place: str, *, once: bool) -> Iterator[Cause]:
 
 
 def of_pod(spec: Fields, place: str) -> Iterator[Cause]:
-    """Yield all errors of the affinities of a pod."""
+    """Yield all errors of the names, node selectors, tolerations, spread constraints and node affinities of a pod."""
     for key in spec.get('nodeSelector') or ():
         for problem in names.label_key_problems(key):
             yield value_invalid(f'{place}.nodeSelector', text(key), problem)

@@ -1,9 +1,9 @@
 """
 Structural schemas of CRDs: pruning, defaulting, and validation of objects.
 
-The order is that of a real server: unknown fields are pruned, defaults are applied, nulls without a meaning are
-dropped, and only then the object is validated. The first three steps change the object in place, because it has just
-been decoded. Rules in CEL are evaluated afterwards: see `kopf._kits.testing.schemas.rules`.
+The order is that of a real server: unknown fields are pruned, defaults are applied, nulls of fields that are not
+nullable are dropped, and only then the object is validated. The first three steps change the object in place, because
+it has just been decoded. Rules in CEL are evaluated afterwards: see `kopf._kits.testing.schemas.rules`.
 """
 
 import copy
@@ -101,7 +101,7 @@ def fill(value: Any, schema: Schema, *, nulls: bool = False) -> None:
 
 
 def validate(value: Any, schema: Schema, path: str = '', old: Any = ABSENT) -> list[Cause]:
-    """Return all errors of the value, except for those that are unchanged from the ``old`` one."""
+    """Return all errors of the value, except for errors in parts that are the same in the ``old`` value."""
     causes = list(_validate(value, schema, path))
     return list(_validate(value, schema, path, old)) if causes and old is not ABSENT else causes
 
@@ -114,7 +114,7 @@ def _validate(value: Any, schema: Schema, path: str, old: Any = ABSENT) -> Itera
             yield _refuse_value(value, schema, path)
         return
     if isinstance(value, int) and not -_INT64 <= value < _INT64:
-        value = float(value)  # Go decodes integers that do not fit as floats.
+        value = float(value)  # Go decodes integers beyond 64 bits as floats
     yield from _validate_type(value, schema, path)
     if isinstance(value, dict):
         yield from _validate_object(value, schema, path, old)
@@ -290,7 +290,7 @@ def by_keys(items: list[Any], schema: Schema) -> dict[Any, Any]:
 
 
 def validate_status(body: Mapping[str, Any], schema: Schema, old: Any = ABSENT) -> list[Cause]:
-    """Return all errors of the status of an object, as messages word them for updates of the status."""
+    """Return all errors of the status of an object, with the messages of the ``/status`` subresource."""
     sub = (schema.get('properties') or {}).get('status')
     if 'status' not in body or not isinstance(sub, Mapping):
         return []

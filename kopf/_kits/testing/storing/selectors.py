@@ -59,7 +59,7 @@ class Selector:
             self.check_fields(known)
 
     def check_fields(self, known: frozenset[str]) -> None:
-        """Refuse unknown fields; the field without a name and a value selects everything."""
+        """Refuse unknown fields. A condition without a name and a value (``=``) is dropped: it selects everything."""
         for field, _, value in self._fields:
             if field not in ('metadata.name', 'metadata.namespace') and field not in known and (field or value):
                 raise UnknownField(field)

@@ -1,11 +1,11 @@
 """
 Connections in memory: one end receives the data of the other end a moment later, in the order of writing.
 
-The delays are drawn from a seeded source. So another seed changes the order of data from different connections, which
-in reality differs in each run. There is no encryption: both ends are in the same process.
+The delays are drawn from a seeded source, because the order of data from different connections differs in each run in
+reality, too: another seed gives another order. There is no encryption: both ends are in the same process.
 
-Like real connections, each end calls its protocol in its own context. Otherwise, tasks of one operator that another
-program causes would belong to that program: they would log there, and end when that program is killed.
+Each end calls its protocol in its own context, as a real connection does. Otherwise, a server would handle a request in
+the context of its client: the tasks of the server would write into the log of the client, and end when it is killed.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ _EOF = b''
 
 class MemorySocket:
     """
-    Stands in for a socket, which listens or is connected: it has nothing but its addresses.
+    A replacement for a listening or connected socket. It only has the addresses.
 
     Args:
         address: its own address.
