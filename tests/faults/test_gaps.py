@@ -7,9 +7,11 @@ import json
 
 import pytest
 from kinds import define
+from offlineserver import OfflineServer
 from operatorworld import in_virtual_time
 
 import kopf
+from kopf._core.engines import webhook_registration
 from kopf._core.engines.stoppers import DaemonStoppingReason
 from kopf._core.reactor import orchestration, watches
 
@@ -248,6 +250,53 @@ async def test_objects_are_gone_with_their_kind(world, gap):
             if gap:
                 await world.aio.wait_gone('customresourcedefinitions', 'things.other.dev')
         await told_of_deletion(world)
+
+
+@contextlib.asynccontextmanager
+async def removing_kind(world):
+    """Remove the kind of an object; in the block, the operator knows that, but still awaits the last events."""
+    async with world.operator(clusterwide=True):
+        await world.aio.create({'apiVersion': 'other.dev/v1', 'kind': 'Thing', 'metadata': {'name': 'obj'}})
+        await world.until_called('daemon')
+        await world.aio.wait_for('things', 'obj', lambda body: body['metadata'].get('finalizers'))
+        world.sandbox.faults.freeze_watches(resource='things')
+        await world.aio.patch('things', 'obj', {'metadata': {'finalizers': None}})
+        await world.aio.delete('customresourcedefinitions', 'things.other.dev')
+        await world.aio.wait_gone('customresourcedefinitions', 'things.other.dev')
+        await asyncio.sleep(0.5)
+        yield
+        await world.until(lambda: world.called('stopped'), 20)
+        assert DaemonStoppingReason.RESOURCE_DELETED in world.called('stopped')[-1]['reason']
+
+
+@in_virtual_time
+async def test_daemons_end_with_their_kind_although_it_is_back_in_another_version(world):
+    declare_observers(world, 'v1', 'things', resource='other.dev')
+    crd = define('things', 'Thing', group='other.dev')
+    [version] = crd['spec']['versions']
+    await world.aio.create(crd)
+    async with removing_kind(world):
+        await world.aio.create({**crd, 'spec': {**crd['spec'], 'versions': [{**version, 'name': 'v2'}]}})
+
+
+@in_virtual_time
+async def test_daemons_end_with_their_kind_although_it_is_back_without_its_conversion(world, monkeypatch):
+    monkeypatch.setattr(webhook_registration, 'RETRY_DELAYS', (0.05,))
+    world.settings.admission.server = OfflineServer()
+    world.settings.admission.managed = 'test.kopf.dev'
+    declare_observers(world, 'v1', 'things', resource='other.dev')
+
+    @kopf.on.convert('things', registry=world.registry)
+    async def convert(**_):
+        pass
+
+    crd = define('things', 'Thing', group='other.dev')
+    [version] = crd['spec']['versions']
+    versions = [version, {**version, 'name': 'v2', 'storage': False}]
+    await world.aio.create(crd)
+    async with removing_kind(world):
+        world.sandbox.faults.error(403, times=None, method='PATCH', name='things.other.dev')
+        await world.aio.create({**crd, 'spec': {**crd['spec'], 'versions': versions}})
 
 
 @in_virtual_time

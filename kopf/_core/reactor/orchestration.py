@@ -830,6 +830,16 @@ class Orchestrator:
             other.plural == resource.plural and other.group == resource.group for other in self._resources or ()
         )
 
+    def _is_returning(self, resource: Resource, namespace: Namespace) -> bool:
+        """Check whether another watch takes over the objects soon, as their namespace or resource exists again."""
+        # Objects in another version than those of all handlers, or whose conversion is not in force, get no watch.
+        served = {
+            get_place(other, namespace if other.namespaced else None)
+            for other in self._tables
+            if not self._is_held(other)
+        }
+        return not self._is_gone(resource, namespace) and get_place(resource, namespace) in served
+
     def _end_watch(self, scope: Scope, watch: ResourceWatch, sink: ObjectSink, task: asyncio.Task[None]) -> Leaving:
         if self._is_gone(*scope):
             end = self._bury(scope, watch, sink, task)
@@ -846,7 +856,7 @@ class Orchestrator:
                 await asyncio.sleep(delay)
         # The namespace can exist again, and this watch can have its objects. The next watch takes them over, but first
         # waits until the peering of the namespace is known. Why not an event? Each adjustment would have to set it.
-        while not self._is_gone(*scope):  # noqa: ASYNC110
+        while self._is_returning(*scope):  # noqa: ASYNC110
             await asyncio.sleep(LAST_EVENTS_DELAYS[-1])
         task.cancel()
         records = watch.get_known()
