@@ -265,13 +265,15 @@ class Orchestrator:
         """Discover the resources, and start the watches and the observers."""
         specific = select_specific_namespaces(self._patterns)
         self._namespaces = {None} if not self._patterns else set(specific)
-        if self.webhooks is not None:
-            self._tasks.create_task(self._follow_conversions(self.webhooks), name='conversions')
         self._listing_namespaces = bool(self._patterns) and not self._tools.context.settings.scanning.disabled
         with explaining_discovery_errors():
             # A failure of the first discovery ends the operator. Later ones are retried, because the operator serves
             # the known resources meanwhile.
             settled = await self._discover()
+        if self.webhooks is not None:
+            # Why not before? No watch may begin until the required permissions are reviewed, and the indices of other
+            # kinds are held.
+            self._tasks.create_task(self._follow_conversions(self.webhooks), name='conversions')
         if self._tools.context.settings.scanning.disabled:
             if len(specific) < len(set(self._patterns)):
                 logger.warning(

@@ -356,6 +356,21 @@ async def test_unmanaged_kinds_are_handled_if_crds_cannot_be_read(world, server,
     assert any(f"It is not known whether the API server converts {LATE_CRD}" in text for text in world.log.texts)
 
 
+async def test_nothing_is_handled_before_the_required_permissions_are_reviewed(world, server):
+    """Although the conversion is in force before that."""
+    declare(world)
+    world.declare(kopf.on.event, 'event')
+    await world.create('one')
+    world.settings.scanning.permissions = 'require'
+    world.sandbox.faults.delay(0.5, times=None, method='POST', resource='selfsubjectaccessreviews')
+    async with world.operator():
+        await world.until_called('event')
+    requests = world.sandbox.requests
+    reviews = [request for request in requests if request.resource == 'selfsubjectaccessreviews']
+    lists = [request for request in requests if request.method == 'GET' and request.resource == 'kopfexamples']
+    assert lists[0].time - reviews[0].time >= 0.4
+
+
 @pytest.mark.parametrize(
     'generated', [make_placeholder(CRD), make_service_strategy(CRD, service='app', namespace='default')]
 )
