@@ -111,7 +111,6 @@ class Instruments:
     """
 
     __slots__ = (
-        '_ignores_handlers',
         '_members',
         '_sampling',
         '_unsampled',
@@ -142,7 +141,6 @@ class Instruments:
         self.skips_steps = self.skips_handlers = self.skips_requests = False
         """Whether these need no spans in traces that are not sampled: only the sampler listens to them."""
         self._sampling: SamplingInstrument | None = None
-        self._ignores_handlers = False
         self._unsampled: dict[str, Listeners] = {}
         self._find_listeners()
         for member in members:
@@ -181,7 +179,6 @@ class Instruments:
         self.skips_steps, self.skips_handlers, self.skips_requests = (
             self.sampler is not None and not self._unsampled[point] for point in ('steps', 'handlers', 'requests')
         )
-        self._ignores_handlers = self.skips_handlers and self.meters is None
 
     def get_listeners(self, point: str, unsampled: 'Unsampled | None') -> Listeners:
         """Return the instruments that listen at the point to spans of such a trace."""
@@ -208,8 +205,8 @@ class Instruments:
             return None
 
     def find_ignored(self) -> 'Unsampled | None':
-        """Return the current trace if nothing is to be done for a handler in it: it is the usual case in production."""
-        if not self._ignores_handlers:
+        """Return the current trace if no instrument is to be told of a handler in it: the usual case in production."""
+        if not self.skips_handlers:
             return None
         activity = _current_var.get()
         is_ignored = type(activity) is Unsampled and not activity.ended and activity.is_attached

@@ -28,6 +28,7 @@ from kopf._cogs.structs.instruments import NO_INSTRUMENTS, HandlerCall, Instrume
 from kopf._core.actions import invocation
 
 if TYPE_CHECKING:
+    from kopf._cogs.structs.meters import Meters
     from kopf._core.actions.handler_states import HandlerState
 
 Logger = typedefs.Logger
@@ -259,6 +260,14 @@ class RunnableCause(Protocol):
         """Return the kwargs that the function of the handler takes, made for this attempt only."""
 
 
+_Attempt = tuple['Meters', Handler | None, float]
+"""
+A measured attempt: the meters, the handler that has called this one (e.g. the parent of a sub-handler), the beginning.
+
+Why not a class, or a function around `run_handler`? Attempts are on the hot path, and a tuple is made fastest.
+"""
+
+
 async def run_handler(
     handler: Handler,
     cause: RunnableCause,
@@ -279,7 +288,7 @@ async def run_handler(
         state: the progress of the previous attempts.
         rules: the executor for sync functions, the defaults for errors, and the instruments.
         after: a function to be called after that of the handler; its errors count as errors of the handler.
-        observed: whether to tell the instruments, if there are any.
+        observed: whether to tell the instruments, if there are any. The attempt is measured in any case.
 
     Returns:
         The outcome, including any error of the function.
@@ -287,12 +296,15 @@ async def run_handler(
     Raises:
         asyncio.CancelledError: if the task is cancelled. No other exception is raised.
     """
-    unsampled = None
+    unsampled = attempt = None
     # The only cost of instruments if there are none.
-    if rules.instruments.observes_handlers and observed:
-        unsampled = rules.instruments.find_ignored()
-        if unsampled is None:
-            return await _run_observed(handler, cause, state, rules, after)
+    if rules.instruments.observes_handlers:
+        if observed and rules.instruments.handlers:
+            unsampled = rules.instruments.find_ignored()
+            if unsampled is None:
+                return await _run_told(handler, cause, state, rules, after)
+        if rules.instruments.meters is not None:
+            attempt = rules.instruments.meters, handler_var.get(None), time.monotonic()
     logger, limits = cause.logger, _Limits(handler, state)
     debugging = logger.isEnabledFor(logging.DEBUG)
     with running(handler, cause):
@@ -307,48 +319,29 @@ async def run_handler(
         except asyncio.CancelledError as error:
             if _is_task_cancelled():
                 logger.warning("%s is cancelled. Will escalate.", handler)
+                if attempt is not None:
+                    _measure(attempt, 'cancelled', handler)
                 raise
             # The cancelled task is not this one, but another task that the function has awaited: an error of the
             # function.
-            return _carry(_assess_arbitrary(handler, error, limits, rules, logger), unsampled, cause, state)
+            return _conclude(
+                _assess_arbitrary(handler, error, limits, rules, logger), attempt, unsampled, handler, cause, state
+            )
         except (Exception, SystemExit) as error:  # a handler must not stop the operator by sys.exit()
             # Why no variable for the outcome? It has the error, whose traceback has this frame: only the garbage
             # collector would free this cycle.
-            return _carry(_assess_error(handler, error, limits, rules, logger), unsampled, cause, state)
+            return _conclude(
+                _assess_error(handler, error, limits, rules, logger), attempt, unsampled, handler, cause, state
+            )
     if debugging or not handler.quiet:
         level = logging.DEBUG if handler.quiet else logging.INFO
         if handler.routine:
             logger.log(level, "%s succeeded.", handler, extra=_UNPOSTED)
         else:
             logger.log(level, "%s succeeded.", handler)
+    if attempt is not None:
+        _measure(attempt, 'succeeded', handler)
     return Outcome(final=True, result=result, carried=None if unsampled is None else state.carried)
-
-
-async def _run_observed(
-    handler: Handler,
-    cause: RunnableCause,
-    state: 'HandlerState',
-    rules: Execution,
-    after: Callable[[], Awaitable[None]] | None,
-) -> Outcome:
-    """Run the handler once; measure it, and tell the instruments."""
-    meters = rules.instruments.meters
-    if meters is None:
-        return await _run_told(handler, cause, state, rules, after)
-    parent, began = handler_var.get(None), time.monotonic()
-    parent_id = None if parent is None else parent.id
-    try:
-        if rules.instruments.handlers:
-            outcome = await _run_told(handler, cause, state, rules, after)
-        else:
-            outcome = await run_handler(handler, cause, state, rules, after=after, observed=False)
-    except asyncio.CancelledError:
-        meters.note_attempt(handler.id, parent_id, 'cancelled', time.monotonic() - began)
-        raise
-    meters.note_attempt(handler.id, parent_id, outcome.verdict, time.monotonic() - began)
-    if handler.reconciles and outcome.is_error:
-        meters.note_failure(cause.key)
-    return outcome
 
 
 async def _run_told(
@@ -384,6 +377,28 @@ async def _run_told(
         outcome = await run_handler(handler, cause, state, rules, after=after, observed=False)
     finally:
         unsampled.end_handler(token)
+    return _carry(outcome, unsampled, cause, state)
+
+
+def _measure(attempt: _Attempt, verdict: str, handler: Handler) -> None:
+    """Called when a measured attempt of the handler has ended, with its outcome in one word."""
+    meters, parent, began = attempt
+    meters.note_attempt(handler.id, None if parent is None else parent.id, verdict, time.monotonic() - began)
+
+
+def _conclude(
+    outcome: Outcome,
+    attempt: _Attempt | None,
+    unsampled: Unsampled | None,
+    handler: Handler,
+    cause: RunnableCause,
+    state: 'HandlerState',
+) -> Outcome:
+    """Measure the attempt, which has ended with an error; return the outcome with the trace for the next attempts."""
+    if attempt is not None:
+        _measure(attempt, outcome.verdict, handler)
+        if outcome.is_error and handler.reconciles:
+            attempt[0].note_failure(cause.key)
     return _carry(outcome, unsampled, cause, state)
 
 

@@ -1,15 +1,20 @@
 """One attempt of a handler: the meaning of its errors, its limits, and the logs."""
 
 import asyncio
+import contextlib
 import contextvars
 import datetime
 import functools
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
 import kopf
+from kopf._cogs.structs.instruments import Instruments, ObjectKey, SamplingInstrument, Unsampled
+from kopf._cogs.structs.meters import Meters
+from kopf._cogs.structs.references import Resource
 from kopf._core.actions import execution
 from kopf._core.actions.execution import (
     Execution,
@@ -286,6 +291,131 @@ async def test_cancellations_of_awaited_tasks_are_errors_of_the_function(run, ca
     outcome = await run(fn, backoff=5, **options)
     assert (outcome.final, outcome.delay, outcome.message) == (False, 5, 'CancelledError()')
     assert 'will try again in 5 seconds' in messages(caplog)[-1]
+
+
+# Measurement.
+
+
+class Reconciler(Handler):
+    """A handler that is called in the steps of its object."""
+
+    reconciles = True
+
+
+class ObjectCause(Cause):
+    """The cause of a handler of an object."""
+
+    key = ObjectKey(Resource('kopf.dev', 'v1', 'kopfexamples'), 'ns', 'name', 'uid')
+    occasion = None
+
+
+class Listener(kopf.Instrument):
+    """An instrument that listens to handlers."""
+
+    def handler_ends(self, call):
+        """Do nothing."""
+
+
+class NeverSampling(SamplingInstrument):
+    """An instrument that listens to handlers, but samples no traces. It is the sampler, too."""
+
+    def __init__(self):
+        self.sampler = self
+
+    def handler_begins(self, call):
+        """Never called."""
+        raise AssertionError(call)
+
+    def skip(self, carried):
+        return Unsampled(self, carried)
+
+    def is_attached(self):
+        return True
+
+
+@pytest.fixture
+def measure(executor):
+    """Run a handler with meters; return the counts of attempts by handlers and outcomes, and of failed steps."""
+
+    async def measure(fn, *instruments, cls=Handler, **options):
+        meters, observers = Meters(), Instruments(instruments)
+        observers.measure(meters)
+        rules = Execution(executor=executor, instruments=observers)
+        handler = cls(id='fn', fn=fn, **options)
+        with contextlib.suppress(asyncio.CancelledError):
+            await run_handler(handler, ObjectCause(), HandlerState(started=START), rules)
+        meter = meters.get(ObjectCause.key.resource)
+        meter.note_reconciliation(0, 'success', ObjectCause.key.uid)
+        return {key: meter.count for key, meter in meters.handlers.items()}, meter.results['error']
+
+    return measure
+
+
+@pytest.mark.parametrize(
+    'error, options, outcome, errors',
+    [
+        (None, {}, 'succeeded', 0),
+        (kopf.TemporaryError(), {}, 'retried', 0),
+        (HandlerChildrenRetry(5), {}, 'waiting', 0),
+        (kopf.PermanentError(), {}, 'failed', 1),
+        (ValueError(), {}, 'retried', 1),
+        (ValueError(), {'errors': kopf.ErrorsMode.IGNORED}, 'ignored', 0),
+        (asyncio.CancelledError(), {'errors': kopf.ErrorsMode.PERMANENT}, 'failed', 1),
+    ],
+)
+@pytest.mark.parametrize('cls', [Handler, Reconciler])
+@pytest.mark.parametrize('instruments', [(), (Listener(),)], ids=['', 'observed'])
+async def test_attempts_are_counted_by_their_outcomes(measure, instruments, cls, error, options, outcome, errors):
+    async def fn(**_):
+        if error is not None:
+            raise error
+
+    counted = await measure(fn, *instruments, cls=cls, **options)
+    assert counted == ({('fn', outcome): 1}, errors if cls is Reconciler else 0)
+
+
+async def test_cancelled_attempts_are_counted(measure):
+    async def fn(**_):
+        task.cancel()
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(measure(fn))
+    assert await task == ({('fn', 'cancelled'): 1}, 0)
+
+
+async def test_attempts_without_spans_are_counted(measure):
+    with Unsampled(NeverSampling()):
+        assert await measure(lambda **_: None, NeverSampling()) == ({('fn', 'succeeded'): 1}, 0)
+
+
+async def test_attempts_of_sub_handlers_are_counted_under_one_name(executor):
+    instruments, meters = Instruments(), Meters()
+    instruments.measure(meters)
+    rules = Execution(executor=executor, instruments=instruments)
+
+    async def fn(**_):
+        for id in ('fn/a', 'fn/b'):
+            child = Handler(id=id, fn=lambda **_: None)
+            await run_handler(child, Cause(), HandlerState(started=START), rules)
+
+    await run_handler(Handler(id='fn', fn=fn), Cause(), HandlerState(started=START), rules)
+    assert {labels: meter.count for labels, meter in meters.handlers.items()} == {
+        ('fn/*', 'succeeded'): 2,
+        ('fn', 'succeeded'): 1,
+    }
+
+
+async def test_the_time_of_an_attempt_is_measured(executor, monkeypatch):
+    monkeypatch.setattr(execution, 'time', SimpleNamespace(monotonic=asyncio.get_running_loop().time))
+    instruments, meters = Instruments(), Meters()
+    instruments.measure(meters)
+
+    async def fn(**_):
+        await asyncio.sleep(5)
+
+    rules = Execution(executor=executor, instruments=instruments)
+    await run_handler(Handler(id='fn', fn=fn), Cause(), HandlerState(started=START), rules)
+    assert meters.handlers['fn', 'succeeded'].total == pytest.approx(5)
 
 
 # Context.
