@@ -33,6 +33,9 @@ DEFAULT_REFKEY = 'object'
 MAX_MESSAGE = 500
 """The length above which text formatters cut messages of the framework (in characters). JSON has whole messages."""
 
+NO_TRACE = {'trace_id': '-', 'span_id': '-'}
+"""The ids in lines that are logged outside of traces, if the format shows them."""
+
 _MAX_TAIL = 150
 _MIN_CUT = 50
 
@@ -140,7 +143,7 @@ class TextFormatter(logging.Formatter):
     """
 
     def __init__(self, fmt: str | None = None, *, prefix: bool = False) -> None:
-        super().__init__(fmt)
+        super().__init__(fmt, defaults=NO_TRACE)
         self._prefix = prefix
         self._template = fmt or '%(message)s'
         self._uses_time = self.usesTime()
@@ -167,7 +170,7 @@ class TextFormatter(logging.Formatter):
             record.message = prefix_message(record.message, record)
         try:
             return self._template % record.__dict__
-        except KeyError:
+        except KeyError:  # a record without ids of traces, or a mistake in the format
             return super().formatMessage(record)
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:

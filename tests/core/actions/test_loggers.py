@@ -105,6 +105,14 @@ def test_the_format_can_be_a_format_string(logger, lines):
     assert lines() == ['INFO! hello']
 
 
+def test_formats_can_have_ids_of_traces_although_only_some_lines_are_in_traces(lines):
+    configure(log_format='%(trace_id)s/%(span_id)s %(message)s')
+    logging.getLogger('x').warning("inside", extra={'trace_id': 'abc', 'span_id': 'def'})
+    logging.getLogger('x').warning("outside")
+    logging.getLogger('x').warning("failing", exc_info=ValueError("boo"))
+    assert lines() == ["abc/def inside", "-/- outside", "-/- failing", "ValueError: boo"]
+
+
 def test_times_are_formatted_as_by_the_standard_library():
     configure(log_format=LogFormat.FULL)
     formatter = logging.getLogger().handlers[-1].formatter
