@@ -1,8 +1,10 @@
 // The search of Sphinx finds only pages that have all words of a question, so questions in sentences find nothing.
-// If it finds fewer than four pages, those that have the most, and the rarest, of the words follow. The longest pages
-// have almost all words, so they come last, unless a title or an entry of the index has the words.
+// Among the pages that have them, it compares only the best of the words, and then the alphabet. So for questions of
+// several words, the pages are sorted by how many of the words, and of the pairs of neighbours, they have, and how rare
+// these are. Entries of the index, titles and names that match the whole question stay in front. The longest pages have
+// almost all words, so they come last.
 (() => {
-  const ENOUGH = 4, MORE = 10, WELL = 15;
+  const MORE = 10, WELL = 15;
   const LONGEST = new Set(["reference/api", "reference/changelog", "explanation/architecture"]);
 
   const score = (search, query) => {
@@ -12,21 +14,28 @@
     return scores;
   };
 
-  const find_similar = (search, query, known) => {
+  const find_useful = (query) => {
     const words = query.toLowerCase().split(/[^\p{L}\p{N}_.-]+/u).filter((word) => word.length > 1);
-    const useful = words.filter((word) => !(stopwords.has?.(word) ?? stopwords.includes(word)));
-    const pairs = useful.slice(1).map((word, index) => `${useful[index]} ${word}`);
+    return words.filter((word) => !(stopwords.has?.(word) ?? stopwords.includes(word)));
+  };
+
+  const is_text = (result) => result[6] === "text";
+
+  const compare = (search, words) => {
+    const pairs = words.slice(1).map((word, index) => `${words[index]} ${word}`);
     const found = new Map();
-    for (const part of [...new Set([...useful, ...pairs])]) {
+    for (const part of new Set([...words, ...pairs])) {
       const scores = score(search, part);
-      const rarity = Math.log(1 + Search._index.docnames.length / (1 + scores.size));
+      const is_good = (result) => result[4] >= WELL; // it has the words in its title, or in an entry of the index
+      const count = [...scores.values()].filter(is_good).length;
       for (const [page, result] of scores) {
-        const [sum] = found.get(page) ?? [0];
-        found.set(page, [sum + rarity * Math.log(2 + result[4]), found.get(page)?.[1] ?? result]);
+        const rarity = Math.log(1 + Search._index.docnames.length / (1 + (is_good(result) ? count : scores.size)));
+        const [sum, first] = found.get(page) ?? [0, result];
+        const together = part.includes(" ") && !is_text(result) ? 2 : 1; // a title or an entry has both words of a pair
+        found.set(page, [sum + rarity * together * Math.log(2 + result[4]), first]);
       }
     }
-    const others = [...found].filter(([page]) => !known.has(page) && !LONGEST.has(page)).sort((one, other) => other[1][0] - one[1][0]);
-    return others.slice(0, MORE).map(([, [, result]]) => result);
+    return found;
   };
 
   const install = () => {
@@ -34,11 +43,21 @@
     const search = Search._performSearch;
     Search._performSearch = (query, ...terms) => {
       const results = search(query, ...terms);
-      const is_vague = ([page, , , , score]) => LONGEST.has(page) && score < WELL;
-      const [vague, good] = [results.filter(is_vague), results.filter((result) => !is_vague(result))];
-      const known = new Set(results.map((result) => result[0]));
-      const enough = new Set(good.map((result) => result[0])).size >= ENOUGH;
-      return [...vague, ...(enough ? [] : find_similar(search, query, known).reverse()), ...good]; // the last is best
+      const words = find_useful(query);
+      if (words.length < 2) {
+        const is_vague = ([page, , , , score]) => LONGEST.has(page) && score < WELL;
+        return [...results.filter(is_vague), ...results.filter((result) => !is_vague(result))]; // the last is best
+      }
+      const exact = results.filter((result) => !is_text(result));
+      const complete = new Map(results.filter(is_text).map((result) => [result[0], result]));
+      const shown = new Set(exact.map((result) => result[0]));
+      const ranks = [...compare(search, words)]
+        .filter(([page]) => complete.has(page) || !LONGEST.has(page))
+        .map(([page, [sum, first]]) => [LONGEST.has(page) ? 0 : sum, complete.get(page) ?? first])
+        .sort(([one], [other]) => one - other);
+      const others = ranks.map(([, result]) => result).filter(([page]) => !shown.has(page));
+      const more = Math.max(MORE, complete.size);
+      return [...others.slice(-more), ...exact];
     };
   };
 
