@@ -1,5 +1,5 @@
 """
-Operators in child processes of ``kopf run``: what the parent tells them, and what they tell the parent.
+Operators in child processes of ``kopf run``: the messages between them and their parent.
 
 The child has the same arguments as its parent, ``--reload`` and ``--processes`` included. One more environment variable
 tells the child that the parent already does what these options say. A supervisor also passes one end of a socket pair:

@@ -166,7 +166,11 @@ class LightkubeFields(AttributeFields):
 
 
 def convert(obj: Any) -> Any:
-    """Return the object as it is in the API, with values as in the library; ``None`` if its type is not supported."""
+    """
+    Return the object as a mapping with the names of the API; ``None`` if its type is not supported.
+
+    The values keep the types of the library: for example, times are not converted to strings.
+    """
     if isinstance(obj, Mapping):
         return obj
     library = _find_library(type(obj).__mro__)

@@ -162,9 +162,9 @@ def _differs_in_items(before: list[Any], after: list[Any], fields: Mapping[str, 
 
 
 def _pick(value: Any, fields: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> Any:
-    """Return the values of the fields, in the order of the fields, without what the trees of others have in them."""
+    """Return the values of the fields, in the order of the fields, except for values that others own."""
     if not fields:
-        # A map or a list that was applied empty looks as if it was owned as a whole, but others may own what they add.
+        # An empty map or list that was applied looks as if it was owned as a whole, but others can own items in it.
         return None if value in ({}, []) or any(others) else value
     if not isinstance(value, dict | list):
         return value

@@ -250,7 +250,7 @@ class LeaseCandidate:
     # The requests.
 
     def hasten(self) -> None:
-        """Renew the Lease at once, because what is stored in it has changed."""
+        """Renew the Lease at once, because the stored values have changed."""
         if self.term is not None:
             self._next_attempt = -math.inf
             self._wakeup.set()
@@ -379,7 +379,7 @@ class LeaseCandidate:
                 raise
             now = read_time()
             self._forbidden_since = now if self._forbidden_since is None else self._forbidden_since
-            # API servers that have just started can refuse what they permit a moment later.
+            # An API server that has just started can refuse a request that it permits a moment later.
             if verb in self._permitted and (
                 self.term is not None or now < self._forbidden_since + self._settings.duration
             ):

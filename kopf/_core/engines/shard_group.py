@@ -276,7 +276,7 @@ class ShardGroup:
         if not _is_same(body, known):
             self.wake()
         if body is None:
-            self.assignment = None  # the members go on with what they hold
+            self.assignment = None  # the members keep the buckets that they hold
             return
         try:
             assignment = decode_assignment(get_annotation(body, GROUP_ANNOTATION))

@@ -13,7 +13,7 @@ _ALWAYS = frozenset({'apiVersion', 'kind', 'metadata'})
 """The fields that all objects have, whether the schema names them or not."""
 
 _CACHE_SIZE = 1024
-"""For how many paths it is remembered whether they are known: keys of maps are paths, too."""
+"""The number of paths whose results are cached. It is limited, because the keys of maps are parts of paths, too."""
 
 
 class UnknownField(NamedTuple):
@@ -75,7 +75,7 @@ class Schema:
         return None
 
     def _list_variants(self, node: Any, depth: int = 0) -> list[Mapping[str, Any]]:
-        """Return the schemas that a value can have, without references and unions."""
+        """Return the alternative schemas of a value, with all references and unions resolved."""
         if not isinstance(node, Mapping) or depth > 20:  # true permits any value; references can be recursive
             return [{'x-kubernetes-preserve-unknown-fields': True}]
         if self._is_structural:

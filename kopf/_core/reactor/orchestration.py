@@ -492,7 +492,7 @@ class Orchestrator:
                 logger.warning("The resources could not be discovered; trying again: %s", error)
             except (LoginError, ExplainedError):  # mistakes that only users can correct
                 raise
-            except Exception:  # e.g. a response that no API server should send; what is known is served further on
+            except Exception:  # e.g. of an invalid response; the known resources are still served
                 logger.exception("The resources could not be discovered; trying again.")
 
     def note_definition(self) -> None:

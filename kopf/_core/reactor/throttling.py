@@ -128,7 +128,7 @@ class Throttling:
         throttle.hastened = True
         if throttle.is_users_fault and record.pending_patch is not None:
             self._make_logger(record, ObjectLogger).info(
-                "The object has changed: what was refused is given up, and its handlers are run again: %r",
+                "The object has changed: the refused patch is dropped, and its handlers are run again: %r",
                 record.pending_patch,
             )
             record.give_up()

@@ -240,7 +240,7 @@ class Course:
         return self._outcome
 
     def note_call(self, name: str) -> bool:
-        """Record a call of what is outside of the cluster; return whether the caller must be killed now."""
+        """Record a call of an external service; return whether the caller must be killed now."""
         self._outcome.calls.append(
             Request(verb=CALL, resource=name, subresource='', method=CALL, path='', status=0, phase=self._phase)
         )
@@ -369,7 +369,7 @@ class Course:
         ended = [operator for operator in self._replicas if operator is not None and operator.returncode is not None]
         if not ended:
             return
-        self.ground.check()  # what has been killed by the disturbance meanwhile is not one of the replicas any more
+        self.ground.check()  # the disturbance can have killed them meanwhile: these are no replicas any more
         for operator in [each for each in ended if each in self._replicas]:
             if self._plan.do == 'hang':  # a replica that has missed its deadlines may exit; Kubernetes would restart it
                 operator.recorder.forget()

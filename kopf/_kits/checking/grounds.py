@@ -145,7 +145,7 @@ class Ground(ABC):
     has_cheap_lists: bool = True
     """Whether all objects can be listed after each write."""
     untried: Sequence[str] = ()
-    """What is impossible on this ground, for the report: one sentence each."""
+    """The parts of a check that are impossible on this ground, for the report: one sentence each."""
 
     @abstractmethod
     def open(self) -> None:
@@ -213,7 +213,7 @@ class Ground(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Update what is known of the operators, such as the calls of their handlers."""
+        """Update the facts about the operators, such as the calls of their handlers."""
 
     @abstractmethod
     def is_stable(self) -> bool:

@@ -1,4 +1,8 @@
-"""The result of a course: what was done, what was seen, and what the operator and its objects are like."""
+"""
+The result of a course: the requests and calls that were observed, the states of the objects, and the errors.
+
+It also contains facts about the operator, from which a check makes its plans.
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -74,7 +78,7 @@ class Facts:
     imports: list[str] = dataclasses.field(default_factory=list)
     """The modules that the operator imports from the standard library and from installed packages."""
     untried: list[str] = dataclasses.field(default_factory=list)
-    """What was impossible where the course took place: one sentence each."""
+    """The parts of the check that the ground of the course does not support: one sentence each."""
 
 
 @dataclasses.dataclass
@@ -95,7 +99,7 @@ class Outcome:
     """Whether the operator has come to rest after the scenario."""
     requests: list[Request] = dataclasses.field(default_factory=list)
     calls: list[Request] = dataclasses.field(default_factory=list)
-    """The calls of what is outside of the cluster."""
+    """The calls of external services."""
     steps: list[str] = dataclasses.field(default_factory=list)
     """The writes of the user."""
     quiet: float = 600.0

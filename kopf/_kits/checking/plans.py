@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 CALL = 'call'
-"""The verb of calls of what is outside of the cluster: they are no requests."""
+"""The verb of the calls of external services, which are no requests to the API."""
 
 ORDINALS = {1: 'first', 2: 'second', 3: 'third'}
 

@@ -35,7 +35,7 @@ class CallHost(Host, Protocol):
     """The operations on a course that the ground needs."""
 
     def note_call(self, name: str) -> bool:
-        """Record a call of what is outside of the cluster; return whether the caller must be killed now."""
+        """Record a call of an external service; return whether the caller must be killed now."""
 
     def release_operator(self, operator: RunningOperator) -> None:
         """Called when the operator is going to be killed: another one can be started in its place."""
@@ -209,7 +209,7 @@ class VirtualGround(SandboxGround):
         return operator is not None and operator.returncode is not None
 
     def _note_call(self, name: str) -> None:
-        """Record a call of what is outside of the cluster, and let the disturbance happen if it is due."""
+        """Record a call of an external service, and let the disturbance happen if it is due."""
         operator = self._find_operator(self._find_owner())
         if operator is not None and self._host.note_call(name):
             self._host.release_operator(operator)

@@ -1,8 +1,8 @@
 """
 ``kopf run`` in a process of its own, for checks in real time: the calls of its handlers are written to a file.
 
-All operators of a course append to the same file, one line at a time, so that the lines are in the order of what they
-tell. The process ends at once when its parent has ended, even if that was killed. It is in a process group of its own,
+All operators of a course append to the same file, one line at a time, so the lines are in the order of the events. The
+process ends at once when its parent has ended, even if the parent was killed. It is in a process group of its own,
 and ends together with its child processes, as a container does.
 """
 
@@ -75,7 +75,7 @@ class CallWriter(Instrument):
             self._write('end', observed)
 
     def note_call(self, name: str) -> None:
-        """Write a call of what is outside of the cluster; kill the process if this is the moment for it."""
+        """Write a call of an external service; kill the process if this is the moment for it."""
         self._write('call', [name])
         if name == self._orders.call:
             self._left -= 1
@@ -130,7 +130,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def parse(line: str) -> tuple[int, str, float, Sequence[str]]:
-    """Return the number of the operator, what it tells, the time, and the fields of a line."""
+    """Return the fields of a line: the number of the operator, the type of the event, the time, and further fields."""
     number, what, at, *fields = json.loads(line)
     return number, what, at, fields
 

@@ -69,7 +69,7 @@ def decide_rollout(body: Body, children: Sequence[Body]) -> Rollout:
 
 
 def make_digest(template: Any) -> str:
-    """Return a short hash of a template, for the names and labels of what is made by it."""
+    """Return a short hash of a template, for the names and labels of the objects that are made by it."""
     number = int.from_bytes(hashlib.sha256(orjson.dumps(template, option=orjson.OPT_SORT_KEYS)).digest()[:8], 'big')
     letters = []
     for _ in range(10):

@@ -47,7 +47,7 @@ CREATED_ON_UPDATE = frozenset(
         'runtimeclasses',
     }
 )
-"""The kinds whose objects a PUT to an absent name creates."""
+"""The kinds whose objects are created by a PUT if they do not exist."""
 
 RETURNED_ON_DELETION = frozenset(
     {
@@ -99,7 +99,7 @@ CHECKED_TWICE = frozenset(
         'storageclasses',
     }
 )
-"""The kinds whose metadata are validated twice at an update, and reported twice."""
+"""The kinds whose metadata are validated twice at an update, so their errors are reported twice."""
 
 
 class Admission(Protocol):
@@ -169,7 +169,7 @@ class Objects:
         return record
 
     async def read(self, kind: Kind, namespace: str, name: str) -> Record:
-        """Return the object, converted to this version; raise a 404 if it is absent, a 500 if that fails."""
+        """Return the object, converted to this version; raise a 404 if it is absent, a 500 if the conversion fails."""
         record = self.get(kind, namespace, name)
         await kind.ready(record, fresh=True)
         return record

@@ -126,7 +126,7 @@ class Bridge(asyncio.Protocol):
             self._transport.write_eof()
 
     def close(self) -> None:
-        """Pass on what is left, and close the connection."""
+        """Pass on the remaining bytes, and close the connection."""
         self.pump()
         self._transport.close()
         self.release()
