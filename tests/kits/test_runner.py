@@ -88,15 +88,6 @@ def test_settings_and_registry_are_taken_from_the_runner(sandbox):
 
 
 @pytest.fixture
-def default_registry():
-    """Yield a default registry of the test's own."""
-    previous, registry = kopf.get_default_registry(), kopf.OperatorRegistry()
-    kopf.set_default_registry(registry)
-    yield registry
-    kopf.set_default_registry(previous)
-
-
-@pytest.fixture
 def package(sandbox, default_registry, tmp_path, monkeypatch):
     """Yield a module with handlers, not imported yet."""
     package = tmp_path / 'runner_package'
