@@ -216,12 +216,14 @@ def prepared(
     Raises:
         ClusterError: the operator cannot be checked there.
     """
-    run, created = uuid.uuid4().hex[:10], list[str]()
+    run, has_created = uuid.uuid4().hex[:10], False
     kinds: list[ClusterKind] = []
     try:
         with Cluster(context) as cluster, _explained():
             for crd in crds:
-                _require_crd(cluster, crd, created, context=context, applies_crds=applies_crds)
+                if _is_missing(cluster, crd, context=context, applies_crds=applies_crds):
+                    has_created = True  # before the request, as its response can be lost
+                    cluster.create_crd(crd, run)
             kinds += cluster.list_kinds()
         place = ClusterPlace(context=context, run=run, namespace=_find_namespace(bodies), kinds=kinds)
         for body in bodies:
@@ -232,11 +234,11 @@ def prepared(
             with Cluster(context) as cluster, _explained():
                 if left := cluster.remove_namespaces(run, [kind for kind in kinds if kind.resource.namespaced]):
                     tell(f'Not removed yet: the namespaces {", ".join(left)}. Look at their status.')
-                for name in created:
-                    cluster.remove_crd(name)
+                if has_created and (left := cluster.remove_crds(run)):
+                    tell(f'Not removed yet: the CRDs {", ".join(left)}. Look at their status.')
         except ClusterError as error:
-            crds_left = f', and delete the CRDs {", ".join(created)}' if created else ''
-            tell(f'Not removed: {error} Run kubectl delete namespace -l {LABEL}={run}{crds_left}.')
+            kinds_left = 'namespace,crd' if has_created else 'namespace'
+            tell(f'Not removed: {error} Run kubectl delete {kinds_left} -l {LABEL}={run}.')
 
 
 @contextlib.contextmanager
@@ -247,24 +249,21 @@ def _explained() -> Iterator[None]:
         raise ClusterError(f'The cluster refuses what a check needs: {error}') from None
 
 
-def _require_crd(
-    cluster: Cluster, crd: Mapping[str, Any], created: list[str], *, context: str, applies_crds: bool
-) -> None:
-    """Create the CRD if it is missing, and note its name; raise an error if that is not permitted or useless."""
+def _is_missing(cluster: Cluster, crd: Mapping[str, Any], *, context: str, applies_crds: bool) -> bool:
+    """Check whether the CRD must be created; raise an error if that is not permitted or useless."""
     name = crd['metadata']['name']
     if crd.get('kind') != 'CustomResourceDefinition':
         raise ClusterError(f'{crd.get("kind")} {name} of --crd is not a CustomResourceDefinition.')
     if crd['spec'].get('scope') != 'Namespaced':
         raise ClusterError(explain_scope(f'The objects of {name}'))
     if cluster.has_crd(name):
-        return
+        return False
     if not applies_crds:
         raise ClusterError(
             f'The cluster of the context {context!r} has no CRD {name}: create it, or let the check create it, and '
             'delete it again, by --apply-crds.'
         )
-    created.append(name)
-    cluster.create_crd(crd)
+    return True
 
 
 def _find_namespace(bodies: Sequence[Mapping[str, Any]]) -> str:

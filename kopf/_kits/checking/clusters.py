@@ -299,23 +299,44 @@ class Cluster:
             raise
         return True
 
-    def create_crd(self, body: Mapping[str, Any]) -> None:
-        """Create a CRD, and wait until the API serves it."""
-        name, ends_at = body['metadata']['name'], time.monotonic() + ESTABLISHING_TIMEOUT
-        stored = self.call('POST', CRDS, body)
+    def create_crd(self, body: Mapping[str, Any], run: str) -> None:
+        """Create a CRD, and wait until the API serves it; if another client has just created it, it stays as it is."""
+        metadata, ends_at = body['metadata'], time.monotonic() + ESTABLISHING_TIMEOUT
+        labels = {**(metadata.get('labels') or {}), LABEL: run}
+        stored: Mapping[str, Any] = {}
+        try:
+            stored = self.call('POST', CRDS, {**body, 'metadata': {**metadata, 'labels': labels}})
+        except Refusal as error:
+            if error.code != 409:
+                raise
         while not is_established(stored):
             if time.monotonic() > ends_at:
-                raise ClusterError(f'The CRD {name} is not established after {ESTABLISHING_TIMEOUT:g} s.')
+                raise ClusterError(f'The CRD {metadata["name"]} is not established after {ESTABLISHING_TIMEOUT:g} s.')
             time.sleep(0.05)
-            stored = self.call('GET', f'{CRDS}/{name}')
+            stored = self.call('GET', f'{CRDS}/{metadata["name"]}')
 
-    def remove_crd(self, name: str) -> None:
-        """Remove a CRD with all of its objects, and wait until it is gone, so that the next check can create it."""
+    def remove_crds(self, run: str) -> list[str]:
+        """
+        Remove all CRDs of this check with their objects, so that the next check can create them.
+
+        Why not by their names? CRDs that other clients have created meanwhile would be removed with all of their
+        objects.
+
+        Returns:
+            The names of those that still exist after a while.
+        """
         ends_at = time.monotonic() + REMOVAL_TIMEOUT
-        with contextlib.suppress(Refusal):
-            while time.monotonic() < ends_at:
-                self.call('DELETE', f'{CRDS}/{name}')
-                time.sleep(0.1)
+        while True:
+            items = self.call('GET', f'{CRDS}?labelSelector={LABEL}%3D{run}').get('items') or []
+            names = [item['metadata']['name'] for item in items]
+            if not names or time.monotonic() > ends_at:
+                return names
+            for item in items:
+                options = {'apiVersion': 'v1', 'kind': 'DeleteOptions'}
+                with contextlib.suppress(Refusal):  # it is gone
+                    uid = {'preconditions': {'uid': item['metadata']['uid']}}
+                    self.call('DELETE', f'{CRDS}/{item["metadata"]["name"]}', {**options, **uid})
+            time.sleep(0.1)
 
 
 def is_established(crd: Mapping[str, Any]) -> bool:

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from kopf._kits.checking.cluster_grounds import prepared
-from kopf._kits.checking.clusters import LABEL, ClusterError
+from kopf._kits.checking.clusters import LABEL, Cluster, ClusterError
 from kopf._kits.testing.wire.manifests import read
 from kopf.testing import Sandbox
 from tests.kits.checking.conftest import CRD, OBJECT
@@ -55,6 +55,22 @@ def test_crds_that_are_there_stay_as_they_are(sandbox):
     assert sandbox.get("crd", "webs.example.com")["metadata"]["uid"] == before["metadata"]["uid"]
 
 
+def test_crds_that_another_client_creates_at_the_same_time_stay(sandbox, monkeypatch):
+    monkeypatch.setattr(Cluster, "has_crd", lambda *_: False)  # the check has looked too early
+    sandbox.apply(CRD_BODY)
+    with prepare() as place:
+        assert place.get("webs").schema
+    assert sandbox.get("crd", "webs.example.com")
+
+
+def test_crds_that_another_client_creates_anew_stay(sandbox):
+    with prepare():
+        sandbox.delete("crd", "webs.example.com")
+        sandbox.wait_gone("crd", "webs.example.com")
+        [created] = sandbox.apply(CRD_BODY)
+    assert sandbox.get("crd", "webs.example.com")["metadata"]["uid"] == created["metadata"]["uid"]
+
+
 @pytest.mark.parametrize(
     "options, reason",
     [
@@ -75,7 +91,7 @@ def test_what_cannot_be_removed_is_told(sandbox, monkeypatch):
     told = []
     with prepare(tell=told.append):
         sandbox.faults.refuse_connections()
-    assert "kubectl delete namespace -l kopf.dev/check=" in told[0] and "CRDs webs.example.com" in told[0]
+    assert "kubectl delete namespace,crd -l kopf.dev/check=" in told[0]
 
 
 CLUSTERWIDE = """
