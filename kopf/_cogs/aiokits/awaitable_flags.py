@@ -141,7 +141,7 @@ class AsyncFlagWaiter(FlagWaiter[ReasonT], Generic[ReasonT]):
             flag._futures = tuple(other for other in flag._futures if other is not future)
             if timer is not None:
                 timer.cancel()
-            rouse()  # the code of the handler that follows can block the event loop
+            rouse()  # from here on, the code of the handler runs, and can block the event loop
         return self
 
 

@@ -189,7 +189,7 @@ def _format(moment: datetime.datetime) -> str:
 def _parse_name(answer: bytes) -> str | None:
     try:
         name = orjson.loads(answer)['metadata']['name']
-    except (ValueError, LookupError, TypeError):  # of imitations of the API
+    except (ValueError, LookupError, TypeError):  # of servers that only imitate the API
         return None
     return name if isinstance(name, str) else None
 

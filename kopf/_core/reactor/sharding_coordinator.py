@@ -48,7 +48,7 @@ FIRST_RELEASE = 0.2
 """
 How long to wait for the running work before the first buckets are released without the others (in seconds).
 
-It is doubled with each release, since each one lets the next members list all objects.
+It is doubled with each release, because the members that get the buckets list all objects after each one.
 """
 
 MAX_TOLD = 10
@@ -222,7 +222,7 @@ class ShardingCoordinator(ElectionCoordinator):
         super()._lose()
 
     async def _end_work(self) -> None:
-        # Within the same time as all other work: what cannot be ended ends the process.
+        # The time limit is that of all other work. If work does not end in time, the process is killed.
         await self._outwait(lambda: [*self._controls.find_running(), *(task.get_name() for task in self._draining)])
         self._epoch += 1
         self._ownership = self._make_ownership()
@@ -267,7 +267,7 @@ class ShardingCoordinator(ElectionCoordinator):
 
     def _publish(self) -> None:
         """Report to the other members which buckets this member holds, and which record it has seen."""
-        # The group is woken when that is written.
+        # When it is written, `MemberStore` passes it on to the group.
         if self._candidate is not None:
             self._candidate.hasten()
 

@@ -2,8 +2,8 @@
 Real clusters for checks: requests by the credentials of a context, kinds, and namespaces that are removed again.
 
 Courses make the requests in an event loop in a thread of its own, because their proxies live in the same loop. The
-check itself uses no thread: a thread that has used OpenSSL holds a lock of that while it ends, even after it was
-joined, and in copies of the process that are made at this moment, the lock would never be released.
+check itself uses no thread, because it forks processes. A thread that has used OpenSSL holds a lock of OpenSSL while it
+ends, even after `join`. If the process is forked at this moment, the lock is never released in the fork.
 """
 
 import asyncio
@@ -115,7 +115,7 @@ def explain_scope(what: str) -> str:
 
 class Cluster:
     """
-    The API of a cluster, while the context lasts.
+    The API of a cluster, to be used in a ``with`` block.
 
     Args:
         context: the name of the context in the kubeconfig.

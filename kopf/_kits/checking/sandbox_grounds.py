@@ -46,7 +46,7 @@ class SandboxGround(Ground):
         return self.sandbox.faults
 
     def is_stable(self) -> bool:
-        """Return true: what the controllers of the sandbox do is done at once."""
+        """Return true: the controllers of the sandbox act immediately, so they never have work left."""
         return True
 
     @property

@@ -67,7 +67,7 @@ def _compare_crds(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> 
             reason = "objects are stored in it" if version.get('storage') else "clients use it"
             if version.get('served') or version.get('storage'):
                 yield BreakingChange(
-                    place, f"the version is removed, but {reason}. Keep it, with served=False at last."
+                    place, f"the version is removed, but {reason}. Keep it; set served=False when no client uses it."
                 )
         else:
             yield from _compare_versions(place, version, versions[version['name']])

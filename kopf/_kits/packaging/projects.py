@@ -48,7 +48,7 @@ class KIND:
     status: KINDStatus | None = None
 
 
-# Called whenever a SINGULAR or its config map can have changed: it says what there has to be, and nothing else.
+# Called whenever a SINGULAR or its config map can have changed: it only declares the children that must exist.
 @kopf.on.reconcile(KIND, owns=["configmaps"], conditions=True)
 async def reconcile(name: str, spec: KINDSpec, children: kopf.AsyncChildren, patch: kopf.Patch[KIND], **_: Any) -> None:
     greeting = " ".join([spec.greeting] * spec.repeats)

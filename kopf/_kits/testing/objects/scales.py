@@ -72,7 +72,11 @@ BUILTIN = dataclasses.replace(
 )
 """The kind of scales for built-in kinds, whose fields have other descriptions."""
 Rescale = Callable[[Body, list[Record]], tuple[Body, list[Record] | None]]
-"""A function of a scale and its records; it returns the new records, None for those that follow from an update."""
+"""
+A function that gets a scale and the records of its managed fields. It returns both as they are after the change.
+
+Instead of the records, it can return None: then they are computed as for a usual update.
+"""
 
 
 def kind_of(parent: Kind) -> Kind:
@@ -113,7 +117,7 @@ class Scales:
         change: Callable[[Body], Any],
         options: Options,
     ) -> Body:
-        """Store the result of a function of the scale."""
+        """Store the scale that the function ``change`` makes of the present one."""
         scale = _view(kind, kind.body(self._objects.get(kind, namespace, name)))
         changed = change(scale)
         if not isinstance(changed, dict):

@@ -71,7 +71,7 @@ def claimed_volumes(claims: Sequence[Fields], volumes: Sequence[Fields]) -> Sequ
 
 
 def volume_problems(volumes: Sequence[Fields], place: str, known: Volumes) -> Iterator[Cause]:
-    """Yield all errors of the volumes of a pod; add those that containers can use to the ``known``."""
+    """Yield all errors of the volumes of a pod; add the valid ones to ``known``: containers can mount them."""
     for index, volume in enumerate(volumes):
         where, name = f'{place}[{index}]', volume.get('name') or ''
         causes = [*_source_problems(volume, where), *label_problems(name, f'{where}.name', known)]

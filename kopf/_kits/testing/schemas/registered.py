@@ -27,7 +27,7 @@ _EVERYWHERE = frozenset(
 
 
 def is_known(api_version: str, name: str, wanted: Kind) -> bool:
-    """Check whether the server of the wanted kind has compiled in the type of such an object."""
+    """Check whether the server that serves the wanted kind also knows the kind with this name and API version."""
     group, _, version = api_version.rpartition('/')
     apart = [each if each in _APART else '' for each in (group, wanted.group)]
     if apart[0] != apart[1]:
@@ -39,7 +39,7 @@ def is_known(api_version: str, name: str, wanted: Kind) -> bool:
 
 
 def complaint(api_version: str, name: str, wanted: Kind) -> str:
-    """Return the error about an object of some kind where another one is wanted."""
+    """Return the error about an object of this kind in a place where an object of the wanted kind is expected."""
     if is_known(api_version, name, wanted):
         version = api_version.rpartition('/')[2]
         return f'converting ({version}.{name}) to ({wanted.package}.{wanted.name}): unknown conversion'

@@ -292,8 +292,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _refuse_process(self, *_: object, **__: object) -> NoReturn:
         self._refuse(
-            "A subprocess was started. In virtual time, there are none, as they live in real time: replace it in the "
-            "test, or run the test without virtual_time=True."
+            "A subprocess was started. This is impossible in virtual time, as subprocesses run in real time: replace "
+            "it in the test, or run the test without virtual_time=True."
         )
 
     create_datagram_endpoint = create_unix_connection = create_unix_server = _refuse_socket
