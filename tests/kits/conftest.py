@@ -5,7 +5,7 @@ import kopf
 
 @pytest.fixture(autouse=True)
 def default_registry():
-    """The default registry of the test: what its commands declare in this process does not reach other tests."""
+    """Set a new default registry for each test, as its commands can declare handlers in this process."""
     former, registry = kopf.get_default_registry(), kopf.OperatorRegistry()
     kopf.set_default_registry(registry)
     yield registry
