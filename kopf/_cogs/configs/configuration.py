@@ -487,8 +487,8 @@ class NetworkingSettings(_Group):
 
     enforce_retry_after: bool = False
     """
-    Whether exactly the delay requested by the server is used when there are too many requests (`True`),
-    or the longest of the requested delay and of the client's own (`False`).
+    Which delay is used when the server refuses too many requests: exactly the one that the server requests (`True`),
+    or the client's own delay if that is longer (`False`).
     """
 
     trust_env: bool = False

@@ -121,10 +121,10 @@ class KnownLease:
 
     def expect(self, member: str, now: float) -> None:
         """
-        Called when the Lease of the group names this member, so that its own Lease has said that it works.
+        Called when the Lease of the group names this member: the member must have held its own Lease already.
 
-        If the known state is that of a former term, which has released the Lease or has expired, it says nothing of the
-        end of this member, whatever was requested before.
+        The known state can be older, from a former term that was released or has expired. It does not prove that the
+        present term of the member has ended.
         """
         known = self._expected or ('' if self.state is None else self.state.report.member)
         if is_later(member, known):
