@@ -96,6 +96,8 @@ class ConversionStrategies(WebhookRegistration):
         # A CRD that is deleted and created again begins without a conversion.
         self._in_force.intersection_update(self._persistent)
         self._missing.intersection_update(self._persistent)
+        for name in [name for name in self._timers if name is not None and name not in self._persistent]:
+            self._timers.pop(name).cancel()
         self._changed.set()
 
     async def write(self, client_config: WebhookClientConfig) -> None:
@@ -245,8 +247,9 @@ class ConversionStrategies(WebhookRegistration):
         self._sent[name] = strategy
         try:
             await self._patch(crd, strategy)
-        except errors.APIForbiddenError:
-            # The API server calls some other address, or fails to: in both cases, it does not drop fields silently.
+        except errors.APIError:
+            # The API server calls some other address, or fails to: in both cases, it does not drop fields silently. Why
+            # not wait for a success? Policies of the cluster can refuse the patch for ever.
             if is_safe:
                 self._open(name)
             raise

@@ -6,6 +6,7 @@ import copy
 import pytest
 from kinds import define
 from offlineserver import OfflineServer
+from operatorworld import in_virtual_time
 
 import kopf
 from kopf._core.engines import conversion_strategies, webhook_registration
@@ -319,10 +320,31 @@ async def test_nothing_waits_if_the_api_server_called_a_webhook_before(world, se
         await world.until_called('late')
 
 
-async def test_another_webhook_is_enough_without_the_permission_to_write(world, server, refused):
+@pytest.mark.parametrize('code', [400, 403, 422, 500])
+async def test_another_webhook_is_enough_if_the_api_server_refuses_the_own_one(world, server, refused, code):
+    world.settings.networking.error_backoffs = []
+    world.sandbox.faults.clear()
     await world.aio.patch(CRDS, LATE_CRD, {'spec': {'conversion': FOREIGN}})
+    world.sandbox.faults.error(code, times=None, method='PATCH', name=LATE_CRD)
     async with world.operator():
         await world.until_called('late')
+
+
+@in_virtual_time
+async def test_a_kind_that_is_created_anew_waits_for_its_conversion_again(world, server, monkeypatch):
+    monkeypatch.setattr(conversion_strategies, 'SETTLING_TIME', 5)
+    world.declare(kopf.on.event, 'late', 'v1', 'kopflates', resource='kopf.dev')
+    declare(world, resource='kopflates')
+    await world.aio.create(TWO_VERSIONS)
+    async with world.operator():
+        await world.until_logged("Its objects are handled when the conversion is in force.")
+        await world.aio.delete(CRDS, LATE_CRD)
+        await world.until_logged("cannot be served")
+        await asyncio.sleep(10)
+        world.sandbox.faults.error(403, times=None, method='PATCH', name=LATE_CRD)
+        await world.aio.create(TWO_VERSIONS)
+        await world.until_logged(f"The objects of {LATE_CRD} are not handled until then.")
+        assert not list_watches(world)
 
 
 async def test_unmanaged_kinds_wait_for_the_strategy_of_another_client(world, server, refused):
