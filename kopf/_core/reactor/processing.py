@@ -4,7 +4,7 @@ Processing the events of one resource, from the received event until the object 
 An event that requires no action is dropped by the screen (`screening`, `stale_events`). Otherwise, the object gets a
 worker: a task that exists only while there is work, and takes the newest state for each step (`stepping`). A delayed
 retry holds no worker: it is a timer and the record of the object. When the definition of the resource changes, another
-processor continues with the objects, and this one passes on what still comes to it.
+processor continues with the objects, and this one passes its remaining events on to that processor.
 """
 
 import asyncio

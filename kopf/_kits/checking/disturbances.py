@@ -1,8 +1,7 @@
 """
 Disturbances: crashes, network faults, and writes of other clients, at the point of the course that the plan names.
 
-They happen during a request or between two requests. A disturbance ends before the
-states are compared.
+They happen during a request or between two requests. A disturbance ends before the states are compared.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +13,7 @@ from kopf._kits.checking.plans import CALL, Moment, Plan, Target
 from kopf._kits.testing.serving.faults import SeenRequest
 
 EDITING = frozenset({'edit', 'stale', 'tamper', 'annotate'})
-"""The disturbances that make the first edit of the plan themselves, so that it is not made at rest."""
+"""The disturbances that make the first edit of the plan at their own moment. Other edits are made at rest."""
 
 ACTIONS: Mapping[str, str] = {
     'kill': 'the operator is killed, and started again',
@@ -60,8 +59,8 @@ class Disturbance:
     """
     The one disturbance of a plan.
 
-    In real time, its methods are called in several threads, but one after another: a request is the cause of a timer,
-    and that is the cause of the next timer. So they need no lock.
+    In real time, its methods are called in several threads, but one after another: a request starts a timer, which
+    starts the next timer. So the methods need no lock.
     """
 
     def __init__(self, stage: Stage, plan: Plan) -> None:

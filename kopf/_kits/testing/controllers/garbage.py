@@ -58,7 +58,7 @@ class GarbageCollector:
         return kind if kind is None or kind.conversion is None else dataclasses.replace(kind, conversion=None)
 
     def release(self, table: Table, record: Record, finalizer: str) -> None:
-        """Remove a finalizer, and the object with its last one."""
+        """Remove a finalizer; if it was the last one, delete the object."""
         body = record.body()
         left = [item for item in body['metadata'].get('finalizers', ()) if item != finalizer]
         if not left:
@@ -68,7 +68,7 @@ class GarbageCollector:
         self._storage.commit(table, 'MODIFIED', body)
 
     def _visit_waiting(self, uid: str) -> None:
-        """Visit the dependents as long as they must be deleted first; then visit their owner, which may wait."""
+        """Visit the dependents of an object that is being deleted, and then the object, which can wait for them."""
         self._visit_dependents(uid)
         self._visit_owner(uid)
 

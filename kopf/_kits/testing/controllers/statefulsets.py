@@ -1,5 +1,5 @@
 """
-The controllers of stateful sets and daemon sets: what they need now, and their status. All functions are pure.
+The controllers of stateful sets and daemon sets: the pods that they need now, and their status. All functions are pure.
 
 Pods of stateful sets are created in the order of their numbers, and deleted in the opposite order, one at a time unless
 the policy is ``Parallel``. A daemon set has one pod, as there is one node. With a new template, one old pod after
