@@ -305,6 +305,7 @@ class Unsampled:
         self._ids: TraceIds | None = None
         self._log_ids: Mapping[str, str] | None = None
         self._step: ObjectStep | None = None
+        self._token: Token[Span | Unsampled | None] | None = None
         self._is_step = False
         self.ended = False
         """Whether it was left: what still runs in its context is not a part of it."""
@@ -329,9 +330,11 @@ class Unsampled:
         if self._step is not None:
             self._step.__exit__(exc_type, exc, traceback)
         self.ended = True
+        # Contexts can keep this object: with its token, it would keep the former one, and that one the one before.
+        token, self._token = self._token, None
         # Why not always? Each worker has a context of its own, and it is not cheap to change variables.
-        if not self._is_step or isinstance(self._token.old_value, Span | Unsampled):
-            _reset(self._token)
+        if token is not None and (not self._is_step or isinstance(token.old_value, Span | Unsampled)):
+            _reset(token)
 
     @property
     def unsampled(self) -> 'Unsampled':

@@ -1,6 +1,8 @@
 """The seam alone: who is told what, and that no instrument can do any harm."""
 
 import asyncio
+import contextvars
+import gc
 import logging
 
 import pytest
@@ -12,6 +14,7 @@ from kopf._cogs.structs.instruments import (
     Instruments,
     ObjectKey,
     ObjectStep,
+    Unsampled,
     get_current_activity,
 )
 from kopf._cogs.structs.references import Resource
@@ -216,3 +219,18 @@ def test_headers_that_cannot_be_sent_are_left_out():
     request = ApiRequest(Instruments(), server='http://localhost', method='GET', path='/apis')
     request.headers |= {'traceparent': '00-1-2-01', 'x': 'two\r\nlines', 'y': 'ü', 'z:': '', '': 'nameless'}
     assert request.get_headers() == {'traceparent': '00-1-2-01'}
+
+
+def test_traces_that_are_not_sampled_do_not_keep_the_former_ones_in_memory():
+    def step():
+        with Unsampled(None).during('MODIFIED', 1):
+            return contextvars.copy_context()  # of a daemon, or of a worker, which starts the next step
+
+    def count():
+        gc.collect()
+        return sum(type(each) is Unsampled for each in gc.get_objects())
+
+    before, context = count(), contextvars.copy_context()
+    for _ in range(20):
+        context = context.run(step)
+    assert count() == before + 1
