@@ -432,8 +432,14 @@ class NewApp:
     spec: AppSpec
 
 
+def find_apps(namespace: str | None, spec: AppSpec, **_: Any) -> list[tuple[str | None, str]]:
+    return [(namespace, str(spec.replicas))]
+
+
 @kopf.on.create(App)
 @kopf.on.reconcile(App, owns=[NewApp, 'pods'])
+@kopf.on.reconcile(App, id='a', watches={NewApp: find_apps})
+@kopf.on.reconcile(App, id='b', watches={NewApp: find_apps, 'pods': find_apps, ('apps', 'deployments'): find_apps})
 def typed(spec: AppSpec, obj: App, status: AppStatus | None, patch: kopf.Patch[App], **_: Any) -> None:
     patch.status = AppStatus(ready=spec.replicas + obj.spec.replicas)
     patch.status['ready'] = 0 if status is None else status.ready

@@ -19,9 +19,9 @@ from kopf._core.actions.execution import Logger
 from kopf._core.engines.adoption import find_owners
 from kopf._core.engines.owned_objects import OwnedObjects
 from kopf._core.intents import mistakes
-from kopf._core.intents.causes import ResourceCause
+from kopf._core.intents.causes import TYPED_GETTERS, ResourceCause
 from kopf._core.intents.filters import FilterError
-from kopf._core.intents.handlers import ResourceHandler, Source
+from kopf._core.intents.handlers import ResourceHandler, Source, find_typed
 
 Key = str | tuple[str | None, str]
 """The uid of an owner; or a namespace and a name from a function of the user."""
@@ -58,7 +58,7 @@ class Relations:
         objects: the memory of the owned objects, if the handler reads or applies them.
     """
 
-    __slots__ = ('_failed', '_handler', '_known', 'objects', 'owner', 'resource', 'source')
+    __slots__ = ('_failed', '_handler', '_known', '_typed', 'objects', 'owner', 'resource', 'source')
 
     def __init__(self, handler: ResourceHandler, source: Source, objects: OwnedObjects | None = None) -> None:
         self._handler = handler
@@ -68,6 +68,7 @@ class Relations:
         """The resource of the source; ``None`` if it is not watched yet."""
         self.owner: Resource | None = None
         """The resource of the handler; ``None`` if it is not served yet."""
+        self._typed = () if source.fn is None or source.model is None else find_typed(source.fn)
         self._known: dict[str, Sighting] = {}
         self._failed: set[str] = set()  # the uids of the objects whose failures were logged
 
@@ -153,7 +154,10 @@ class Relations:
 
     def _call(self, cause: ResourceCause, fn: Callable[..., Any]) -> frozenset[Key]:
         try:
-            result = fn(**cause.kwargs_of_callback(fn, self._handler))
+            kwargs = cause.kwargs_of_callback(fn, self._handler)
+            typed = [name for name in self._typed if name not in cause.indices]
+            kwargs |= {name: TYPED_GETTERS[name](cause, self.source) for name in typed}
+            result = fn(**kwargs)
             pairs = [] if result is None else [*result]
         except (Exception, SystemExit) as error:
             raise MappingError(f"{FilterError(fn, error).place}) failed: {name_error(error)}") from error

@@ -221,7 +221,7 @@ def parse_sources(name: str, owns: Any, watches: Any) -> tuple[Source, ...]:
         if not callable(fn):
             raise TypeError(f"@kopf.on.{name}: watches={{{each!r}: ...}} must be a function, not {fn!r}.")
         _check_callback(name, 'watches', fn)
-        sources.append(Source(selector, fn))
+        sources.append(Source(selector, fn, find_model(name, each) if isinstance(each, type) else None))
     return tuple(sources)
 
 

@@ -35,6 +35,11 @@ if TYPE_CHECKING:
 OperationName = Literal['CREATE', 'UPDATE', 'DELETE', 'CONNECT']
 
 
+def find_typed(fn: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the arguments of the function that it gets as objects of a class, if the resource is named by one."""
+    return tuple(name for name in read_arguments(fn).explicit if name in causes.TYPED_GETTERS)
+
+
 class DeclaredHandler(Handler):
     """A handler that a decorator creates. The attributes of the class describe its kind completely."""
 
@@ -162,8 +167,7 @@ class ResourceHandler(DeclaredHandler):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.model is not None:
-            typed = [name for name in read_arguments(self.fn).explicit if name in causes.TYPED_GETTERS]
-            object.__setattr__(self, 'extras', (*self.extras, *typed))
+            object.__setattr__(self, 'extras', (*self.extras, *find_typed(self.fn)))
         # The ids of the functions stay unique, because the handler keeps the functions.
         names = {(id(fn), positional): read_names(fn, positional) for _, fn, positional in self.iter_callbacks()}
         object.__setattr__(self, 'callback_names', {key: each for key, each in names.items() if each is not None})
@@ -300,6 +304,8 @@ class Source(NamedTuple):
     selector: Selector
     fn: MappingFn | None = None
     """Finds the dependents of an object of this resource; if ``None``, its owner references name them."""
+    model: 'Kind | None' = None
+    """The kind of the class that names the resource: the function gets objects of this class."""
 
 
 class ReconcileOptions(ObjectOptions, WatchOptions, total=False):
@@ -311,7 +317,8 @@ class ReconcileOptions(ObjectOptions, WatchOptions, total=False):
     interval: float | None
     concurrency: int | None
     owns: Iterable[SourceName]
-    watches: Mapping[str, MappingFn] | Mapping[SourceName, MappingFn] | None
+    # Why not `SourceName`? The keys of mappings are invariant: type checkers would refuse dicts with classes only.
+    watches: Mapping[Any, MappingFn] | None
     backoff: tuple[float, float]
     conditions: bool
     prune: bool

@@ -142,8 +142,12 @@ def find_missing(handler: DeclaredHandler, indices: Collection[str]) -> Iterator
             f"{handler} ({locate(handler.fn)}) asks for {name!r}, which it is not given. "
             f"{_explain_missing(name, provided, indices)}"
         )
+    sources = handler.sources if isinstance(handler, ResourceHandler) else ()
+    typed = [source.fn for source in sources if source.model is not None]  # these get objects of classes
     for option, callback, positional in handler.iter_callbacks() if isinstance(handler, ResourceHandler) else ():
         known = _list_arguments_of_callback(option, provided)
+        if callback in typed:
+            known |= _ONLY_OF_MODELS
         for fn in iter_parts(callback):
             what = f"{option}= of {handler} ({locate(fn)})"
             if (name := _find_first(fn, positional, known, indices)) is not None:

@@ -1,5 +1,6 @@
 """Which objects are triggered by an object of another resource: by its owner references, or by a function."""
 
+import dataclasses
 import logging
 
 import pytest
@@ -77,6 +78,24 @@ def test_a_version_that_is_listed_again_triggers_no_owners():
     scene.note(pod(1, owners=['a']))
     assert scene.note(pod(1, owners=['a'])) == set()
     assert scene.note(pod(2, owners=['a'])) == {'a'}
+
+
+@kopf.kind('example.com/v1', 'Pod', registry=kopf.OperatorRegistry())
+@dataclasses.dataclass
+class Model:
+    spec: dict[str, str]
+
+
+def test_functions_get_objects_of_the_class_that_names_their_resource():
+    scene = Scene(watches={Model: lambda obj, spec, namespace, **_: [(namespace, obj.spec['of'] + spec['of'])]})
+    assert scene.note(pod() | {'spec': {'of': 'a'}}) == {('ns', 'aa')}
+
+
+def test_objects_that_do_not_conform_to_the_class_are_logged_and_trigger_their_former_dependents(caplog):
+    scene = Scene(watches={Model: lambda spec, **_: [('', spec['of'])]})
+    scene.note(pod(1) | {'spec': {'of': 'a'}})
+    assert scene.note(pod(2) | {'spec': {'of': 1}}) == {(None, 'a')}
+    assert "does not conform to the class Model: " in caplog.text
 
 
 def test_deleted_objects_trigger_their_last_owners_once():

@@ -1,5 +1,6 @@
 """What handlers are said to be given is what they are given; functions are judged by what they can be called with."""
 
+import dataclasses
 import functools
 import logging
 import re
@@ -209,6 +210,18 @@ def test_functions_of_watches_that_ask_for_unknown_arguments_are_refused(fn, mes
     pattern = '.*'.join(re.escape(part) for part in message.split('...'))
     with pytest.raises(mistakes.DeclarationError, match=pattern):
         mistakes.check_registry(registry)
+
+
+def test_functions_of_watches_can_ask_for_the_object_if_a_class_names_the_resource():
+    registry = kopf.OperatorRegistry()
+
+    @kopf.kind('example.com/v1', registry=registry)
+    @dataclasses.dataclass
+    class Watched:
+        spec: dict[str, str]
+
+    kopf.on.reconcile('kopfexamples', registry=registry, watches={Watched: lambda obj: []})(lambda: None)
+    mistakes.check_registry(registry)
 
 
 def test_functions_of_watches_can_ask_for_what_index_functions_get():
