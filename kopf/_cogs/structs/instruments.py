@@ -590,7 +590,8 @@ class HandlerCall(Span):
     One attempt of a handler of any kind.
 
     The outcomes: ``succeeded``; ``failed`` for good; ``retried`` after the ``delay``; ``waiting`` for its sub-handlers;
-    ``ignored`` if it has failed, and its errors are ignored; ``cancelled``.
+    ``refused`` if a webhook denies a request by a permanent error; ``ignored`` if it has failed, and its errors are
+    ignored; ``cancelled``.
     """
 
     __slots__ = (

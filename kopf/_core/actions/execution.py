@@ -132,6 +132,8 @@ class Outcome(NamedTuple):
     """Whether the handler has a limit of attempts, and this attempt does not count towards it."""
     ignored: bool = False
     """Whether the function has failed, and its errors are ignored."""
+    refused: bool = False
+    """Whether the function has refused a request on purpose: it has worked, although it has raised an error."""
     carried: str | None = None
     """The text that an instrument has left for the next attempts: see `HandlerCall`."""
 
@@ -140,7 +142,9 @@ class Outcome(NamedTuple):
         """The outcome in one word, as in `HandlerCall`."""
         if not self.final:
             return 'waiting' if isinstance(self.exception, HandlerChildrenRetry | NotReadyError) else 'retried'
-        return 'failed' if self.exception is not None else 'ignored' if self.ignored else 'succeeded'
+        if self.exception is not None:
+            return 'refused' if self.refused else 'failed'
+        return 'ignored' if self.ignored else 'succeeded'
 
     @property
     def is_error(self) -> bool:
@@ -196,6 +200,8 @@ class Handler:
 
     Such handlers only answer questions about the object, e.g. whether to admit it; or they belong to no object.
     """
+    refuses: ClassVar[bool] = False
+    """Whether the function raises permanent errors in order to refuse requests: these are no failures."""
     reconciles: ClassVar[bool] = False
     """Whether it is called in the steps of its object. Its errors are errors of reconciliations in the metrics."""
 
@@ -435,7 +441,7 @@ def _assess_error(
         text = describe_error(error)
         is_limit = text.startswith(f"{handler} has ")  # errors of `_Limits` name the handler already
         logger.error("%s", text if is_limit else f"{handler} failed permanently: {text}")
-        return Outcome(final=True, exception=error)
+        return Outcome(final=True, exception=error, refused=handler.refuses)
     return _assess_arbitrary(handler, error, limits, rules, logger)
 
 

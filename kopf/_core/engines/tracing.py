@@ -235,7 +235,7 @@ class Tracing(SamplingInstrument):
 
     def _end(self, opened: _Open, activity: Span) -> None:
         if not opened.borrowed:
-            error = activity.exception
+            error = None if activity.outcome == 'refused' else activity.exception
             if error is not None and not isinstance(error, TemporaryError):
                 opened.span.record_exception(error)
             if activity.outcome == 'failed' or (error is not None and not isinstance(error, TemporaryError)):

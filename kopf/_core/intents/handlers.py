@@ -471,6 +471,7 @@ class WebhookHandler(ResourceHandler):
     options = WebhookOptions
     cause = causes.WebhookCause
     concurrent = True
+    refuses = True
     watches = False
     configures = {
         'validatingwebhookconfigurations.admissionregistration.k8s.io': ('create', 'patch'),

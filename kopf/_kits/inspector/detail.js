@@ -301,6 +301,7 @@ function makeCallText(entry) {
   const outcomes = {
     retried: entry.delay ? `retried after ${duration(entry.delay)}` : 'retried',
     waiting: 'waits for its parts',
+    refused: 'refused the request',
   };
   const outcome = entry.outcome ?? 'running';
   return [

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import strategies as st
 
 import kopf
+from kopf._cogs.structs.instruments import HandlerCall, Instruments
 from kopf._cogs.structs.references import Resource
 from kopf._cogs.structs.reviews import time_limit_var
 from kopf._core.engines.admission import AdmissionReviewer
@@ -69,9 +70,17 @@ def operator_memo() -> kopf.Memo:
 
 
 @pytest.fixture
-def reviewer(registry: kopf.OperatorRegistry, known: dict[str, Any], operator_memo: kopf.Memo) -> AdmissionReviewer:
+def instruments() -> Instruments:
+    return Instruments()
+
+
+@pytest.fixture
+def reviewer(
+    known: dict[str, Any], operator_memo: kopf.Memo, instruments: Instruments, registry: kopf.OperatorRegistry
+) -> AdmissionReviewer:
+    indices = {'index1': 'an index'}
     return AdmissionReviewer(
-        OperatorContext(settings=kopf.OperatorSettings(), memo=operator_memo, indices={'index1': 'an index'}),
+        OperatorContext(settings=kopf.OperatorSettings(), memo=operator_memo, indices=indices, instruments=instruments),
         memos=lambda resource, metadata: known.get(metadata['uid']),
     )
 
@@ -421,6 +430,36 @@ async def test_slow_handlers_with_failures_ignored_only_warn(registry: kopf.Oper
             "Webhook 'slow' has failed, which is ignored: Webhook 'slow' has not answered within 0.01 seconds."
         ],
     }
+
+
+class Outcomes(kopf.Instrument):
+    """The outcomes of all calls."""
+
+    def __init__(self) -> None:
+        self.found: list[str | None] = []
+
+    def handler_ends(self, call: HandlerCall) -> None:
+        self.found.append(call.outcome)
+
+
+@pytest.mark.parametrize(
+    'error, outcome',
+    [
+        (kopf.AdmissionError("No."), 'refused'),
+        (kopf.PermanentError("No."), 'refused'),
+        (ZeroDivisionError(), 'failed'),
+    ],
+)
+async def test_refusals_are_told_apart_from_failures(
+    registry: kopf.OperatorRegistry, ask: Ask, instruments: Instruments, error: Exception, outcome: str
+) -> None:
+    @kopf.on.validate('kopfexamples', registry=registry)
+    def refuse(**_: Any) -> None:
+        raise error
+
+    instruments.add(outcomes := Outcomes())
+    assert not (await ask(make_review()))['allowed']
+    assert outcomes.found == [outcome]
 
 
 @pytest.mark.parametrize(

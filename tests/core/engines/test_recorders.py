@@ -75,7 +75,14 @@ def test_attempts_are_written_with_their_outcomes_and_delays(instruments, timeli
 
 @pytest.mark.parametrize(
     'outcome, failing',
-    [('succeeded', False), ('ignored', False), ('waiting', False), ('failed', True), ('retried', True)],
+    [
+        ('succeeded', False),
+        ('refused', False),
+        ('ignored', False),
+        ('waiting', False),
+        ('failed', True),
+        ('retried', True),
+    ],
 )
 def test_an_object_fails_until_the_handler_succeeds(instruments, timelines, outcome, failing):
     with call(instruments) as attempt:

@@ -136,6 +136,13 @@ def test_handlers_of_raw_events_do_not_part_a_trace(spans):
     assert event.context.trace_id != update.context.trace_id
 
 
+def test_refusals_of_webhooks_are_no_errors(spans):
+    with make_call(Instruments([Tracing(spans.provider, '1.0')]), 'check') as call:
+        call.set_outcome('refused', exception=kopf.AdmissionError("No."))
+    (span,) = spans.find('handler check')
+    assert span.status.is_unset and not span.events
+
+
 async def test_errors_are_recorded(world, spans):
     world.declare(
         kopf.on.create, 'create', does=[ValueError("boo"), kopf.TemporaryError("no", delay=0), None], backoff=0

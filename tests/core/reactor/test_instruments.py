@@ -289,7 +289,7 @@ async def test_reviews_are_told(world, recorder):
         ready.set()
         await reviewed.wait()
     (call,) = recorder.calls('validate')
-    assert (call.kind, call.reason, call.outcome, call.message) == ('Webhook', 'create', 'failed', 'no')
+    assert (call.kind, call.reason, call.outcome, call.message) == ('Webhook', 'create', 'refused', 'no')
     assert (call.key.resource.plural, call.key.name) == (PLURAL, 'obj')
 
 
