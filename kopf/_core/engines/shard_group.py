@@ -164,8 +164,7 @@ class KnownLease:
 
 def is_later(member: str, other: str) -> bool:
     """Check whether a member is the same process as another one, in a later term."""
-    (name, _, epoch), (other_name, _, other_epoch) = member.rpartition('/'), other.rpartition('/')
-    return name == other_name and int(epoch or 0) > int(other_epoch or 0)
+    return member.rpartition('/')[0] == other.rpartition('/')[0] and _get_epoch(member) > _get_epoch(other)
 
 
 class ShardGroup:
@@ -610,4 +609,6 @@ def _is_same(body: Mapping[str, Any] | None, known: Mapping[str, Any] | None) ->
 
 
 def _get_epoch(member: str) -> int:
-    return int(member.rpartition('/')[2] or 0)
+    """Return the number of the term in the name of a member; 0 if it has none: other clients can write any name."""
+    epoch = member.rpartition('/')[2]
+    return int(epoch) if epoch.isdecimal() else 0

@@ -331,6 +331,27 @@ async def test_a_damaged_record_is_replaced(world, text, caplog):
         assert 'is not that of the shards of a kopf operator' in caplog.text
 
 
-@pytest.mark.parametrize('member, other, later', [('x/2', 'x/1', True), ('x/1', 'x/1', False), ('y/2', 'x/1', False)])
+async def test_a_holder_that_never_was_a_member_is_replaced(world):
+    async with world.running():
+        await world.share()
+        body = world.store.bodies['g']
+        spec = {**body['spec'], 'holderIdentity': 'g-you/nonsense'}
+        world.group.see(world.store.put('g', spec, body['metadata']['annotations']))
+        await world.pass_time(4, other='g-you', seen=world.ownership.seen, held='2-3')
+        assert world.store.bodies['g']['spec']['holderIdentity'] == 'g-me/1'
+        assert world.holders == {'g-me/1': [0, 1], 'g-you/1': [2, 3]}
+
+
+@pytest.mark.parametrize(
+    'member, other, later',
+    [
+        ('x/2', 'x/1', True),
+        ('x/10', 'x/9', True),
+        ('x/1', 'x/1', False),
+        ('y/2', 'x/1', False),
+        ('x/1', 'x/nonsense', True),
+        ('x/nonsense', 'x/1', False),
+    ],
+)
 def test_later_terms_are_recognized(member, other, later):
     assert is_later(member, other) == later
