@@ -14,15 +14,19 @@
     return scores;
   };
 
+  // Return the places of the words in the question, without "the" and its like.
   const find_useful = (query) => {
-    const words = query.toLowerCase().split(/[^\p{L}\p{N}_.-]+/u).filter((word) => word.length > 1);
-    return words.filter((word) => !(stopwords.has?.(word) ?? stopwords.includes(word)));
+    const is_useful = ([word]) => !(stopwords.has?.(word) ?? stopwords.includes(word));
+    return [...query.matchAll(/[\p{L}\p{N}_.-]{2,}/gu)].filter(is_useful);
   };
 
   const is_text = (result) => result[6] === "text";
 
-  const compare = (search, words) => {
-    const pairs = words.slice(1).map((word, index) => `${words[index]} ${word}`);
+  const compare = (search, query, places) => {
+    const words = places.map(([word]) => word);
+    // Pairs are as in the question, with "the" and its like in between: the entries of the index have them, too.
+    const ends = places.map((place) => place.index + place[0].length);
+    const pairs = words.slice(1).map((_, index) => query.slice(places[index].index, ends[index + 1]));
     const found = new Map();
     for (const part of new Set([...words, ...pairs])) {
       const scores = score(search, part);
@@ -43,15 +47,16 @@
     const search = Search._performSearch;
     Search._performSearch = (query, ...terms) => {
       const results = search(query, ...terms);
-      const words = find_useful(query);
-      if (words.length < 2) {
+      const question = query.toLowerCase().replace(/\s+/g, " ");
+      const places = find_useful(question);
+      if (places.length < 2) {
         const is_vague = ([page, , , , score]) => LONGEST.has(page) && score < WELL;
         return [...results.filter(is_vague), ...results.filter((result) => !is_vague(result))]; // the last is best
       }
       const exact = results.filter((result) => !is_text(result));
       const complete = new Map(results.filter(is_text).map((result) => [result[0], result]));
       const shown = new Set(exact.map((result) => result[0]));
-      const ranks = [...compare(search, words)]
+      const ranks = [...compare(search, question, places)]
         .filter(([page]) => complete.has(page) || !LONGEST.has(page))
         .map(([page, [sum, first]]) => [LONGEST.has(page) ? 0 : sum, complete.get(page) ?? first])
         .sort(([one], [other]) => one - other);
