@@ -30,6 +30,7 @@ CODES = {
     "It is not known whether the API server converts": 'conversion-unchecked',
     "Not permitted to list or watch": 'watch-forbidden',
     "Resources that appear, change, or vanish": 'discovery-forbidden',
+    "The API server cannot convert": 'conversion-unregistered',
     "The changed certificates of the webhook server": 'certificates-unusable',
     "The handlers of {%s} do not have the same label_selector=": 'selectors-differ',
     "The holder %r of the Lease": 'lease-held-longer',

@@ -164,6 +164,13 @@ class ConversionStrategies(WebhookRegistration):
             return
         crd = next(iter(found.get('items') or ()), None)
         if crd is None or _is_safe(crd):
+            if crd is not None and _has_placeholder_url(_get_strategy(crd)):
+                logger.warning(
+                    "The API server cannot convert %s: spec.conversion of the CRD has the address %s, which stands "
+                    "for that of the operator. Let the operator write its address: set settings.admission.managed.",
+                    name,
+                    PLACEHOLDER_HOST,
+                )
             self._open(name, delay=SETTLING_TIME if name in self._missing else 0)
         elif name not in self._missing:
             self._missing.add(name)
@@ -336,9 +343,13 @@ def _is_safe(crd: Mapping[str, Any]) -> bool:
 def is_placeholder(strategy: Mapping[str, Any]) -> bool:
     """Check whether the strategy comes from a generated CRD, and no operator has written its address there yet."""
     config = (strategy.get('webhook') or {}).get('clientConfig') or {}
-    url, service = config.get('url') or '', config.get('service') or {}
-    is_unsigned = f"/{ENDPOINT}" in (service.get('path') or '') and not config.get('caBundle')
-    return url.startswith(f'https://{PLACEHOLDER_HOST}/') or is_unsigned
+    is_unsigned = f"/{ENDPOINT}" in ((config.get('service') or {}).get('path') or '') and not config.get('caBundle')
+    return is_unsigned or _has_placeholder_url(strategy)
+
+
+def _has_placeholder_url(strategy: Mapping[str, Any]) -> bool:
+    url = ((strategy.get('webhook') or {}).get('clientConfig') or {}).get('url') or ''
+    return url.startswith(f'https://{PLACEHOLDER_HOST}/')
 
 
 def _calls_service(strategy: Mapping[str, Any]) -> bool:

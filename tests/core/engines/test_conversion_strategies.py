@@ -370,6 +370,14 @@ async def test_unmanaged_kinds_are_looked_at_periodically_without_the_watch_of_c
     assert len([text for text in world.log.texts if "are not handled yet" in text]) == 1
 
 
+async def test_placeholders_that_nothing_replaces_are_warned_of(world, server, refused):
+    world.settings.admission.managed = None
+    await world.aio.patch(CRDS, LATE_CRD, {'spec': {'conversion': make_placeholder(LATE_CRD)}})
+    async with world.operator():
+        await world.until_logged(f"The API server cannot convert {LATE_CRD}: spec.conversion of the CRD has")
+        await world.until_called('late')
+
+
 async def test_unmanaged_kinds_are_handled_if_crds_cannot_be_read(world, server, lates):
     world.settings.admission.managed = None
     world.sandbox.faults.error(403, times=None, resource=CRDS)
