@@ -330,13 +330,13 @@ async def run_handler(
                 raise
             # The cancelled task is not this one, but another task that the function has awaited: an error of the
             # function.
-            return _conclude(
+            return _end_attempt(
                 _assess_arbitrary(handler, error, limits, rules, logger), attempt, unsampled, handler, cause, state
             )
         except (Exception, SystemExit) as error:  # a handler must not stop the operator by sys.exit()
             # Why no variable for the outcome? It has the error, whose traceback has this frame: only the garbage
             # collector would free this cycle.
-            return _conclude(
+            return _end_attempt(
                 _assess_error(handler, error, limits, rules, logger), attempt, unsampled, handler, cause, state
             )
     if debugging or not handler.quiet:
@@ -392,7 +392,7 @@ def _measure(attempt: _Attempt, verdict: str, handler: Handler) -> None:
     meters.note_attempt(handler.id, None if parent is None else parent.id, verdict, time.monotonic() - began)
 
 
-def _conclude(
+def _end_attempt(
     outcome: Outcome,
     attempt: _Attempt | None,
     unsampled: Unsampled | None,
