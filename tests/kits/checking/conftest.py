@@ -4,6 +4,8 @@ import textwrap
 
 import pytest
 
+from kopf.testing import Sandbox
+
 CRD = """
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
@@ -64,3 +66,12 @@ def write(tmp_path):
         return path
 
     return write
+
+
+@pytest.fixture
+def sandbox(tmp_path, monkeypatch):
+    """Yield a sandbox that stands for a cluster: that of KUBECONFIG, with the namespace of a course."""
+    with Sandbox(kubeconfig=tmp_path / "admin") as sandbox:
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "admin"))
+        sandbox.create("namespaces", "run-1")
+        yield sandbox

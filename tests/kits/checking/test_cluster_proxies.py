@@ -12,7 +12,6 @@ import yaml
 
 from kopf._kits.checking.cluster_proxies import ClusterProxy
 from kopf._kits.checking.clusters import Cluster
-from kopf.testing import Sandbox
 
 CONFIGMAPS = "/api/v1/namespaces/run-1/configmaps"
 
@@ -36,14 +35,6 @@ class Client:
     def __call__(self, method, path, body=None, **headers):
         with self.open(method, path, body, **headers) as response:
             return response.status, json.loads(response.read())
-
-
-@pytest.fixture
-def sandbox(tmp_path, monkeypatch):
-    with Sandbox(kubeconfig=tmp_path / "admin") as sandbox:
-        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "admin"))
-        sandbox.create("namespaces", "run-1")
-        yield sandbox
 
 
 @pytest.fixture

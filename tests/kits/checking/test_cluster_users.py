@@ -9,7 +9,6 @@ from kopf._kits.checking.clusters import Cluster, ClusterError, ClusterPlace
 from kopf._kits.checking.user_writes import RecordedWrites
 from kopf._kits.testing.serving.waits import WaitTimeout
 from kopf._kits.testing.wire.statuses import Refusal
-from kopf.testing import Sandbox
 
 MAP = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a", "namespace": "default"}, "data": {"x": "1"}}
 
@@ -32,14 +31,6 @@ class Host:
 @pytest.fixture
 def host():
     return Host()
-
-
-@pytest.fixture
-def sandbox(tmp_path, monkeypatch):
-    with Sandbox(kubeconfig=tmp_path / "admin") as sandbox:
-        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "admin"))
-        sandbox.create("namespaces", "run-1")
-        yield sandbox
 
 
 @pytest.fixture
