@@ -342,18 +342,22 @@ def _is_safe(crd: Mapping[str, Any]) -> bool:
 
 def is_placeholder(strategy: Mapping[str, Any]) -> bool:
     """Check whether the strategy comes from a generated CRD, and no operator has written its address there yet."""
-    config = (strategy.get('webhook') or {}).get('clientConfig') or {}
+    config = _get_client_config(strategy)
     is_unsigned = f"/{ENDPOINT}" in ((config.get('service') or {}).get('path') or '') and not config.get('caBundle')
     return is_unsigned or _has_placeholder_url(strategy)
 
 
 def _has_placeholder_url(strategy: Mapping[str, Any]) -> bool:
-    url = ((strategy.get('webhook') or {}).get('clientConfig') or {}).get('url') or ''
+    url = _get_client_config(strategy).get('url') or ''
     return url.startswith(f'https://{PLACEHOLDER_HOST}/')
 
 
 def _calls_service(strategy: Mapping[str, Any]) -> bool:
-    return bool(((strategy.get('webhook') or {}).get('clientConfig') or {}).get('service'))
+    return bool(_get_client_config(strategy).get('service'))
+
+
+def _get_client_config(strategy: Mapping[str, Any]) -> Mapping[str, Any]:
+    return (strategy.get('webhook') or {}).get('clientConfig') or {}
 
 
 def _is_foreign(strategy: Mapping[str, Any]) -> bool:
@@ -363,6 +367,6 @@ def _is_foreign(strategy: Mapping[str, Any]) -> bool:
 
 def _is_own(strategy: Mapping[str, Any], name: str) -> bool:
     """Check whether an operator of this framework has written the strategy, e.g. this one in a previous run."""
-    config = (strategy.get('webhook') or {}).get('clientConfig') or {}
+    config = _get_client_config(strategy)
     path = config.get('url') or (config.get('service') or {}).get('path') or ''
     return bool(path.endswith(f'/{ENDPOINT}{name}'))
