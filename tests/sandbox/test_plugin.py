@@ -7,6 +7,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import yaml
 from forkserver import run_process
 
 pytestmark = pytest.mark.timeout(300)  # each of them starts a pytest of its own
@@ -187,6 +188,52 @@ def test_the_role_that_tests_have_needed_is_written(run_pytest, tmp_path, proces
     role = (tmp_path / "role.yaml").read_text()
     assert "name: role\n" in role
     assert re.search(r"- kopfexamples\n  verbs:\n  - list\n  - watch\n  - patch\n", role), role
+
+
+KIND = """
+import dataclasses, kopf
+
+@dataclasses.dataclass
+class Spec:
+    size: int = 1
+
+@kopf.kind('example.com/v1')
+@dataclasses.dataclass
+class Shop:
+    spec: Spec
+
+@kopf.on.create(Shop)
+def create_fn(patch, **_):
+    patch.metadata.labels['done'] = 'yes'
+"""
+KIND_TEST = """
+    import pytest
+
+    @pytest.mark.kopf_sandbox(OPTIONS)
+    def test_it(kopf_sandbox, kopf_operator):
+        with kopf_operator('handlers.py', *ARGUMENTS):
+            kopf_sandbox.create('shops', 'x', spec={})
+            kopf_sandbox.wait_for('shops', 'x', lambda body: body['metadata']['labels']['done'])
+"""
+
+
+@pytest.mark.parametrize(
+    "options, arguments, verbs",
+    [
+        ("", [], ["list", "watch"]),
+        ("virtual_time=True", [], ["list", "watch"]),
+        ("", ["--apply-crds"], ["get", "list", "watch", "create"]),
+    ],
+)
+def test_the_role_has_the_permission_to_write_crds_only_if_the_operator_is_told_to(
+    run_pytest, tmp_path, options, arguments, verbs
+):
+    (tmp_path / "handlers.py").write_text(KIND)
+    test = KIND_TEST.replace("OPTIONS", options).replace("ARGUMENTS", repr(arguments))
+    code, output = run_pytest(test, "--kopf-rbac=role.yaml")
+    assert code == 0, output
+    rules = yaml.safe_load((tmp_path / "role.yaml").read_text())["rules"]
+    assert [rule["verbs"] for rule in rules if "customresourcedefinitions" in rule["resources"]] == [verbs]
 
 
 def test_a_role_that_cannot_be_written_is_told_of_before_the_tests(run_pytest):

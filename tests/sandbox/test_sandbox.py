@@ -40,6 +40,30 @@ def test_all_verbs_have_a_method(notes):
     assert notes.list("notes") == []
 
 
+@pytest.mark.parametrize(
+    "resource, found",
+    [
+        ("example.dev/v1/notes", True),
+        ("example.dev/notes", True),
+        ("example.dev/v1/Note", True),
+        ("example.dev/v2/notes", False),
+        ("example.org/v1/notes", False),
+    ],
+)
+def test_the_group_and_the_version_can_precede_the_name(notes, resource, found):
+    notes.create(NOTE)
+    if found:
+        assert notes.get(resource, "n")["metadata"]["name"] == "n"
+    else:
+        with pytest.raises(Refusal, match="doesn't have a resource type"):
+            notes.get(resource, "n")
+
+
+@pytest.mark.parametrize("resource", ["v1/pods", "pods.v1", "po"])
+def test_the_core_api_is_a_version_without_a_group(notes, resource):
+    assert notes.list(resource) == []
+
+
 def test_lists_can_be_narrowed(notes):
     notes.create({**NOTE, "metadata": {"name": "a", "labels": {"x": "1"}}})
     notes.create({**NOTE, "metadata": {"name": "b", "namespace": "kube-system"}})

@@ -382,7 +382,7 @@ def test_real_time_is_back_afterwards():
     with Sandbox() as sandbox:
         sandbox.create("configmaps", "x")
     with pytest.raises(RuntimeError, match="not running any more"):
-        sandbox.advance(1) if sandbox.world else sandbox.get("configmaps", "x")
+        sandbox.advance(1) if sandbox.simulation else sandbox.get("configmaps", "x")
 
 
 # Determinism.
@@ -633,7 +633,7 @@ def test_the_end_of_the_sandbox_does_not_wait_for_killed_operators(write, caplog
             sandbox.faults.call(operator.kill, verb="patch")
             sandbox.advance(25)
             assert operator.returncode == -9
-        clock, before = sandbox.world.clock, sandbox.world.clock.now
+        clock, before = sandbox.simulation.clock, sandbox.simulation.clock.now
     assert clock.now < before + 5
     assert "are left" not in caplog.text
 

@@ -1,7 +1,7 @@
 """
 The sandbox: an embedded Kubernetes API, for first steps with operators and for their tests, without a cluster.
 
-It is built in floors, and each imports only from those below it; ``.importlinter`` proves that. From the top:
+It consists of layers; each of them imports only from lower layers, which ``.importlinter`` proves. From the top:
 
 - ``operators`` (operators in processes), ``launching`` (the sandbox as a command),
   ``sandbox`` (the public classes), ``instances`` (one running sandbox);

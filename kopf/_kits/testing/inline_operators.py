@@ -1,7 +1,7 @@
 """
 Operators in virtual time: ``kopf run`` as a task in the event loop of the sandbox.
 
-The command line parses the arguments, configures the log, and loads the files as usual. Only the last step is done
+The command line parses the arguments, configures the log, and loads the files as usual. Only its last step is replaced
 here: running the operator until it ends. The files are executed again for each operator, but the modules that they
 import stay imported.
 """
@@ -26,38 +26,38 @@ from kopf._kits.runner import restored_levels
 from kopf._kits.testing.sandbox import Sandbox
 from kopf._kits.testing.sandbox_logins import environment, make_vault
 from kopf._kits.testing.virtual.outputs import OutputHandler, output_var, routed
+from kopf._kits.testing.virtual.simulations import Simulation
 from kopf._kits.testing.virtual.virtual_clocks import VirtualTimeError
-from kopf._kits.testing.virtual.worlds import World
 from kopf._kits.testing.webhook_notices import has_registered_webhooks
 
-__tracebackhide__ = True  # pytest shows the caller of the sandbox instead
+__tracebackhide__ = True  # pytest omits the frames of this module from tracebacks
 
 
 class InlineOperator:
     """
-    One operator in the world of its sandbox.
+    One operator in the simulation of its sandbox (see `simulations`).
 
     Args:
         sandbox: the sandbox, with virtual time.
-        registry: the handlers to begin with; by default, there are only those of the files.
-        settings: the settings to begin with.
-        instruments: the instruments to observe it with.
+        registry: handlers in addition to those of the files.
+        settings: the initial settings, which handlers of the startup can change.
+        instruments: the instruments that observe the operator.
     """
 
     def __init__(
         self,
         sandbox: Sandbox,
-        world: World,
+        simulation: Simulation,
         *,
         registry: OperatorRegistry | None = None,
         settings: OperatorSettings | None = None,
         instruments: Collection[Instrument] = (),
     ) -> None:
         self._sandbox = sandbox
-        self._world = world
+        self._simulation = simulation
         self._instruments = instruments
         self.registry = SmartOperatorRegistry() if registry is None else registry
-        """Its handlers."""
+        """The handlers of the operator."""
         self._settings = OperatorSettings() if settings is None else settings
         self._text = io.StringIO()
         self._task: asyncio.Task[None] | None = None
@@ -65,7 +65,7 @@ class InlineOperator:
         self._ready = asyncio.Event()
         self._stack = contextlib.ExitStack()
         self.returncode: int | None = None
-        """The exit code; None while it runs."""
+        """The exit code; None while the operator runs."""
 
     @property
     def output(self) -> str:
@@ -74,12 +74,12 @@ class InlineOperator:
 
     @property
     def is_started(self) -> bool:
-        """True if it was started."""
+        """True if the operator was started."""
         return self._task is not None or self.returncode is not None
 
     @property
     def registers_webhooks(self) -> bool | None:
-        """True if it writes configurations of webhooks; None before its startup handlers have decided that."""
+        """True if the operator registers its webhooks; None until its startup handlers have set `admission.managed`."""
         return has_registered_webhooks(self.registry, self._settings) if self._ready.is_set() else None
 
     def start(
@@ -88,38 +88,40 @@ class InlineOperator:
         *,
         env: Mapping[str, str],
         cwd: str | os.PathLike[str] | None,
+        provisioner: str | None = None,
         loaded: Callable[[OperatorRegistry], None] | None = None,
     ) -> None:
         """
-        Load the files and start the operator; it runs while the test waits for something.
+        Load the files and start the operator, which then runs whenever the test waits for something.
 
         Args:
             arguments: the arguments of ``kopf run``.
             env: more environment variables.
             cwd: the working directory while the files are loaded.
-            loaded: called with the handlers between these two steps.
+            provisioner: the token of the user who applies the CRDs; by default, the operator does.
+            loaded: called with the handlers when the files are loaded and the operator is not started yet.
         """
         self._stack.enter_context(environment({'KUBECONFIG': str(self._sandbox.kubeconfig), **env}))
         self._stack.enter_context(restored_levels())
         context = contextvars.copy_context()
         with contextlib.chdir(cwd or '.'), routed():
-            options = context.run(self._load, arguments)
-        # Newly imported modules can have drawn random numbers: later random numbers must not depend on that.
-        self._world.reseed()
+            options = context.run(self._load, arguments, provisioner)
+        # Modules can draw random numbers when they are first imported. Later random numbers must not depend on that.
+        self._simulation.reseed()
         if options is None:
-            self._stack.close()  # the operator has ended already, so its context must end, too
+            self._stack.close()  # the operator has ended already, so leave its context, too
         else:
             if loaded is not None:
                 loaded(self.registry)
-            self._task = self._world.loop.create_task(self._run(options), name='operator', context=context)
+            self._task = self._simulation.loop.create_task(self._run(options), name='operator', context=context)
 
     def stop(self, timeout: float) -> int | None:
-        """Stop the operator gracefully, by cancellation after the time (in virtual seconds); return the exit code."""
+        """Stop the operator gracefully, and cancel it after the timeout (in virtual seconds); return the exit code."""
         try:
             if self._task is not None and self.returncode is None:
-                self._world.run(self._end(self._task, timeout))
+                self._simulation.run(self._end(self._task, timeout))
         except VirtualTimeError:
-            if not self._world.is_broken:
+            if not self._simulation.is_broken:
                 raise
         finally:
             self._stack.close()
@@ -128,20 +130,20 @@ class InlineOperator:
     def kill(self) -> None:
         """Stop all tasks and threads of the operator at once, as if its process was killed."""
         if self.returncode is None:
-            self._world.kill(self._text)
+            self._simulation.kill(self._text)
             self.returncode = -9
             self._stack.close()
 
     def freeze(self, seconds: float) -> None:
         """Freeze all tasks and threads of the operator for a time (in seconds), as if a signal stopped its process."""
         if self.returncode is None:
-            self._world.freeze(self._text, seconds)
+            self._simulation.freeze(self._text, seconds)
 
     def is_owner(self, owner: object) -> bool:
         """Check whether the owner of a task, thread or connection is this operator."""
         return owner is self._text
 
-    def _load(self, arguments: Sequence[str]) -> Mapping[str, Any] | None:
+    def _load(self, arguments: Sequence[str], provisioner: str | None) -> Mapping[str, Any] | None:
         """Run the command line up to the start of the operator; return the options to start it with."""
         output_var.set(self._text)
         captured: list[Mapping[str, Any]] = []
@@ -153,6 +155,7 @@ class InlineOperator:
             stop_flag=self._stop,
             ready_flag=self._ready,
             vault=make_vault(self._sandbox),
+            provisioning_vault=None if provisioner is None else make_vault(self._sandbox, token=provisioner),
             run=lambda **options: captured.append(options),
         )
         root = logging.getLogger()
@@ -165,7 +168,7 @@ class InlineOperator:
         except SystemExit as error:
             self.returncode = error.code if isinstance(error.code, int) else 1
         added = [handler for handler in root.handlers if handler not in before]
-        # The command line removes the handlers of other operators, as it expects to be alone in the process.
+        # The command line expects to be alone in the process, so it replaces the log handlers of other operators.
         root.handlers[:] = before
         for handler in added:
             mine = OutputHandler(handler, self._text)

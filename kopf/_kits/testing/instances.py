@@ -25,7 +25,7 @@ from kopf._kits.testing.wire.statuses import Refusal
 
 T = TypeVar('T')
 
-__tracebackhide__ = True  # pytest shows the caller of the sandbox instead
+__tracebackhide__ = True  # pytest omits the frames of this module from tracebacks
 
 _OWN = (str(Path(__file__).parents[2]) + os.sep, str(Path(asyncio.__file__).parent) + os.sep)
 
@@ -78,7 +78,7 @@ class Instance:
             raise
 
     async def stop(self) -> None:
-        """Close everything; the kubeconfig is removed unless the caller has chosen its path."""
+        """Close everything, and remove the kubeconfig unless the caller has chosen its path."""
         if self._workloads is not None:
             await self._workloads.stop()
         await self.server.stop()
@@ -90,7 +90,7 @@ class Instance:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _spare_others(self) -> None:
-        """Refuse to replace a kubeconfig that no sandbox has written: it may contain credentials of a real cluster."""
+        """Refuse to replace a kubeconfig that no sandbox has written: it may have the credentials of a real cluster."""
         with contextlib.suppress(FileNotFoundError):
             text = self.kubeconfig.read_bytes()
             with contextlib.suppress(ValueError, TypeError, KeyError):
@@ -105,14 +105,14 @@ class Instance:
         self._write_to(self.kubeconfig, self.server.token)
 
     def write_kubeconfig(self, token: str) -> Path:
-        """Write one more kubeconfig, with another token; it is removed at the end."""
+        """Write another kubeconfig with this token; `stop` removes it."""
         self._others.append(tempfile.TemporaryDirectory(prefix='kopf-sandbox-'))
         path = Path(self._others[-1].name, 'kubeconfig')
         self._write_to(path, token)
         return path
 
     def _write_to(self, path: Path, token: str) -> None:
-        """Write the kubeconfig to another file and move it into place, so that readers never see half a file."""
+        """Write the kubeconfig to a temporary file and rename that, so that readers never see an incomplete file."""
         cluster = {'server': self.server.url}
         if self.server.ca:
             cluster['certificate-authority-data'] = base64.b64encode(self.server.ca).decode()
@@ -153,7 +153,7 @@ class Runner:
         return self._instance
 
     def start(self) -> None:
-        """Start the thread; `wait_ready` reports the outcome."""
+        """Start the thread; `wait_ready` raises the error if that fails."""
         if self._thread is not None:
             raise RuntimeError('A sandbox can be used once: create another one.')
         self._thread = threading.Thread(target=self._run, name='kopf-sandbox', daemon=True)
@@ -162,14 +162,14 @@ class Runner:
     def wait_ready(self) -> None:
         """Block until the server listens; raise the error that has prevented it."""
         if isinstance(error := self.ready.exception(), ManifestError):
-            raise error.with_traceback(None)  # drop the traceback of the thread, which is useless for users
+            raise error.with_traceback(None)  # without the traceback of the thread, which does not help users
         self.ready.result()
 
     def stop(self) -> None:
         """Stop the thread, and wait for its end."""
         self._stopping = True
         if self._loop is not None and self._stop is not None:
-            # RuntimeError: the loop is already closed, or is closed at this moment, as the server has failed to start.
+            # RuntimeError: the loop is closed already because the server has failed to start.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._stop.set)
         if self._thread is not None:
@@ -222,7 +222,7 @@ class Runner:
 
 
 def shorten(error: BaseException) -> BaseException:
-    """Drop the server's frames from the traceback of expected errors: refusals, and errors in users' predicates."""
+    """Drop the server's frames from the traceback, if the error is a refusal or comes from the user's predicate."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OWN):
         trace = trace.tb_next
@@ -232,7 +232,7 @@ def shorten(error: BaseException) -> BaseException:
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return the factory of uvloop's event loops if it is installed: it is faster with TLS."""
+    """Return the factory of event loops: uvloop's if it is installed, because that is faster with TLS."""
     try:
         import uvloop
     except ImportError:

@@ -2,7 +2,8 @@
 The sandbox as a command: ``kopf sandbox``, and around the operator of ``kopf run --sandbox``.
 
 The sandbox runs in a thread of the command's process. So both end together, and an operator that blocks its event loop
-does not block the API. Messages go to the standard error, except for the one line that a shell can evaluate.
+does not block the API. Messages are written to the standard error, except for the line ``export KUBECONFIG=...``, which
+a shell can evaluate.
 """
 
 import contextlib
@@ -55,7 +56,7 @@ def serve(
     )
     with _ended_by_signals(), _started(sandbox, state):
         forever = threading.Event()
-        # Why a timeout? A signal right before the wait, or to another thread, does not interrupt the wait.
+        # Why a timeout? A signal does not interrupt the wait if it arrives just before it, or in another thread.
         while not forever.wait(1.0):
             pass
 
@@ -65,8 +66,8 @@ def serving(*, crds: Collection[str], loads: Collection[str], pods: bool) -> Ite
     """
     Run a sandbox for as long as the context lasts; yield its credentials and objects for an operator.
 
-    The environment of the process points to the sandbox, too, for libraries and subprocesses of the operator. No login
-    handlers are needed or called, since they could lead to another cluster.
+    The environment variables of the process also point to the sandbox, for libraries and subprocesses of the operator.
+    The operator's login handlers are not called, since they could lead to another cluster.
 
     Raises:
         click.ClickException: The sandbox does not start; the message says why.
@@ -77,12 +78,12 @@ def serving(*, crds: Collection[str], loads: Collection[str], pods: bool) -> Ite
 
 
 class AwaitedWebhooks(NamedTuple):
-    """The webhooks of an operator for which the objects to load wait."""
+    """The webhooks of an operator that must be registered before the objects of ``--load`` are created."""
 
     configurations: Collection[str]
     """The resources of the webhook configurations."""
     is_pending: Callable[[Mapping[str, Any]], bool]
-    """Whether a CRD waits for the address of the operator, which converts its objects."""
+    """Whether a CRD does not have the address of its conversion webhook yet, which the operator serves."""
 
 
 class Launched:
@@ -95,7 +96,7 @@ class Launched:
 
     def apply(self, objects: Collection[Mapping[str, Any]]) -> None:
         """
-        Apply these objects now, before those to load.
+        Apply these objects immediately, before the objects of ``--load``.
 
         Raises:
             click.ClickException: An object is refused.
@@ -105,7 +106,7 @@ class Launched:
 
     def load(self) -> None:
         """
-        Apply the objects now.
+        Apply the objects of ``--load`` immediately.
 
         Raises:
             click.ClickException: An object is refused, or cannot be read.
@@ -121,9 +122,9 @@ class Launched:
 
     def load_patiently(self) -> None:
         """
-        Apply the objects as soon as their kinds exist, and their conversions are in force.
+        Apply the objects of ``--load`` as soon as their kinds exist and can be converted.
 
-        An operator in another process can create the CRDs.
+        This is for operators in other processes, which can create the CRDs at any time.
         """
         deadline = time.monotonic() + WEBHOOKS_TIMEOUT
         with contextlib.suppress(RuntimeError):  # the sandbox has ended before
@@ -145,7 +146,7 @@ class Launched:
         return None
 
     def load_checked(self, awaited: 'AwaitedWebhooks', settings: OperatorSettings, ready: Flag) -> None:
-        """Apply the objects as soon as the operator's webhooks are configured."""
+        """Apply the objects of ``--load`` as soon as the operator's webhooks are registered."""
         if self._loads:
             threading.Thread(target=self._load_later, args=(awaited, settings, ready), daemon=True).start()
 
@@ -162,7 +163,7 @@ class Launched:
         return all(configured) and not any(map(awaited.is_pending, self._sandbox.list('customresourcedefinitions')))
 
     def _wait_for_webhooks(self, awaited: 'AwaitedWebhooks', settings: OperatorSettings, ready: Flag) -> str | None:
-        """Wait until the webhooks are configured; return the reason if they are not in time."""
+        """Wait until the webhooks are registered; return the reason if they are not in time."""
         deadline: float | None = None
         while not self._are_configured(awaited):
             if deadline is None and is_raised(ready):
@@ -196,7 +197,7 @@ def _started(sandbox: Sandbox, state: str | None = None) -> Iterator[Sandbox]:
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Exit with success on the first signal, wherever it arrives; let the second one end the process at once."""
+    """Exit with success on the first signal, in any thread; the second signal ends the process immediately."""
     numbers = (signal.SIGINT, signal.SIGTERM)
 
     def receive(number: int, _: FrameType | None) -> NoReturn:

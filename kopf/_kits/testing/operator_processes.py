@@ -1,4 +1,4 @@
-"""An operator against a sandbox, in a process or in virtual time: started, waited for, and always stopped."""
+"""An operator of a test, in a process or in virtual time: the test starts it, waits for it, and always stops it."""
 
 import contextlib
 import json
@@ -27,13 +27,21 @@ OWN_RESOURCES = frozenset({'customresourcedefinitions', 'namespaces', 'clusterko
 
 WEBHOOKS = frozenset({'validatingwebhookconfigurations', 'mutatingwebhookconfigurations'})
 """
-The resources that an operator writes when its webhooks are ready.
+The resources that an operator writes to register its webhooks.
 
 An operator that has only webhooks watches nothing, so its start is recognised by these writes.
 """
 
 
-__tracebackhide__ = True  # pytest shows the caller of this module instead
+__tracebackhide__ = True  # pytest omits the frames of this module from tracebacks
+
+
+PROVISIONER = 'kopf-tests'
+"""
+The user who applies the CRDs of declared kinds in place of the operator.
+
+Otherwise, roles that are made from the requests of the operator would permit it to write CRDs.
+"""
 
 
 class OperatorFailed(RuntimeError):
@@ -45,8 +53,8 @@ class OperatorFailed(RuntimeError):
 class OperatorProcess:
     """One operator in a process of its own."""
 
-    def __init__(self, kubeconfig: Path) -> None:
-        self._kubeconfig = kubeconfig
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
         self._output = tempfile.NamedTemporaryFile(prefix='kopf-operator-', suffix='.log')
         self._notice = tempfile.NamedTemporaryFile(prefix='kopf-operator-', suffix='.json')
         self._is_noticed = False
@@ -55,11 +63,12 @@ class OperatorProcess:
 
     @property
     def registers_webhooks(self) -> bool | None:
-        """True if it writes configurations of webhooks; None before its startup handlers have decided that."""
+        """True if the operator registers its webhooks; None until its startup handlers have set `admission.managed`."""
         if not self._is_noticed:
             return False
-        text = Path(self._notice.name).read_text()
-        return bool(json.loads(text)) if text else None
+        text = Path(self._notice.name).read_text()  # empty while it is being written
+        has_webhooks: bool | None = json.loads(text).get('has_webhooks') if text else None
+        return has_webhooks
 
     @property
     def output(self) -> str:
@@ -75,7 +84,7 @@ class OperatorProcess:
 
     @property
     def is_started(self) -> bool:
-        """True if it was started."""
+        """True if the operator was started."""
         return self._process is not None
 
     def start(
@@ -84,12 +93,24 @@ class OperatorProcess:
         *,
         env: Mapping[str, str],
         cwd: str | os.PathLike[str] | None,
+        provisioner: str | None = None,
     ) -> None:
-        """Start the process."""
+        """
+        Start the process.
+
+        Args:
+            arguments: the arguments of ``kopf run``.
+            env: more environment variables.
+            cwd: the working directory.
+            provisioner: the token of the user who applies the CRDs; by default, the operator does.
+        """
         program = ['kopf']
         if not any(re.match('--(reload|processes)', argument) for argument in arguments):
-            # Why not for these? The operator is a child of that process, so nothing is known of its settings.
+            # Why not with these options? The operator is then a child of that process, which does not know its
+            # settings.
             self._is_noticed = True
+            login = {'server': self._sandbox.url, 'ca_data': self._sandbox.ca.decode(), 'token': provisioner}
+            Path(self._notice.name).write_text(json.dumps({'provisioner': login if provisioner else None}))
             program = ['kopf._kits.testing.webhook_notices', self._notice.name]
         self._process = subprocess.Popen(
             [sys.executable, '-m', *program, 'run', *arguments],
@@ -97,7 +118,7 @@ class OperatorProcess:
             stdout=self._output,
             stderr=subprocess.STDOUT,
             cwd=cwd,
-            env={**os.environ, 'PYTHONUNBUFFERED': '1', 'KUBECONFIG': str(self._kubeconfig), **env},
+            env={**os.environ, 'PYTHONUNBUFFERED': '1', 'KUBECONFIG': str(self._sandbox.kubeconfig), **env},
         )
 
     def kill(self) -> None:
@@ -107,7 +128,7 @@ class OperatorProcess:
             self._process.wait()
 
     def stop(self, timeout: float) -> int | None:
-        """Stop the process gracefully, and kill it after the time (in seconds); return the exit code."""
+        """Stop the process gracefully, and kill it after the timeout (in seconds); return the exit code."""
         if self._process is None or self._output.closed:
             self._output.close()
             self._notice.close()
@@ -129,13 +150,13 @@ class Operator:
     """
     A running ``kopf run`` with these arguments: files of handlers, and options.
 
-    All namespaces are served unless the arguments say otherwise. The CRDs of declared kinds are applied, except with a
-    ``KUBECONFIG`` in ``env``: then, the test applies them with the other manifests. The context begins when the
-    operator watches its resources, and has registered its webhooks if it has ``settings.admission.managed``. It ends
-    with its graceful exit. `OperatorFailed` is raised if it does not start within ``timeout`` seconds.
+    The operator serves all namespaces unless the arguments name some. It applies the CRDs of its declared kinds, except
+    with a ``KUBECONFIG`` in ``env``: then, the test applies them. The context begins when the operator watches its
+    resources and, with ``settings.admission.managed``, has registered its webhooks. The context ends with the graceful
+    exit of the operator. `OperatorFailed` is raised if the operator does not start within ``timeout`` seconds.
 
-    It is a process of its own; or in a sandbox with virtual time, a task in the process of the test. Only there, it can
-    be given a ``registry`` of handlers and ``settings`` to begin with.
+    The operator is a process of its own or, in a sandbox with virtual time, a task in the process of the test. A
+    ``registry`` of handlers and initial ``settings`` are only possible in virtual time.
     """
 
     def __init__(
@@ -153,17 +174,17 @@ class Operator:
         self._env = dict(env or {})
         self._cwd = cwd
         self._timeout = timeout
-        if sandbox.world is None and (registry is not None or settings is not None):
+        if sandbox.simulation is None and (registry is not None or settings is not None):
             raise TypeError('registry= and settings= are for operators in a sandbox with virtual_time=True only.')
         self._control: OperatorProcess | InlineOperator
-        if sandbox.world is None:
-            self._control = OperatorProcess(sandbox.kubeconfig)
+        if sandbox.simulation is None:
+            self._control = OperatorProcess(sandbox)
         else:
-            # Imported only here: unlike the class for processes, it imports the whole framework.
+            # Imported only here, because it imports the whole framework, unlike the class for processes.
             from kopf._kits.testing import inline_operators
 
             self._control = inline_operators.InlineOperator(
-                sandbox, sandbox.world, registry=registry, settings=settings
+                sandbox, sandbox.simulation, registry=registry, settings=settings
             )
         sandbox.add_log(lambda: self.output)
 
@@ -197,11 +218,14 @@ class Operator:
         """Start the operator and wait until it serves its resources."""
         scoped = any(re.match(r'-[An]|--(namespace|all-namespaces)', argument) for argument in self._arguments)
         started = time.time()
-        # The kinds that the operator declares are its own; those of others are put into the sandbox by the test.
-        # An account of the test's choice is that of a deployed operator, which does not apply its CRDs, either.
+        # Apply only the CRDs that the operator declares; the test applies all others. With a kubeconfig of the test,
+        # the operator is tested as it is deployed: it has no permission to apply CRDs.
         applying = [] if 'KUBECONFIG' in self._env else ['--apply-crds']
+        # With the option of the test's choice, the operator needs the permissions for that.
+        is_own = not applying or '--apply-crds' in self._arguments
+        provisioner = None if is_own else self._sandbox.issue_token(PROVISIONER, ['system:masters'])
         arguments = [*applying, *([] if scoped else ['--all-namespaces']), *self._arguments]
-        self._control.start(arguments, env=self._env, cwd=self._cwd)
+        self._control.start(arguments, env=self._env, cwd=self._cwd, provisioner=provisioner)
         deadline = time.monotonic() + self._timeout
         while (lacking := self._find_lacking(started)) is not None:
             if self.returncode is not None:
@@ -214,7 +238,7 @@ class Operator:
         """Wait until the output matches the regular expression; raise `OperatorFailed` otherwise."""
         deadline = time.monotonic() + timeout
         while True:
-            # before looking, so that the last output is read
+            # checked before the output is read, so that the last output is not missed
             is_over = self.returncode is not None or time.monotonic() > deadline
             if match := re.search(pattern, self.output, re.MULTILINE):
                 return match
@@ -228,18 +252,18 @@ class Operator:
         return self._control.stop(timeout)
 
     def kill(self) -> None:
-        """Kill the operator without any last requests, so that another one can continue."""
+        """Kill the operator, so that it makes no last requests."""
         self._control.kill()
 
     def _find_lacking(self, started: float) -> str | None:
-        """Return what a started operator has done and this one has not, in words; None if it has started."""
+        """Return what the operator still has to do to be started, in words; None if it is started."""
         requests = [request for request in self._sandbox.requests if request.time >= started and _is_ours(request)]
         # An operator writes both configurations, one after the other, even if one of them is empty or refused.
         if {request.resource for request in requests if _is_written(request)} == WEBHOOKS:
             return None if any(_serves(request) for request in requests) else 'does not serve anything'
         if not any(_watches(request) for request in requests):
             return 'does not watch anything'
-        # If that is unknown yet, the answer follows at once: the startup handlers precede the watches.
+        # None does not occur here for long: the startup handlers end before the watches begin.
         return None if self._control.registers_webhooks is False else 'has not registered its webhooks'
 
     def _tail(self) -> str:
@@ -255,7 +279,7 @@ def _is_written(request: SeenRequest) -> bool:
 
 
 def _serves(request: SeenRequest) -> bool:
-    """Check whether this is a request of an operator that has started to serve its resources."""
+    """Check whether the request shows that the operator has started to serve its resources."""
     return _watches(request) or (
         request.status == 200 and request.resource in WEBHOOKS and b'"clientConfig"' in request.body
     )

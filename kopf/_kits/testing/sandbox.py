@@ -1,9 +1,9 @@
 """
-The public class of the sandbox: a Kubernetes API for one test, one run of an operator, or a whole working day.
+The public class of the sandbox: a Kubernetes API for tests and for first steps with operators.
 
 The server runs in a separate thread. So it works for synchronous and asynchronous code, for operators in the same
 process and in others, and even if a test blocks or replaces the event loop. It listens on the loopback interface only.
-It is for development and tests: all data are in memory, and all users with credentials may do everything.
+By default, all data are in memory, and all users with credentials may do everything.
 """
 
 import asyncio
@@ -27,14 +27,14 @@ from kopf._kits.testing.wire.manifests import Source, each
 from kopf._kits.testing.wire.tls import Pair
 
 if TYPE_CHECKING:
-    from kopf._kits.testing.virtual.worlds import World
+    from kopf._kits.testing.virtual.simulations import Simulation
 
 T = TypeVar('T')
 
 UNIMPORTANT = frozenset({'events', 'leases', 'clusterkopfpeerings', 'kopfpeerings', 'selfsubjectaccessreviews'})
 """The resources that operators write to even at rest."""
 
-__tracebackhide__ = True  # pytest shows the caller of this module instead
+__tracebackhide__ = True  # pytest omits the frames of this module from tracebacks
 
 
 class _Logs:
@@ -48,7 +48,7 @@ class _Logs:
 
     @contextlib.contextmanager
     def added(self) -> Iterator[None]:
-        """Add all outputs to the error of a timeout."""
+        """Add all outputs to the timeouts that are raised in the context."""
         try:
             yield
         except WaitTimeout as error:
@@ -64,7 +64,7 @@ class _Common:
         self._logs = logs
 
     def add_log(self, reader: Callable[[], str]) -> None:
-        """Add a log to the errors of timeouts: the text that the function returns, such as an operator's output."""
+        """Add a log to the errors of timeouts; the function returns its text, such as an operator's output."""
         self._logs.add(reader)
 
     @property
@@ -245,7 +245,7 @@ class Sandbox(_Common):
         loads: The objects that are applied after them, in the same forms.
         port: The port to listen on; any free one by default.
         kubeconfig: The path of the kubeconfig; by default, it is in a temporary folder that is removed at the end.
-        history: How many changes of each resource are remembered for watches.
+        history: How many changes of each resource are kept for watches.
         audit: The path of a file that gets a line for each request, in the format of Kubernetes' audit log.
         rbac: Whether roles and bindings decide who may do what, as in a real cluster; by default, all users may do
             everything.
@@ -255,10 +255,10 @@ class Sandbox(_Common):
         pods: Whether pods, jobs and deployments change their status, as if there was a node.
         virtual_time: Whether the clock jumps to the next timer when nothing is left to do; the test and its operators
             are in one thread then, and nothing listens on the network.
-        seed: The seed of random numbers and of the order of concurrent events in virtual time.
+        seed: In virtual time, the seed of random numbers and of the order of concurrent events.
 
     Raises:
-        OSError: The port is taken, or the kubeconfig is not of a sandbox.
+        OSError: The port is taken, or the kubeconfig was not written by a sandbox.
         ManifestError: An object cannot be applied at the start.
         StateError: The state is not a file of a sandbox, or is in use by another one.
         VirtualTimeError: Virtual time is asked for in a coroutine, or a second time in the process.
@@ -280,7 +280,7 @@ class Sandbox(_Common):
         virtual_time: bool = False,
         seed: int = 0,
     ) -> None:
-        self.world: World | None = None
+        self.simulation: Simulation | None = None
         """The clock and the event loop of virtual time; None in real time."""
 
         def make() -> Instance:
@@ -295,16 +295,16 @@ class Sandbox(_Common):
                 sharding=sharding,
                 state=state,
                 pods=pods,
-                bind=None if self.world is None else self.world.bind,
+                bind=None if self.simulation is None else self.simulation.bind,
             )
 
         runner = Runner(make)
         if virtual_time:
             from kopf._kits.testing import virtual_runner
-            from kopf._kits.testing.virtual import worlds
+            from kopf._kits.testing.virtual import simulations
 
-            self.world = worlds.World(seed)
-            runner = virtual_runner.VirtualRunner(make, self.world)
+            self.simulation = simulations.Simulation(seed)
+            runner = virtual_runner.VirtualRunner(make, self.simulation)
         super().__init__(runner, _Logs())
         self.aio = AsyncSandbox(self._runner, self._logs)
 
@@ -312,7 +312,7 @@ class Sandbox(_Common):
         self._runner.start()
         try:
             self._runner.wait_ready()
-        except BaseException:  # Also an interruption.
+        except BaseException:  # Why not Exception? Also an interruption of the start must stop the server.
             self._runner.stop()
             raise
         return self
@@ -360,7 +360,15 @@ class Sandbox(_Common):
         return self._runner.now(self._client.create(what, name, namespace, fields))
 
     def get(self, resource: ResourceName, name: str, *, namespace: str | None = None) -> Body:
-        """Return an object; raise `Refusal` with the code 404 if it is absent."""
+        """
+        Return an object; raise `Refusal` with the code 404 if it is absent.
+
+        Here and in the other methods, the resource is named by its plural, singular, kind, or short name:
+        ``'kopfexamples'``, ``'kopfexample'``, ``'KopfExample'``, ``'kex'``. If that is ambiguous, or another version
+        than the preferred one is meant, add the group and the version: ``'kopfexamples.kopf.dev'``,
+        ``'kopfexamples.v1.kopf.dev'``, or ``'kopf.dev/v1/kopfexamples'``. The object is returned in that version. The
+        core API has no group: ``'pods.v1'``, ``'v1/pods'``.
+        """
         return self._runner.now(self._client.get(resource, name, namespace))
 
     def list(
@@ -371,7 +379,7 @@ class Sandbox(_Common):
         label_selector: str = '',
         field_selector: str = '',
     ) -> Bodies:
-        """Return all objects of a resource, of one namespace or of all (None)."""
+        """Return all objects of a resource (any name that `get` accepts), of one namespace or of all (None)."""
         return self._runner.now(self._client.list(resource, namespace, label_selector, field_selector))
 
     def patch(
@@ -387,7 +395,7 @@ class Sandbox(_Common):
         return self._runner.now(self._client.patch(resource, name, patch, namespace, subresource))
 
     def replace(self, body: Mapping[str, Any], *, namespace: str | None = None, subresource: str = '') -> Body:
-        """Replace an object by another version of it, which must have the resource version that it is based on."""
+        """Replace an object by a changed copy of it, which must keep the resource version."""
         return self._runner.now(self._client.replace(body, namespace, subresource))
 
     def delete(
@@ -419,9 +427,8 @@ class Sandbox(_Common):
         """
         Restore all objects as they were when the snapshot was taken, with the same uids.
 
-        Watches see a sequence of ordinary changes with new resource versions: nothing ends or expires. Finalizers and
-        webhooks are bypassed. Unchanged objects are not touched. A snapshot can be restored many times, also in another
-        sandbox.
+        Watches receive ordinary changes with new resource versions, so no watch ends. Finalizers and webhooks are
+        bypassed. Unchanged objects are not touched. A snapshot can be restored many times, also in another sandbox.
         """
         self._runner.now(self._client.restore(snapshot))
 
@@ -437,10 +444,10 @@ class Sandbox(_Common):
         """
         Wait until the object exists and the predicate is true of it; return the object.
 
-        The predicate is called in the server's thread, with the object, at each of its changes. Errors about absent
-        keys, items and attributes (KeyError, IndexError, errors about None) count as "not yet". After ``timeout``
-        seconds, a `WaitTimeout`, which is a TimeoutError, contains the object; the plugin for pytest also shows the
-        Events of the object and the logs of the operators.
+        The predicate is called in the server's thread with the object, after each of its changes. Errors about absent
+        keys, items and attributes (KeyError, IndexError, errors about None) mean "not yet". After ``timeout`` seconds,
+        a `WaitTimeout`, which is a TimeoutError, contains the object. The plugin for pytest also shows the Events of
+        the object and the logs of the operators.
         """
         with self._logs.added():
             return self._runner.now(self._client.wait_for(resource, name, predicate, namespace, timeout))
@@ -458,12 +465,12 @@ class Sandbox(_Common):
             self._runner.now(self._client.wait_gone(resource, name, namespace, timeout))
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the event loop of virtual time, and return its result; it uses the sandbox by ``aio``."""
-        return self._get_world().run(coroutine)
+        """Run a coroutine, which can use ``sandbox.aio``, in the event loop of virtual time; return its result."""
+        return self._get_simulation().run(coroutine)
 
     def advance(self, seconds: float) -> None:
-        """Let virtual time pass (in seconds), with all that happens in it; ``time.sleep`` in a test does the same."""
-        self._get_world().advance(seconds)
+        """Let virtual time pass (in seconds) and the operators run; ``time.sleep`` in a test does the same."""
+        self._get_simulation().advance(seconds)
 
     def rest(self, *, quiet: float = 100.0, timeout: float = 3600.0) -> None:
         """
@@ -474,10 +481,10 @@ class Sandbox(_Common):
         Raises:
             WaitTimeout: They still write after ``timeout`` seconds; the message names the last requests.
         """
-        world = self._get_world()
+        simulation = self._get_simulation()
         started = time.time()
-        # Why not measure from the last write? Operators must first react to the calls of the test, which are not among
-        # the recorded requests.
+        # Why not count from the last recorded write? The calls of the test are not recorded, and operators first need
+        # time to react to them.
         while (silence := time.time() - max([started, *(seen.time for seen in self._get_writes())])) < quiet:
             if time.time() - started > timeout:
                 last = '\n'.join(f'{seen.method} {seen.path}: {seen.status}' for seen in self._get_writes()[-5:])
@@ -488,7 +495,7 @@ class Sandbox(_Common):
                         f'\n{last}',
                         [],
                     )
-            world.advance(quiet - silence)
+            simulation.advance(quiet - silence)
 
     def _get_writes(self) -> Sequence[SeenRequest]:
         return [
@@ -497,10 +504,10 @@ class Sandbox(_Common):
             if request.method not in ('GET', 'HEAD') and request.resource not in UNIMPORTANT
         ]
 
-    def _get_world(self) -> 'World':
-        if self.world is None:
+    def _get_simulation(self) -> 'Simulation':
+        if self.simulation is None:
             raise RuntimeError('The time of this sandbox is real: it must be Sandbox(virtual_time=True).')
-        return self.world
+        return self.simulation
 
     @property
     def _client(self) -> LocalClient:

@@ -1,4 +1,4 @@
-"""Logins of operators in this process to a sandbox: by the environment, and by credentials without login handlers."""
+"""Logins of operators in this process to a sandbox: by environment variables, and by credentials."""
 
 import contextlib
 import os
@@ -9,12 +9,18 @@ from kopf._cogs.structs.ids import HandlerId
 from kopf._kits.testing.sandbox import Sandbox
 
 
-def make_vault(sandbox: Sandbox) -> Vault:
-    """Return the credentials for the sandbox, for operators without login handlers: these could lead to a cluster."""
+def make_vault(sandbox: Sandbox, *, token: str | None = None) -> Vault:
+    """
+    Return the credentials for the sandbox. They replace login handlers, which could lead to another cluster.
+
+    Args:
+        sandbox: the sandbox.
+        token: the token of a user; by default, that of the kubeconfig.
+    """
 
     def get_current() -> Mapping[HandlerId, KubeContext]:
         info = ConnectionInfo(
-            server=sandbox.url, ca_data=sandbox.ca or None, token=sandbox.token, default_namespace='default'
+            server=sandbox.url, ca_data=sandbox.ca or None, token=token or sandbox.token, default_namespace='default'
         )
         return {HandlerId('sandbox'): info}
 
@@ -22,13 +28,13 @@ def make_vault(sandbox: Sandbox) -> Vault:
         return get_current()
 
     vault = Vault(get_current())
-    vault.authenticate = authenticate  # The tokens of a sandbox can be made to expire.
+    vault.authenticate = authenticate  # Why not forever? Tests can make the tokens of a sandbox expire.
     return vault
 
 
 @contextlib.contextmanager
 def environment(variables: Mapping[str, str | None]) -> Iterator[None]:
-    """Set the variables, or remove those that are None, for the time of the context."""
+    """Set the variables for the time of the context; variables with the value None are removed."""
     before = {name: os.environ.get(name) for name in variables}
     try:
         _set(variables)

@@ -15,18 +15,18 @@ from time import time as imported_by_name
 
 import pytest
 
-from kopf._kits.testing.virtual.worlds import World
+from kopf._kits.testing.virtual.simulations import Simulation
 
 
 @pytest.fixture
-def world():
-    world = World(seed=7)
-    world.open()
-    yield world
-    world.close()
+def simulation():
+    simulation = Simulation(seed=7)
+    simulation.open()
+    yield simulation
+    simulation.close()
 
 
-def test_all_clocks_move_together(world):
+def test_all_clocks_move_together(simulation):
     def read():
         return [
             time.time(),
@@ -56,7 +56,7 @@ def test_all_clocks_move_together(world):
     assert time.strftime('%Y', time.gmtime(0)) == '1970' and time.gmtime(0).tm_year == 1970
 
 
-def test_dates_keep_their_types(world):
+def test_dates_keep_their_types(simulation):
     class Own(datetime.datetime):
         pass
 
@@ -64,7 +64,7 @@ def test_dates_keep_their_types(world):
     assert type(Own.now()) is Own and Own.now().year == 2030
 
 
-def test_other_threads_keep_real_time(world):
+def test_other_threads_keep_real_time(simulation):
     found = []
     ended = _thread.allocate_lock()
     ended.acquire()
@@ -97,18 +97,18 @@ def test_the_same_seed_gives_the_same_random_numbers():
     before = random.getstate()
     drawn = []
     for seed in [1, 1, 2]:
-        world = World(seed)
-        world.open()
+        simulation = Simulation(seed)
+        simulation.open()
         random.seed()
         drawn.append(draw())
-        world.close()
+        simulation.close()
     assert drawn[0] == drawn[1]
     assert all(first != other for first, other in zip(drawn[0], drawn[2], strict=True) if type(first) is not uuid.UUID)
     assert random.getstate() == before
     assert draw() != draw()
 
 
-def test_threads_run_one_at_a_time_and_between_two_waits(world):
+def test_threads_run_one_at_a_time_and_between_two_waits(simulation):
     steps = []
 
     def work(name):
@@ -129,7 +129,7 @@ def test_threads_run_one_at_a_time_and_between_two_waits(world):
         assert first.replace('begins', 'ends') == second
 
 
-def test_threads_wait_for_each_other(world):
+def test_threads_wait_for_each_other(simulation):
     inbox: queue.Queue[int] = queue.Queue()
     outbox: queue.SimpleQueue[int] = queue.SimpleQueue()
     ready, numbers = threading.Event(), []
@@ -152,7 +152,7 @@ def test_threads_wait_for_each_other(world):
         assert list(pool.map(lambda number: time.sleep(number) or number, [3, 1, 2])) == [3, 1, 2]
 
 
-def test_waits_expire_in_virtual_time(world):
+def test_waits_expire_in_virtual_time(simulation):
     event, found = threading.Event(), []
     with pytest.raises(queue.Empty):
         queue.Queue().get(timeout=100)
@@ -172,8 +172,8 @@ def test_waits_expire_in_virtual_time(world):
 
 
 def test_waiting_threads_end_with_the_world():
-    world, ended = World(), []
-    world.open()
+    simulation, ended = Simulation(), []
+    simulation.open()
 
     def work():
         try:
@@ -183,12 +183,12 @@ def test_waiting_threads_end_with_the_world():
 
     thread = threading.Thread(target=work)
     thread.start()
-    world.advance(1)
-    world.close()
+    simulation.advance(1)
+    simulation.close()
     thread.join(10)
     assert not thread.is_alive() and len(ended) == 1
 
 
-def test_temporary_files_can_be_made(world):
+def test_temporary_files_can_be_made(simulation):
     with tempfile.NamedTemporaryFile() as file:
         assert os.path.exists(file.name)

@@ -1,7 +1,7 @@
 """
 Review requests: SelfSubjectReview, TokenReview, SubjectAccessReview, SelfSubjectRulesReview and others.
 
-They are answered when they are created, and never stored.
+The response to the creation of a review contains the answer. Reviews are never stored.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +15,7 @@ from kopf._kits.testing.kinds.kinds import Body, Kind
 from kopf._kits.testing.wire import statuses, timestamps
 
 Lookup = Callable[[str], User | None]
-"""Returns the user of a token, or None if it is not known."""
+"""Returns the user of a token, or None if the token is not known."""
 
 AUDIENCE = 'https://kubernetes.default.svc'
 

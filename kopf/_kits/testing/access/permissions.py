@@ -25,7 +25,7 @@ PLURALS = {
 SAFE = {'X-Content-Type-Options': 'nosniff'}
 """The headers of refusals that prevent browsers from guessing another content type."""
 OPEN_PATHS = frozenset({'/healthz', '/livez', '/readyz', '/version'})
-"""The paths that unauthenticated users may read; with RBAC, the roles decide instead, except for `HEALTH_PATHS`."""
+"""The paths that unauthenticated users may read without RBAC. With RBAC, roles decide about all but `HEALTH_PATHS`."""
 HEALTH_PATHS = frozenset({'/healthz', '/livez', '/readyz'})
 
 Rule = Mapping[str, Any]
@@ -44,11 +44,11 @@ class Attributes(NamedTuple):
 
     @property
     def combined(self) -> str:
-        """The resource with its subresource, as rules name it."""
+        """The resource with its subresource, as in rules: ``pods/status``."""
         return f'{self.resource}/{self.subresource}' if self.subresource else self.resource
 
     def forbidden(self, user: User, reason: str = '') -> statuses.Refusal:
-        """Return the error 403, with the message that this user may not perform this action."""
+        """Return the error 403: this user may not perform this action."""
         why = f': {reason}' if reason else ''
         if not self.resource:
             message = f'forbidden: User "{user.name}" cannot {self.verb} path "{self.path}"{why}'
@@ -66,7 +66,7 @@ class Attributes(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """The answer to an authorization request; the reason names the rule that allows it, or errors of bindings."""
+    """The decision about an action; the reason names the rule that allows it, or the errors of bindings."""
 
     allowed: bool
     reason: str = ''
@@ -144,12 +144,12 @@ class Rbac:
         return (record.body().get('rules') or []) if record is not None else None
 
     def _observe(self, table: Table, change: Change) -> None:
-        # Why not only for the users concerned? A role does not know its bindings, and changes of roles are rare.
+        # Why forget the rules of all users? The users of a role are not easily found, and changes of roles are rare.
         if table.name.group == GROUP:
             self._granted.clear()
 
     def _granted_to(self, user: User, namespace: str) -> tuple[list[Granted], list[str]]:
-        # Why not by the name alone? With impersonation, the same user can have other groups in each request.
+        # Why not the name of the user alone? With impersonation, a user can have other groups in each request.
         key = user.name, user.groups, namespace
         if key not in self._granted:
             found: list[Granted] = []
@@ -177,7 +177,7 @@ class Rbac:
             for subject in binding.get('subjects') or ():
                 if _is_subject(user, subject, record.namespace):
                     yield binding, subject
-                    break  # the other subjects would bring the same rules again
+                    break  # other matching subjects would only repeat the rules
 
 
 def allows(rule: Rule, attributes: Attributes) -> bool:
@@ -243,6 +243,6 @@ def _describe(
 
 
 def _together(errors: Sequence[str]) -> str:
-    """Return several errors, joined in the same way as in Go."""
+    """Return the errors as one text, joined as Go does it."""
     several = list(dict.fromkeys(errors))
     return several[0] if len(several) == 1 else f'[{", ".join(several)}]' if several else ''

@@ -1,5 +1,5 @@
 """
-Roles and bindings: their validation, the check of escalation, and aggregated roles.
+Roles and bindings: their validation, the prevention of privilege escalation, and aggregated roles.
 
 With RBAC, users cannot grant permissions that they do not have.
 """
@@ -105,14 +105,15 @@ def change_problems(body: Body, old: Body, kind: Kind) -> Iterator[Cause]:
 
 
 class Guard:
-    """Checks whether users may write roles and bindings, or create an object by an update or apply."""
+    """Checks whether users may write roles and bindings, or create objects by updates and applies."""
 
     def __init__(self, rbac: Rbac) -> None:
         self._rbac = rbac
 
     def check(self, kind: Kind, namespace: str, body: Body, old: Body | None, user: User) -> None:
         """Refuse (403) to grant permissions that the user does not have."""
-        # A write that grants nothing new is permitted: else, users without the permissions could not edit the labels.
+        # Permit writes that grant nothing new: otherwise, users without these permissions could not even edit the
+        # labels.
         if kind.group != GROUP or users.MASTERS in user.groups or (old is not None and _is_same(body, old)):
             return
         name = body['metadata'].get('name', '')
@@ -143,7 +144,7 @@ class Guard:
         self._check_rules(kind, namespace, name, rules, user)
 
     def check_creation(self, kind: Kind, namespace: str, name: str, user: User) -> None:
-        """Refuse (403) to create an object by another verb if the user may not create it."""
+        """Refuse (403) to create an object by an update or apply if the user may not create it."""
         check(self._rbac, user, Attributes('create', kind.group, kind.plural, '', namespace, name))
 
     def _check_rules(
@@ -170,7 +171,7 @@ class Guard:
 
 
 def _is_same(body: Body, old: Body) -> bool:
-    """Check whether both are equal except for the fields that the garbage collector changes."""
+    """Check whether both objects are equal except for the fields that the garbage collector changes."""
 
     def rest(version: Body) -> dict[str, Any]:
         meta = {
@@ -184,7 +185,7 @@ def _is_same(body: Body, old: Body) -> bool:
 
 
 def _atoms(rules: Iterable[Rule]) -> Iterator[Rule]:
-    """Yield the rules for single verbs and single resources or paths."""
+    """Yield the rules split into atoms: rules for one verb and one resource or path."""
     for rule in rules:
         for group in rule.get('apiGroups') or ():
             for resource in rule.get('resources') or ():
@@ -215,7 +216,7 @@ def _covers(held: Rule, atom: Rule) -> bool:
 
 
 def _compact(atoms: Iterable[Rule]) -> Iterator[str]:
-    """Yield the texts of the atoms, with all verbs of the same resource joined."""
+    """Yield the texts of the atoms; the verbs of the same resource are joined."""
     together: dict[str, dict[str, Any]] = {}
     for atom in atoms:
         key = orjson.dumps({**atom, 'verbs': []}).decode()

@@ -10,7 +10,7 @@ from kopf._kits.testing.wire import queries, statuses
 
 @dataclasses.dataclass(slots=True)
 class Options:
-    """The options of a write; the ``warnings`` for the client are collected here."""
+    """The options of a write, and the collected ``warnings`` for the client."""
 
     user: User = dataclasses.field(default_factory=User)
     dry_run: bool = False
@@ -22,9 +22,9 @@ class Options:
     force: bool = False
     warnings: list[str] = dataclasses.field(default_factory=list)
     mistakes: list[str] = dataclasses.field(default_factory=list)
-    """The errors in the text of the request, for custom kinds."""
+    """The errors of strict decoding in the text of the request, for custom kinds."""
     patched: Any = None
-    """The result of a patch that was checked strictly, which messages quote."""
+    """The result of a patch, if it is decoded strictly: error messages quote it."""
 
 
 def decode_options(body: Any, params: Mapping[str, str], options: Options) -> None:
@@ -41,7 +41,7 @@ def decode_options(body: Any, params: Mapping[str, str], options: Options) -> No
 
 
 def report(mistakes: list[str], options: Options, refuse: Callable[[str], statuses.Refusal]) -> None:
-    """Report the errors of strict decoding as warnings, as a refusal, or not at all, as the client wants it."""
+    """Report the errors of strict decoding as ``fieldValidation`` requests: by warnings, a refusal, or not at all."""
     if mistakes and options.field_validation == 'Strict':
         raise refuse(f'strict decoding error: {", ".join(mistakes)}')
     if options.field_validation != 'Ignore':

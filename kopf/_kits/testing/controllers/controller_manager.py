@@ -1,9 +1,9 @@
 """
 The controllers: they establish CRDs, delete the contents of namespaces and CRDs, and collect garbage.
 
-A controller is called synchronously with every change. The kinds of a new CRD are served before the response to the
-request that has created it. All other work is done a little later, in the order of the changes, as on a real control
-plane.
+The storage calls the controllers synchronously with every change. The kinds of a new CRD are served before the response
+to the request that has created the CRD. All other work is done a little later, in the order of the changes, as on a
+real control plane.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from kopf._kits.testing.storing import selectables
 
 STREAMS_OUTLIVE = 1.0
 """
-How long watches continue without their CRD (seconds): clients see its deletion first, as on a real server.
+How long watches of custom resources continue after the deletion of the CRD (seconds), as on a real server.
 """
 ROLES = TableName(permissions.GROUP, 'clusterroles')
 _ENDING = tuple(verb for verb in VERBS if verb != 'create')
@@ -73,7 +73,7 @@ class Controllers:
             self._later(self._empty_crd, f'{table.name.plural}.{table.name.group}')
 
     def resume(self, table: Table) -> None:
-        """Continue the work on the objects of a table that was unfinished when they were stored."""
+        """Continue the work that was unfinished when the objects of the table were stored."""
         if f'{table.name.plural}.{table.name.group}' in self._schemas:
             self._conform(table)
         for record in list(table.records()):
@@ -226,7 +226,7 @@ def _end(service: Service, table: Table) -> None:
 
 
 def _conform(body: Body, schema: schemas.Schema | None) -> Body:
-    if schema is None:  # The version that it was stored in is gone.
+    if schema is None:  # The version in which the object was stored does not exist any more.
         return body
     for _ in schemas.prune(body, schema):
         pass

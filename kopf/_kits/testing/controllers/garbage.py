@@ -1,8 +1,8 @@
 """
-The garbage collector: deletes dependents after or before their last owner, or makes them orphans, by the policy.
+The garbage collector: by the policy, it deletes dependents after or before their last owner, or makes them orphans.
 
-Like the real one, it visits the dependents of an object after every change of the object. Its decision depends only on
-the present state of their owners.
+Like the real one, it visits the dependents of an object after every change of the object. Its decision about a
+dependent depends only on the present state of the owners.
 """
 
 import dataclasses
@@ -54,7 +54,7 @@ class GarbageCollector:
     def kind_of(self, table: Table) -> Kind | None:
         """Return a kind of the objects in the table, in any version; None if none is served."""
         kind = next((kind for kind in self._catalog if kind.table is table), None)
-        # The controllers do not look into the objects, so no conversion webhook is called.
+        # Any version will do: the controllers do not read the content, so no conversion webhook is called.
         return kind if kind is None or kind.conversion is None else dataclasses.replace(kind, conversion=None)
 
     def release(self, table: Table, record: Record, finalizer: str) -> None:
@@ -68,7 +68,7 @@ class GarbageCollector:
         self._storage.commit(table, 'MODIFIED', body)
 
     def _visit_waiting(self, uid: str) -> None:
-        """Visit the dependents of an object that is being deleted, and then the object, which can wait for them."""
+        """Visit the dependents of an object that is being deleted, and then the object, which may wait for them."""
         self._visit_dependents(uid)
         self._visit_owner(uid)
 
@@ -79,7 +79,7 @@ class GarbageCollector:
                 self._visit(Place(table, record.namespace, record.name))
 
     def _visit_owner(self, uid: str) -> None:
-        """Remove the finalizer of an object that is being deleted when its dependents are deleted, or made orphans."""
+        """Remove the finalizer of a deleted object when its dependents are deleted or made orphans."""
         owner, table = self._storage.owner(uid), self._storage.place(uid)
         if owner is None or table is None or not owner.deleting:
             return
@@ -96,7 +96,7 @@ class GarbageCollector:
             self.release(table, owner, deletion.FOREGROUND)
 
     def _visit(self, place: Place) -> None:
-        """Delete an object without any owners, or only with owners that wait for its deletion."""
+        """Delete the object if none of its owners exists, or if all existing owners wait for its deletion."""
         record = place.table.get(place.namespace, place.name)
         if record is None or record.deleting or not record.owners or (kind := self.kind_of(place.table)) is None:
             return
@@ -118,7 +118,7 @@ class GarbageCollector:
         self._rest.remove(kind, record, policy)
 
     def _owner(self, record: Record, reference: Mapping[str, Any]) -> Record | None:
-        """Return the existing object of an owner reference: of that name, in the same namespace or cluster-scoped."""
+        """Return the existing object of an owner reference: in the same namespace, or cluster-scoped."""
         owner = self._storage.owner(reference['uid'])
         if owner is None or owner.name != reference.get('name') or owner.namespace not in ('', record.namespace):
             return None

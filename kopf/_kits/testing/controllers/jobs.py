@@ -1,4 +1,4 @@
-"""The job controller: which pods a job needs now, and its status. All functions are pure."""
+"""The job controller: it decides which pods a job needs, and on the job's status. All functions are pure."""
 
 import datetime
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ def decide(job: Body, children: Sequence[Body]) -> Outcome:
         {key: count for key, count in (('active', len(active)), ('succeeded', succeeded), ('failed', failed)) if count}
     )
     parallelism = spec.get('parallelism', 1)
-    wanted = spec.get('completions') or (succeeded or parallelism)  # without a number, the first success ends the job
+    wanted = spec.get('completions') or (succeeded or parallelism)  # by default, the first success is the end
     missing, superfluous, again = 0, [_name(child) for child in active], None
     if suspended:
         _add_conditions(status, before, ('JobSuspended', 'Job suspended'), 'Suspended')
@@ -76,7 +76,7 @@ def is_over(job: Body) -> bool:
 
 
 def seconds_left(job: Body) -> float | None:
-    """Return how long a finished job is still kept (seconds); None if forever."""
+    """Return how long a finished job is still kept (seconds); None if it is kept forever."""
     kept = job['spec'].get('ttlSecondsAfterFinished')
     ended = next(
         item['lastTransitionTime'] for item in job['status']['conditions'] if item['type'] in ('Complete', 'Failed')

@@ -1,8 +1,8 @@
 """
 The conditions of a namespace that is being deleted: its remaining objects, and their finalizers.
 
-Users look at them first when a namespace is not deleted. Most often, an operator has not removed its finalizers, or
-does not run any more.
+Users read these conditions when a namespace is not deleted. The most frequent cause is an operator that has not removed
+its finalizers, or does not run any more.
 """
 
 from collections import Counter
@@ -68,7 +68,7 @@ def _listed(counts: Mapping[str, int], word: str) -> str:
 
 
 def _condition(before: Mapping[str, Any], type: str, value: bool, reason: str, message: str) -> dict[str, str]:
-    # Why not always the present time? Each check would write the namespace again, and wake its watchers.
+    # Why not always the present time? Each check would change the namespace, and so send an event to all watches.
     same = before.get('status') == str(value)
     return {
         'type': type,

@@ -1,9 +1,9 @@
 """
-The simulated life of pods, as if a node ran them: pending, running, ended.
+The simulated phases of pods, as if a node ran them: pending, running, ended.
 
-No container is run. Annotations of the pod determine its phases and their durations; templates of jobs and deployments
-can have them, too. Without them, the pod runs soon. With the restart policy ``Always``, it keeps running; otherwise, it
-succeeds after a second.
+No container is run. Annotations of the pod, which can come from the template of a job or a deployment, determine its
+phases and their durations. Without these annotations, the pod runs soon. With the restart policy ``Always``, it keeps
+running; otherwise, it succeeds after a second.
 """
 
 import hashlib
@@ -15,20 +15,20 @@ from kopf._kits.testing.wire import timestamps
 
 PREFIX = 'sandbox.kopf.dev/'
 STARTS_AFTER, RUNS_FOR = f'{PREFIX}starts-after', f'{PREFIX}runs-for'
-"""How long the pod is pending, and how long it runs (seconds); ``never`` and ``forever`` are possible."""
+"""The annotations with the time that the pod is pending (seconds, or ``never``) and runs (seconds, or ``forever``)."""
 EXIT_CODE = f'{PREFIX}exit-code'
-"""The exit code of its containers; 0 is a success."""
+"""The annotation with the exit code of the containers; 0 is a success."""
 
 STARTS_AFTER_DEFAULT = 0.1
 RUNS_FOR_DEFAULT = 1.0
 BACKOFF = 1.0
-"""The least running time of restarted containers (seconds), so that they do not restart a thousand times a second."""
+"""The minimal running time of restarted containers (seconds): they must not restart a thousand times a second."""
 NODE, HOST = 'sandbox', '127.0.0.1'
 ENDED = ('Succeeded', 'Failed')
 
 
 def delay(body: Body) -> float | None:
-    """Return how long the pod stays in its present phase (seconds); None if forever."""
+    """Return how long the pod stays in its present phase (seconds); None if it stays forever."""
     phase = (body.get('status') or {}).get('phase')
     if phase == 'Running':
         forever = (body['spec'].get('restartPolicy') or 'Always') == 'Always'
@@ -39,7 +39,7 @@ def delay(body: Body) -> float | None:
 
 
 def advance(body: Body, address: str) -> None:
-    """Move the pod to its next phase; ``address`` is its IP if it has none yet."""
+    """Move the pod to its next phase; a pod without an IP gets the ``address``."""
     status: dict[str, Any] = body.setdefault('status', {})
     if status.get('phase') != 'Running':
         _start(body, status, address)

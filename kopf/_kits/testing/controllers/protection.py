@@ -1,4 +1,4 @@
-"""The protection of claims and volumes in use: a finalizer keeps them until they are unused."""
+"""The protection of claims and volumes: a finalizer keeps them as long as they are in use."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,7 +10,7 @@ FINALIZERS: Mapping[TableName, str] = {CLAIMS: 'kubernetes.io/pvc-protection', V
 
 
 class Protection:
-    """Removes the finalizers of unused objects that are being deleted; ``later`` schedules it, ``release`` does it."""
+    """Removes the finalizers of unused objects: ``later`` schedules a check, ``release`` removes a finalizer."""
 
     def __init__(
         self,
@@ -23,7 +23,7 @@ class Protection:
         self._later = later
 
     def observe(self, table: Table, change: Change) -> None:
-        """Schedule the check of deleted objects, and of those that are no longer used."""
+        """Schedule the check of objects that are being deleted, and of objects that are no longer used."""
         if table.name in FINALIZERS:
             if change.record.deleting and change.type != 'DELETED':
                 self._later(self._let_go, (table, change.record.namespace, change.record.name))

@@ -1,8 +1,8 @@
 """
-The controllers of deployments and replica sets: what they need now, and their status. All functions are pure.
+The controllers of deployments and replica sets: they decide on the objects to create and on the status.
 
-A new template makes a new replica set; the old ones are scaled to zero as soon as all pods of the new one are
-available. The parameters of the rolling update are ignored.
+All functions are pure. For a new template, a deployment gets a new replica set; the old ones are scaled to zero as soon
+as all pods of the new one are available. The parameters of the rolling update are ignored.
 """
 
 import hashlib
@@ -47,7 +47,7 @@ def decide_set(body: Body, children: Sequence[Body]) -> SetOutcome:
         'observedGeneration': body['metadata'].get('generation', 1),
         **{key: count for key, count in counts.items() if count},
     }
-    # Pods that are not ready come first: they serve nothing yet.
+    # Delete unready pods first: they do not serve requests yet.
     superfluous = [child['metadata']['name'] for child in sorted(active, key=pods.is_ready)[: len(active) - wanted]]
     return SetOutcome(status, max(0, wanted - len(active)), superfluous if len(active) > wanted else [])
 
@@ -69,7 +69,7 @@ def decide_rollout(body: Body, children: Sequence[Body]) -> Rollout:
 
 
 def make_digest(template: Any) -> str:
-    """Return a short hash of a template, for the names and labels of the objects that are made by it."""
+    """Return a short hash of a template, for the names and labels of the objects with this template."""
     number = int.from_bytes(hashlib.sha256(orjson.dumps(template, option=orjson.OPT_SORT_KEYS)).digest()[:8], 'big')
     letters = []
     for _ in range(10):

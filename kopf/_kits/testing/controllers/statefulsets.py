@@ -1,9 +1,9 @@
 """
-The controllers of stateful sets and daemon sets: the pods that they need now, and their status. All functions are pure.
+The controllers of stateful sets and daemon sets: they decide on the pods and on the status.
 
-Pods of stateful sets are created in the order of their numbers, and deleted in the opposite order, one at a time unless
-the policy is ``Parallel``. A daemon set has one pod, as there is one node. With a new template, one old pod after
-another is replaced.
+All functions are pure. Pods of stateful sets are created in the order of their numbers, and deleted in the opposite
+order, one at a time unless the policy is ``Parallel``. A daemon set has one pod, as there is one node. After a change
+of the template, the old pods are replaced one after another.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,7 +35,7 @@ def decide_stateful(body: Body, children: Sequence[Body]) -> SetOutcome:
     missing = [each for each in wanted if each not in known]
     superfluous = sorted(known.keys() - set(wanted), key=_number, reverse=True)
     if spec.get('podManagementPolicy') != 'Parallel':
-        # The next pod is created only when all before it are ready; none is deleted as long as others are missing.
+        # Create the next pod only when all pods before it are ready. Delete no pod while any is missing.
         before = wanted[: wanted.index(missing[0])] if missing else wanted
         is_steady = all(pods.is_ready(known[each]) for each in before)
         missing = missing[:1] if is_steady else []
@@ -70,7 +70,7 @@ def decide_daemons(body: Body, children: Sequence[Body]) -> SetOutcome:
 
 
 def _find_outdated(spec: Body, known: Sequence[Body], revision: str) -> list[str]:
-    """Return the name of the last pod with another template, if the strategy replaces it."""
+    """Return the name of the last pod with an outdated template, if the strategy permits its replacement."""
     strategy = spec.get('updateStrategy') or {}
     if strategy.get('type') == 'OnDelete':
         return []

@@ -1,8 +1,8 @@
 """
 The simulated life of pods, jobs, deployments and other workloads, for operators that wait for them.
 
-It is off by default, since most tests of operators expect a cluster without activities of controllers. One task handles
-one object after another: changed objects and expired timers come into one queue. The modules of the kinds decide on the
+The simulation is off by default, since most tests expect that only their operator changes objects. One task handles one
+object after another: changed objects and expired timers are put into one queue. The modules of the kinds derive the
 writes from the present state alone, so that interruptions and changes by other clients do no harm.
 """
 
@@ -28,13 +28,13 @@ SETS, DEPLOYMENTS = TableName('apps', 'replicasets'), TableName('apps', 'deploym
 STATEFUL, DAEMONS = TableName('apps', 'statefulsets'), TableName('apps', 'daemonsets')
 CLAIMS = TableName('', 'persistentvolumeclaims')
 CREATED: Mapping[TableName, TableName] = {DEPLOYMENTS: SETS, SETS: PODS, JOBS: PODS, STATEFUL: PODS, DAEMONS: PODS}
-"""The objects that the controllers create, by the objects that control them."""
+"""The kinds of objects that the controllers create, by the kinds that control them."""
 RETRY = 1.0
 """How long to wait before a refused write is repeated (seconds)."""
 
 
 class Place(NamedTuple):
-    """An object by its name; another object can have this name by now."""
+    """The name of an object; after a while, another object can have the same name."""
 
     table: TableName
     namespace: str
@@ -61,7 +61,7 @@ class Workloads:
         }
         self._queue: asyncio.Queue[Place] = asyncio.Queue()
         self._queued: set[Place] = set()
-        self._due: dict[str, tuple[Any, float]] = {}  # by the uids of pods: the phase, and when it ends
+        self._due: dict[str, tuple[Any, float]] = {}  # the phases of pods, and when they end, by the uids of the pods
         self._addresses = 0
         self._task: asyncio.Task[None] | None = None
 
@@ -108,7 +108,7 @@ class Workloads:
         while True:
             place = await self._queue.get()
             self._queued.discard(place)
-            # Why not the state of the event? It can be outdated, as the object has waited in the queue.
+            # Why not the object of the event? It can be outdated, because it has waited in the queue.
             record = self._storage.table(*place.table).get(place.namespace, place.name)
             if record is None or record.deleting:
                 continue
@@ -117,7 +117,8 @@ class Workloads:
             except statuses.Refusal as refusal:
                 logger.warning(f'{place.table.plural} {place.namespace}/{place.name}: {refusal.message}')
                 self._later(RETRY, place)
-            # Why not end the task? The other objects can still live, and a test would only see that nothing happens.
+            # Why not let the task end? All other objects would stop changing, too, without any explanation for the
+            # test.
             except Exception:
                 logger.exception(f'The sandbox has failed at {place.table.plural} {place.namespace}/{place.name}')
 
@@ -130,7 +131,7 @@ class Workloads:
         phase = status.get('phase'), str(status.get('containerStatuses'))
         now = asyncio.get_running_loop().time()
         known, due = self._due.get(uid, (None, 0.0))
-        # Only a new phase starts the time anew: otherwise, a pod that is edited all the time would never end.
+        # Restart the timer only for a new phase: otherwise, a pod that is edited all the time would never end.
         if known != phase:
             due = now + delay
             self._due[uid] = phase, due
@@ -215,7 +216,7 @@ class Workloads:
 
 
 def is_created(table: Table, body: Body, storage: Storage) -> bool:
-    """Check whether the object is one of those that the controllers create for other objects, such as pods of a job."""
+    """Check whether a controller has created the object for another object, such as a pod for a job."""
     references = body['metadata'].get('ownerReferences') or ()
     owners = [storage.place(owner['uid']) for owner in references if owner.get('controller')]
     return any(owner is not None and CREATED.get(owner.name) == table.name for owner in owners)

@@ -1,4 +1,4 @@
-"""Recordings of real control planes by ``scripts/record_*.py``: packed JSON, unpacked when it is first needed."""
+"""Recordings of real control planes by ``scripts/record_*.py``: packed JSON, unpacked when first needed."""
 
 import gzip
 from pathlib import Path

@@ -1,5 +1,5 @@
 """
-Conversion of HorizontalPodAutoscalers between ``v1`` and ``v2``: they are stored in ``v2``, which covers ``v1``.
+Conversion of HorizontalPodAutoscalers between ``v1`` and ``v2``. They are stored in ``v2``, which has more fields.
 
 Fields that ``v1`` does not have are kept in an annotation, as on a real server.
 """
@@ -73,7 +73,7 @@ def _percentage(metric: Mapping[str, Any]) -> int | None:
 
 
 def _old(metric: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a metric in the format of the annotation, which differs from ``v2`` only for metrics of resources."""
+    """Return a metric in the format of the annotation; only metrics of resources differ from ``v2``."""
     resource = metric.get('resource')
     if metric.get('type') != 'Resource' or not resource:
         return metric

@@ -1,8 +1,8 @@
 """
-The cells of built-in kinds in tables: what ``kubectl get`` shows of an object, by the names of the columns.
+The table cells of built-in kinds, which ``kubectl get`` shows, by the names of their columns.
 
-They are the same as those of the real server's printers, including ``<none>``, ``<unset>``, ``<unknown>``, and which
-numbers are strings.
+The values are the same as on a real server, including ``<none>``, ``<unset>``, and ``<unknown>``. Some numbers are
+strings there, too.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -281,7 +281,7 @@ COMMON: Mapping[str, Cell] = {
     'Webhooks': _count('.webhooks'),
     'Ready': _ready,
 }
-"""The cells with the same meaning for many kinds."""
+"""The columns with the same meaning in many kinds."""
 _SETS: Mapping[str, Cell] = {
     'Desired': _number('.spec.replicas'),
     'Current': _number('.status.replicas'),
@@ -439,4 +439,4 @@ BUILTINS: Mapping[str, Mapping[str, Cell]] = {
         'Count': lambda body: body.get('count') or body.get('deprecatedCount') or 1,
     },
 }
-"""All other cells by kind."""
+"""All other columns, by kind."""

@@ -1,4 +1,4 @@
-"""Empty objects of kinds, as bookmarks contain them."""
+"""Empty objects of each kind, which are sent in bookmarks."""
 
 import functools
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ _MORE: Mapping[str, Mapping[str, Any]] = {
     'priorityclasses': {'value': 0},
     'endpointslices': {'endpoints': None, 'ports': None},
 }
-"""The fields that a real server always writes for these kinds, besides the common ones, even if they are empty."""
+"""The additional fields that a real server writes for these kinds even if they are empty."""
 
 
 @functools.lru_cache(maxsize=100)

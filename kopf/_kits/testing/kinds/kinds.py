@@ -2,8 +2,8 @@
 The kinds that the API serves, in their groups and versions: the built-in ones and those of CRDs.
 
 A `Kind` is one version of one resource, with everything that other modules need to know about it. The `Catalog` finds
-kinds by the parts of a URL, or by the names that people use for them. Built-in kinds are rows of a table, because they
-differ in nothing else here.
+kinds by the parts of a URL, or by the names that people use for them. Built-in kinds are rows of a table, as they
+differ only in its columns.
 """
 
 import dataclasses
@@ -137,10 +137,10 @@ Schemas = Mapping[str, Mapping[str, Any]]
 
 
 class Conversion(Protocol):
-    """A converter between one version of a resource and the stored versions of its objects; see `conversions`."""
+    """A converter between one version of a resource and the stored versions of its objects; see `converters`."""
 
     async def prepare(self, records: Iterable[Record], fresh: bool = False) -> None:
-        """Convert these records for `to_served`; without ``fresh``, earlier results are used again."""
+        """Convert these records for `to_served`; with ``fresh``, cached results of earlier conversions are not used."""
 
     def to_served(self, record: Record) -> Body:
         """Return the object in this version; the caller may change it."""
@@ -151,16 +151,16 @@ class Conversion(Protocol):
         ...
 
     async def convert_back(self, stored: Body) -> Body:
-        """Return the object in this version as it would be after `to_stored`."""
+        """Return the result of `to_stored`, converted back to this version."""
         ...
 
 
 ConversionFactory = Callable[[Body, str, Schemas, bool], Conversion]
-"""Creates a conversion from a CRD, an API version, all schemas, and whether no stored object needs it."""
+"""Creates the conversion of an API version of a CRD; also gets all schemas, and whether no stored object needs it."""
 
 
 class Service:
-    """The state of a served resource: it ends when the resource is removed or served in another form."""
+    """The lifetime of one definition of a resource: it ends when the definition is removed or changed."""
 
     __slots__ = ('ended',)
 
@@ -193,10 +193,10 @@ class Kind:
     warning: str = ''
     stored_version: str = ''
     to_served: Callable[[Body], Body] | None = None
-    """The conversions of a stored object to this kind and back; None if only the name of the version differs."""
+    """The conversions of a stored object to this version and back; None if only the name of the version differs."""
     to_stored: Callable[[Body], Body] | None = None
     conversion: Conversion | None = None
-    """The same for kinds that can be stored in several versions."""
+    """The conversion of a kind whose objects can be stored in several versions."""
     service: Service = dataclasses.field(default_factory=Service)
     """Shared by all versions of a resource, until its definition changes."""
 
@@ -241,7 +241,7 @@ class Kind:
         return self.table
 
     def as_resource(self) -> Resource:
-        """Return the resource as operators discover it."""
+        """Return the resource as the framework's discovery represents it."""
         return Resource(
             group=self.group,
             version=self.version,
@@ -257,7 +257,7 @@ class Kind:
 
     def raw(self, record: Record) -> bytes:
         """Return a stored object as JSON of this version."""
-        # Most objects are sent as they are stored, without being decoded.
+        # Most objects are sent without being decoded, as they are stored.
         if self.to_served is None and (self.conversion is None or record.stored == self.api_version):
             return self.prefix + record.rest
         return orjson.dumps(self.body(record))
@@ -308,7 +308,7 @@ class Catalog:
         self.revision += 1
 
     def find(self, group: str, version: str, plural: str) -> Kind:
-        """Return the kind at that place of the URL; otherwise, raise a 404 in the form of a real server."""
+        """Return the kind; raise a 404 in the form of a real server if it does not exist."""
         resources = self._kinds.get((group, version))
         if resources is None:
             if any(
@@ -336,7 +336,7 @@ class Catalog:
         return [kinds[plural] for plural in sorted(kinds)]
 
     def of_object(self, api_version: str, name: str) -> Kind:
-        """Return the kind that an object claims to be of; raise a 404 if it is not served."""
+        """Return the kind of an object by its ``apiVersion`` and ``kind``; raise a 404 if it is not served."""
         group, _, version = api_version.rpartition('/')
         for kind in self._kinds.get((group, version), {}).values():
             if kind.name == name:
@@ -344,8 +344,16 @@ class Catalog:
         raise statuses.Refusal(404, 'NotFound', f'no matches for kind "{name}" in version "{api_version}"')
 
     def named(self, word: str) -> Kind:
-        """Return the kind of a plural, singular, kind or short name; ``.group`` or ``.version.group`` can follow."""
-        name, _, rest = word.partition('.')
+        """
+        Return the kind of a plural, singular, kind or short name; raise a 404 if there is none.
+
+        The group and the version can follow the name (``.group``, ``.version.group``), or precede it with slashes.
+        """
+        if '/' in word:
+            *place, name = word.split('/')
+            rest = '.'.join(reversed(place))
+        else:
+            name, _, rest = word.partition('.')
         for group, versions in self.groups().items():
             for version in versions:
                 if rest in ('', group, f'{version}.{group}' if group else version):
@@ -412,7 +420,7 @@ EVENT_FIELDS = {
     'lastTimestamp': 'deprecatedLastTimestamp',
     'count': 'deprecatedCount',
 }
-"""The fields of core Events and their names in ``events.k8s.io``: it is one resource in two groups."""
+"""The fields of core Events, and their names in ``events.k8s.io``, which is the same resource in another group."""
 
 
 def event_to_served(body: Body) -> Body:

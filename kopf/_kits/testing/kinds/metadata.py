@@ -1,8 +1,8 @@
 """
 The metadata of objects: their types as Go decodes them, and their validation.
 
-Clients see the messages of two libraries: those of the decoder (400) and of the validation (422). The decoder names the
-field with its path for built-in kinds, and without it for custom ones.
+On a real server, two libraries produce the messages: the decoder (400) and the validation (422). For built-in kinds,
+the decoder's messages contain the path of the field; for custom kinds, only its name.
 """
 
 import re
@@ -93,7 +93,7 @@ def _check_time(value: str) -> None:
 
 
 def repeated_problems(meta: Mapping[str, Any]) -> list[Cause]:
-    """Return the errors that a real server reports once more, on each update, because it runs some checks twice."""
+    """Return the errors that a real server reports twice on updates, because it runs some checks twice."""
     return [*_label_problems(meta), *_annotation_problems(meta), *_owner_problems(meta.get('ownerReferences') or ())]
 
 

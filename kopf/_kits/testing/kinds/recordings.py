@@ -25,9 +25,9 @@ class Recording:
         content = unpack(name)
         self.schemas: Mapping[str, Schema] = content['schemas']
         self.go: Mapping[str, Mapping[str, tuple[str, str, str]]] = content['go']
-        """For fields whose Go type is not obvious: the name of the type, the path to the field, and the structure."""
+        """The Go type, the path, and the Go structure of each field whose type does not follow from the schema."""
         self.kept: Mapping[str, list[str]] = content['kept']
-        """The fields that are kept even if empty, by schema; schemas that are absent here were not recorded."""
+        """The fields that a server keeps even if they are empty, by schema. Not all schemas were recorded."""
         self._names: dict[tuple[str, str, str], str] = {}
         for name, schema in self.schemas.items():
             for gvk in schema.get('x-kubernetes-group-version-kind', ()):
@@ -54,12 +54,12 @@ class Recording:
 def newest() -> Recording:
     """Return the recording of the newest version of Kubernetes."""
     names = (path.name for path in FOLDER.glob('kubernetes-*.json.gz'))
-    # Not by the text: 1.9 would be newer than 1.36.
+    # Compare numbers: as texts, 1.9 would be newer than 1.36.
     return Recording(max(names, key=lambda name: [int(number) for number in re.findall(r'\d+', name)]))
 
 
 def target_of(schema: Schema) -> str | None:
-    """Return the name of the schema that this one refers to, alone or with additions; None if it is not a reference."""
+    """Return the name of the schema that this one refers to; None if it is not a reference."""
     reference = schema.get('$ref')
     if reference is None and len(parts := schema.get('allOf') or []) == 1:
         reference = parts[0].get('$ref')

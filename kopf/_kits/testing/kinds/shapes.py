@@ -1,9 +1,9 @@
 """
-Shapes: the rules of a schema for merging and ownership of fields, in a form for fast walks along a value.
+Shapes: the rules of a schema for merging and ownership of fields, in a form that is fast to traverse.
 
-Schemas come in two dialects: OpenAPI of built-in kinds, and structural schemas of CRDs. The modules of patches and
-managed fields see only shapes. Shapes are created when a walk visits them first, because schemas can be recursive, and
-most of them are never visited.
+There are two dialects of schemas: OpenAPI for built-in kinds, and structural schemas for CRDs. The modules of patches
+and managed fields use only shapes. A shape is created when it is needed first, because schemas can be recursive, and
+most parts of them are never needed.
 """
 
 import functools
@@ -31,11 +31,11 @@ ZEROS: Mapping[str, Any] = {'string': '', 'integer': 0, 'number': 0, 'boolean': 
 
 class Shape:
     """
-    One place of an object.
+    The rules for one place of an object: for the whole object, a field, or an item.
 
-    ``type`` is that of JSON Schema, empty if any value is allowed. ``relation`` is one of `ATOMIC`, `GRANULAR` (only
-    maps), `SET`, `MAP` (only lists); ``keys`` identify the items of a list with the relation `MAP`. ``strategies`` and
-    ``merge_key`` are for strategic merge patches. ``name`` is that of the schema in OpenAPI, if it has one.
+    ``type`` is that of JSON Schema, empty if any value is allowed. ``relation`` says how values are merged: `ATOMIC`,
+    `GRANULAR` (only maps), `SET`, or `MAP` (only lists). With `MAP`, the ``keys`` identify the items of a list.
+    ``strategies`` and ``merge_key`` are for strategic merge patches. ``name`` is the schema's name in OpenAPI, if any.
     """
 
     def __init__(self, schema: Schema, *, name: str = '', free: bool = False, meta: bool = False) -> None:
@@ -91,7 +91,7 @@ class Shape:
 
     @functools.cached_property
     def blank(self) -> Mapping[str, Any]:
-        """The fields that are present in every object, even in a new one, and that have no manager."""
+        """The fields that are present in every object, even in new ones, and never have a manager."""
         return self.new()
 
     def new(self) -> dict[str, Any]:
@@ -137,7 +137,7 @@ class Shape:
 
 
 class _Untyped(Shape):
-    """A place without a schema: lists are replaced as a whole; maps, too, unless they are deduced."""
+    """The rules for a place without a schema: lists are replaced as a whole, and maps, too, unless they are deduced."""
 
     def __init__(self, relation: str) -> None:
         super().__init__({})
@@ -145,7 +145,7 @@ class _Untyped(Shape):
 
     @functools.cached_property
     def others(self) -> Shape:
-        """The shape of all fields, which is the same as the shape of the whole."""
+        """The shape of all fields, which is this shape itself."""
         return self
 
 
@@ -191,7 +191,7 @@ METADATA: Schema = {
         'managedFields': {'type': 'array', 'items': {'type': 'object', PRESERVE: True}},
     },
 }
-"""The metadata of custom resources; that of built-in kinds is recorded and the same."""
+"""The metadata of custom resources; the recorded metadata of built-in kinds are the same."""
 
 
 def custom(schema: Schema) -> Shape:

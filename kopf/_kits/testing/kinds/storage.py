@@ -24,7 +24,7 @@ FieldsOf = Callable[[Mapping[str, Any]], Mapping[str, str]]
 
 
 class Expired(Exception):
-    """Raised when the requested version is no longer in the history; ``floor`` is the oldest version that is."""
+    """Raised when the requested version is no longer in the history; ``floor`` is the oldest version in it."""
 
     def __init__(self, version: int, floor: int) -> None:
         super().__init__(f'too old resource version: {version} ({floor})')
@@ -33,7 +33,7 @@ class Expired(Exception):
 
 
 class TableName(NamedTuple):
-    """The name of the table in which the objects of all versions of a resource are stored."""
+    """The name of the table with the objects of a resource in all of its versions."""
 
     group: str
     plural: str
@@ -44,7 +44,7 @@ class Record:
     """
     One version of one object; ``rest`` is its JSON after the opening brace, without ``apiVersion`` and ``kind``.
 
-    ``stored`` is the API version that it was written in; see `kopf._kits.testing.resources.converters`.
+    ``stored`` is the API version in which the object was written; see `kopf._kits.testing.resources.converters`.
     """
 
     namespace: str
@@ -70,7 +70,7 @@ class Record:
 
 
 class Change:
-    """One event of the history, with the lines that watches have sent for it, by the kind that they show."""
+    """One event of the history, with the lines that watches have sent about it, by their kind."""
 
     __slots__ = ('type', 'record', 'previous', 'lines')
 
@@ -82,7 +82,7 @@ class Change:
 
     @property
     def version(self) -> int:
-        """The resource version that this change has created."""
+        """The resource version of the object after this change."""
         return self.record.version
 
 
@@ -98,7 +98,7 @@ class Table:
         self._fields_of = fields_of
         self._records: dict[str, Record] = {}
         self._keys: list[str] | None = []
-        # Why not a deque? Changes are found by bisection and taken as slices.
+        # Why not a deque? Changes are found by bisection, and taken as slices, which are slow in deques.
         self._log: list[Change] = []
         self._dropped = 0
         self._waiting: set[asyncio.Future[None]] = set()
@@ -128,7 +128,7 @@ class Table:
         changes = self.changes_after(version)
         if not changes:
             return self.records(namespace, start=start)
-        # Why no copies of former states? They are rarely read, and undoing some changes is cheap.
+        # Why not keep copies of former states? They are rarely requested, and it is fast to undo some changes.
         past = dict(self._records)
         for change in reversed(changes):
             if change.previous is None:
@@ -187,7 +187,7 @@ class Table:
                 future.set_result(None)
 
     def waiter(self) -> asyncio.Future[None]:
-        """Return a future that is done at the next change; the caller returns it to `discard` if it stops waiting."""
+        """Return a future that is done at the next change; call `discard` with it when it is not awaited any more."""
         future = asyncio.get_running_loop().create_future()
         self._waiting.add(future)
         return future
@@ -202,14 +202,14 @@ class Table:
         self.wake()
 
     def apply(self, type: ChangeType, body: Mapping[str, Any], version: int) -> Change:
-        """Write one change; ``body`` already has its new version and is not kept."""
+        """Write one change; ``body`` already has its new resource version, and may be changed afterwards."""
         meta = body['metadata']
         previous = self.get(meta.get('namespace', ''), meta['name'])
         before = previous.stored if previous is not None else ''
         return self.write(type, self._record(body, version, body.get('apiVersion') or before))
 
     def write(self, type: ChangeType, record: Record) -> Change:
-        """Write one change of an existing record, which already has its new version."""
+        """Write one change with a record that already has its new resource version."""
         previous = self._records.get(record.key)
         if type == 'DELETED':
             del self._records[record.key]
@@ -225,7 +225,7 @@ class Table:
         return change
 
     def load(self, body: Mapping[str, Any], version: int, stored: str) -> Record:
-        """Store an object of a former run, without a change in the history."""
+        """Store an object of a former sandbox, without a change in the history."""
         record = self._record(body, version, stored)
         self._records[record.key] = record
         self._keys = None
@@ -238,7 +238,7 @@ class Table:
 
     def rewrite(self, transform: Callable[[dict[str, Any], str], Mapping[str, Any]]) -> None:
         """
-        Rewrite all objects without a new version, as after a change of a schema.
+        Rewrite all objects without new resource versions, as after a change of a schema.
 
         Args:
             transform: Returns the new body of an object; called with its body and the API version that it is stored in.
@@ -306,15 +306,15 @@ class Storage:
         return table
 
     def commit(self, table: Table, type: ChangeType, body: dict[str, Any]) -> Change:
-        """Write one change under the next version, which is also put into ``body``."""
+        """Write one change with the next resource version, which is also set in ``body``."""
         self.version += 1
         body['metadata']['resourceVersion'] = str(self.version)
         return self._tell(table, table.apply(type, body, self.version))
 
     def bring_back(self, table: Table, type: ChangeType, record: Record) -> None:
-        """Write a former version of an object again, as the next version."""
+        """Write a former state of an object again, with the next resource version."""
         old, new = b'"resourceVersion":"%d"' % record.version, b'"resourceVersion":"%d"' % (self.version + 1)
-        if record.rest.count(old) != 1:  # The same text is also elsewhere in the object.
+        if record.rest.count(old) != 1:  # The text of the old version also occurs elsewhere in the object.
             self.commit(table, type, {**record.body(), 'apiVersion': record.stored})
             return
         self.version += 1
@@ -324,7 +324,7 @@ class Storage:
         )
 
     def load(self, table: Table, body: dict[str, Any], version: int, stored: str) -> None:
-        """Store an object of a former run, without an event for watches."""
+        """Store an object of a former sandbox, without an event for watches."""
         record = table.load(body, version, stored)
         self._link(table, Change('ADDED', record, None))
 

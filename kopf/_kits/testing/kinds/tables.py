@@ -1,5 +1,5 @@
 """
-Tables: the columns of ``kubectl get``, from the printer columns of CRDs or as recorded for built-in kinds.
+Tables: the columns of ``kubectl get``, defined by CRDs as printer columns, or recorded for built-in kinds.
 
 The recorded part is made by ``scripts/record_tables.py``; the cells of built-in kinds are computed in `cells`.
 """

@@ -1,9 +1,10 @@
 """
 Sets of fields, as ``fieldsV1`` of managed fields writes them: ``{"f:spec": {".": {}, "f:size": {}}}``.
 
-A set is kept in exactly this form, so it needs no decoding and encoding. Keys are elements of paths: ``f:`` a field,
-``k:`` an item by its keys, ``v:`` an item by its value. A place is a member of the set if there is nothing below it, or
-a ``"."``. The root is never a member: ``{}`` is the empty set. Sets are immutable, so that they can share their parts.
+Sets are kept in exactly this form, so they need no decoding and encoding. Keys are elements of paths: ``f:`` is a
+field, ``k:`` an item by its keys, ``v:`` an item by its value. A place is a member of the set if its value is empty or
+has the key ``"."``. The root is never a member: ``{}`` is the empty set. Sets are immutable, so that they can share
+their parts.
 """
 
 from collections.abc import Iterator, Mapping
@@ -80,7 +81,7 @@ def is_member(below: FieldSet) -> bool:
 
 
 def members(fields: FieldSet, path: str = '') -> Iterator[str]:
-    """Yield the paths in the form and the order of messages: ``.spec.ports[port=80,protocol="TCP"].name``."""
+    """Yield the paths as messages contain them: ``.spec.ports[port=80,protocol="TCP"].name``."""
     for key, below in sorted(fields.items(), key=lambda item: _order(item[0])):
         if key != '.' and is_member(below):
             yield path + _text(key)

@@ -1,9 +1,10 @@
 """
 Managed fields: the owners of an object's fields, and their effect on server-side apply.
 
-The records are kept in the form of the API, so that objects need no conversion for reading and writing; a write without
-changes does not touch them. An update takes the fields that it changes from all other managers. Applied fields are
-owned, too, but are taken from other managers only with force; fields that are no longer applied are removed.
+The records are kept in the form of the API, so that objects need no conversion for reading and writing. A write without
+changes does not change the records. An update takes the ownership of the fields that it changes from all other
+managers. A server-side apply takes fields from other managers only with force, and removes the fields that its manager
+no longer applies.
 """
 
 import dataclasses
@@ -47,7 +48,7 @@ UNOWNED: FieldSet = {
 }
 """The fields that have no owner."""
 DROPPED = ('deletionTimestamp', 'deletionGracePeriodSeconds')
-"""The fields of new objects that the API server ignores if a client sends them."""
+"""The fields of new objects that the API server drops."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -86,7 +87,7 @@ class Record:
 
 @dataclasses.dataclass(slots=True, frozen=True)
 class Writer:
-    """The manager that writes an object, the version and the subresource; it does not write the ``ignored`` fields."""
+    """The manager of a write, with the version and the subresource; the manager cannot own the ``ignored`` fields."""
 
     manager: str
     api_version: str
@@ -96,7 +97,7 @@ class Writer:
     ignored: FieldSet = dataclasses.field(default_factory=dict)
 
     def record(self, operation: str, fields: FieldSet = EMPTY) -> Record:
-        """Return a record of this writer, without a time."""
+        """Return a record of this writer without a time."""
         return Record(self.manager, operation, self.api_version, self.subresource, '', fields)
 
     def owned(self, fields: FieldSet) -> FieldSet:
@@ -121,12 +122,12 @@ def manager_name(given: str, agent: str) -> str:
 
 
 def reset(given: Any, shape: Shape) -> bool:
-    """Check whether a client asks to drop all records; an empty list does so for built-in kinds only."""
+    """Check whether a client requests to drop all records: for built-in kinds only, by an empty list."""
     return given == [{}] or given == [] and bool(shape.name)
 
 
 def decode(given: Any) -> list[Record] | None:
-    """Return the records of a client or the storage, the last one of each manager; None if they cannot be decoded."""
+    """Return the decoded records, the last one of each manager; None if they cannot be decoded."""
     records: dict[tuple[str, ...], Record] = {}
     if not isinstance(given, list | None):
         return None
@@ -148,7 +149,7 @@ def decode(given: Any) -> list[Record] | None:
 
 
 def created(body: Body, writer: Writer) -> None:
-    """Make the writer the owner of a new object, except for dropped fields and nulls of required fields."""
+    """Make the writer the owner of all fields of a new object, except dropped fields and nulls of required fields."""
     new = _ownable(body)
     for key in DROPPED:
         new['metadata'].pop(key, None)
@@ -160,7 +161,7 @@ def created(body: Body, writer: Writer) -> None:
 
 
 def updated(body: Body, old: Body, writer: Writer, given: Any = None) -> None:
-    """Make the writer the owner of all fields that differ; ``given`` are the records that the client has sent."""
+    """Make the writer the owner of all changed fields; ``given`` are the records that the client has sent."""
     stored = old['metadata'].get('managedFields')
     records: list[Record] | None = None
     if given is not None and given != stored:
@@ -172,7 +173,8 @@ def updated(body: Body, old: Body, writer: Writer, given: Any = None) -> None:
     before, after = _ownable(old), _ownable(body)
     comparison = typed.Comparison(before, after, writer.shape)
     if not comparison.changed and not comparison.removed and stored is not None:
-        # A write of the scale can leave two records of one manager. The next write drops the first of them.
+        # A write of the scale can leave two records of one manager. As on a real server, the next write drops the first
+        # one.
         decoded = decode(stored) or []
         body['metadata']['managedFields'] = stored if len(decoded) == len(stored) else encode(decoded)
         return
@@ -290,7 +292,7 @@ def _words(record: Record) -> str:
 
 
 def _pruned(merged: Body, last: Record, wanted: FieldSet, writer: Writer) -> Body:
-    """Return the object without the fields that its manager has applied before, and that no manager owns now."""
+    """Return the object without the fields that its manager has applied before and no manager owns any more."""
     shape = writer.shape_of(last.api_version)
     if shape is None:
         return merged
@@ -314,7 +316,7 @@ def _comparisons(
     writer: Writer,
     own: typed.Comparison,
 ) -> Callable[[Record], typed.Comparison | None]:
-    """Return a function that compares in the version of a record; None if this version is no longer served."""
+    """Return a function that compares both objects in a record's version; it returns None if that is not served."""
     known: dict[str, typed.Comparison | None] = {writer.api_version: own}
 
     def find(record: Record) -> typed.Comparison | None:
@@ -330,7 +332,7 @@ def _comparisons(
 
 
 def _take(records: list[Record], comparisons: Callable[[Record], typed.Comparison | None]) -> None:
-    """Remove the fields that were changed or removed from all records."""
+    """Remove the fields that the write has changed or removed from all records."""
     for record in records:
         if (comparison := comparisons(record)) is None:
             record.fields = EMPTY
@@ -340,7 +342,7 @@ def _take(records: list[Record], comparisons: Callable[[Record], typed.Compariso
 
 
 def _capped(records: list[Record]) -> list[Record]:
-    """Return the records with the oldest updates merged if there are too many of them."""
+    """Return the records; if there are too many updates, merge the oldest ones."""
     updaters = sorted(
         (record for record in records if record.operation == UPDATE),
         key=lambda record: (record.time, record.manager, record.api_version),
@@ -389,7 +391,7 @@ def _ownable(body: Mapping[str, Any]) -> Body:
 
 
 def _of_contents(fields: FieldSet) -> FieldSet:
-    """Return the same fields without the element of the metadata itself."""
+    """Return the same set without the metadata themselves as a member."""
     meta = fields.get('f:metadata')
     if meta is None or (meta and '.' not in meta):
         return fields

@@ -1,10 +1,10 @@
 """
 The ownership of the number of replicas, as the scale subresource shows it.
 
-A scale has one field that can be owned: the number of replicas. Its managed fields are derived from the managed fields
-of the object: only the records with the number of replicas. A client that writes the scale becomes the owner of the
-number in the object, with a record for the subresource and without a time. If the number has no owner, an update does
-not make one; only a server-side apply does.
+A scale has only one field that can be owned: the number of replicas. So its managed fields are the records of the
+object that contain this number. A client that writes the scale becomes the owner of the number in the object, with a
+record for the subresource and without a time. If the number has no owner, only a server-side apply makes the client its
+owner; an update does not.
 """
 
 import dataclasses
@@ -54,8 +54,8 @@ class Ownership:
         ]
         records = [record for record in records if record.fields]
         for record in scale:
-            # The records of updates are distinguished by their versions, too, so those of the object and of the scale
-            # are two, even if it is the same manager.
+            # A manager can have two records of updates, for the object and for the scale, because records of updates
+            # with different versions are different records.
             same = [each for each in records if record.operation == APPLY and each.is_of(record)]
             if same:
                 same[0].fields = fieldsets.union(same[0].fields, self._place)
@@ -65,7 +65,7 @@ class Ownership:
 
 
 def applied(scale: Body, owners: list[Record], config: Body, manager: str, force: bool) -> tuple[Body, list[Record]]:
-    """Return a scale with a configuration applied to it, and its new records; raise a 409 if others own the number."""
+    """Return the scale after the apply of a configuration, and its records; raise a 409 if others own the number."""
     shape = shapes.builtin(GROUP, VERSION, KIND)
     writer = Writer(manager, API_VERSION, shape, {API_VERSION: shape}.get, SUBRESOURCE, {'f:status': EMPTY})
     live = {**scale, 'metadata': {**scale['metadata'], 'managedFields': [record.encoded() for record in owners]}}

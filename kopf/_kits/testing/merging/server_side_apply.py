@@ -1,8 +1,9 @@
 """
 Server-side apply: an object is changed by the configuration that a client has sent.
 
-This module surrounds `kopf._kits.testing.merging.managers`: it checks the configuration, and words the refusals. It
-also migrates objects of client-side ``kubectl apply``: their annotation with the last configuration is kept up to date.
+This module checks the configuration, calls `kopf._kits.testing.merging.managers`, and refuses conflicts with the
+messages of a real server. It also migrates objects of client-side ``kubectl apply``: it updates their annotation with
+the last configuration.
 """
 
 import functools
@@ -39,7 +40,7 @@ def decode(text: bytes) -> Body:
 
 
 def check(config: Body, kind: Kind, namespace: str, name: str, *, present: bool) -> None:
-    """Refuse a configuration of another object or kind; it must have a name if the request has none."""
+    """Refuse a configuration of another object or kind, or without a name if the request has none, either."""
     api_version, word = (text if isinstance(text := config.get(key), str) else '' for key in ('apiVersion', 'kind'))
     if api_version.count('/') > 1:
         api_version = word = ''

@@ -3,7 +3,7 @@ Strategic merge patches: merge patches that merge lists by the keys of their ite
 
 The merge keys of lists come from the schemas of built-in kinds. Custom resources have none, so these patches are
 refused for them. Directives (``$patch``, ``$retainKeys``, ``$setElementOrder/...``, ``$deleteFromPrimitiveList/...``)
-are instructions for the merge and never become a part of the object.
+control the merge, and never become a part of the object.
 """
 
 from collections.abc import Iterable, Mapping
@@ -126,7 +126,7 @@ def _merge_lists(present: list[Any], patch: list[Any], shape: Shape) -> list[Any
 
 
 def _ordered(items: list[Any], order: Any, before: list[Any], shape: Shape) -> list[Any]:
-    """Return the named items in the given order, and between them the other items in their previous order."""
+    """Return the items that ``order`` names in that order, and between them all other items in their previous order."""
     wanted = _identities(order if isinstance(order, list) else (), shape)
     live = _identities(before, shape)
     named = sorted(

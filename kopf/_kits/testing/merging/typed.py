@@ -1,8 +1,9 @@
 """
-Values with shapes: their fields, comparison, and merging.
+Fields, comparison and merging of values with shapes (see `shapes`).
 
-It is the core of managed fields. The rules are those of server-side apply: maps are merged field by field, and an
-atomic value is one field of any size. Lists are replaced unless their schema identifies their items.
+This is the core of managed fields. The rules are those of server-side apply: maps are merged field by field, and an
+atomic value counts as one field with all its content. Lists are replaced as a whole unless their schema identifies the
+items.
 """
 
 from collections.abc import Iterator, Mapping
@@ -110,7 +111,7 @@ def items(values: list[Any], shape: Shape) -> dict[str, Any]:
 
 
 def fields_of(value: Any, shape: Shape) -> FieldSet:
-    """Return the fields that the value sets; of the places between them, only undeclared ones."""
+    """Return the fields that the value sets, and those fields around them that the schema does not declare."""
     if isinstance(value, Mapping) and shape.map_relation != ATOMIC:
         result: dict[str, Any] = {}
         for name, item in value.items():
@@ -140,7 +141,7 @@ def _is_leaf(value: Any, shape: Shape | None) -> bool:
 
 
 def everything(value: Any, shape: Shape) -> FieldSet:
-    """Return all fields of the value and all places between them, as a new object owns them."""
+    """Return all fields of the value, and all fields that contain them, as the creator of an object owns them."""
     if isinstance(value, dict) and value and shape.map_relation != ATOMIC:
         declared, others = shape.fields, shape.others or UNTYPED
         result = {f'f:{name}': everything(item, declared.get(name) or others) for name, item in value.items()}
@@ -165,7 +166,7 @@ class Comparison:
         self.removed: FieldSet = removed
 
     def ignore(self, fields: FieldSet) -> None:
-        """Exclude these fields, and all below them."""
+        """Exclude these fields, and all fields inside of them."""
         if fields:
             self.changed = fieldsets.without(self.changed, fields)
             self.removed = fieldsets.without(self.removed, fields)
@@ -191,7 +192,8 @@ def _compare_maps(
 
 def _equal(one: Any, another: Any) -> bool:
     """Check whether both values are the same; true and 1 are not, unlike in Python."""
-    # Sorting the keys costs more, and is seldom needed: both values usually come from the same writer.
+    # First compare without sorting the keys, which is faster, and mostly sufficient: usually, both values have the same
+    # writer.
     return one == another and (
         isinstance(one, str)
         or orjson.dumps(one) == orjson.dumps(another)
@@ -262,7 +264,7 @@ def merge(live: Any, config: Any, shape: Shape) -> Any:
 
 
 def _merge_lists(live: list[Any], config: list[Any], shape: Shape) -> list[Any]:
-    """Return the items of the configuration in its order; other items stay before the item that they preceded."""
+    """Return the items of the configuration in its order; every other live item stays before its former successor."""
     # Why not the live order, as in maps? The order of a list has a meaning, which the applying client decides.
     ours, theirs = items(config, shape), items(live, shape)
     order = [(key, item) for item in live for key in _elements(item, shape)]
@@ -271,7 +273,7 @@ def _merge_lists(live: list[Any], config: list[Any], shape: Shape) -> list[Any]:
     for key, item in ours.items():
         while place < len(order):
             there, old = order[place]
-            # Items of the configuration are passed over here: they are added in the order of the configuration.
+            # Skip items of the configuration here, because they are added in the order of the configuration.
             if there in ours:
                 if not shared or there == shared[0]:
                     place += not shared

@@ -4,8 +4,8 @@ Admission webhooks: their configurations, and their calls.
 Mutating webhooks are called one after another by name, each with the result of the previous ones; validating ones are
 called concurrently. The configurations are read from the storage at every request, so that they take effect at once.
 
-With the match policy ``Equivalent``, a webhook whose rules name only other versions of the resource gets the object in
-the first of these versions; its patch is converted back.
+A webhook with the match policy ``Equivalent`` may have rules for other versions of the resource only. Then, it gets the
+object in the first of these versions, and its patch is converted back.
 """
 
 import asyncio
@@ -38,8 +38,8 @@ class Webhooks:
         self._callouts = callouts
 
     def concerns(self, kind: Kind, operation: str, subresource: str) -> bool:
-        """Check whether any webhook could be called; it is fast, because every write needs it."""
-        # Otherwise, a broken webhook could not be removed: it would refuse the change of its own configuration.
+        """Check whether any webhook could be called. This must be fast, because every write calls it."""
+        # Never call webhooks for their own configurations: otherwise, a broken webhook could not be removed.
         if kind.group == GROUP:
             return False
         return any(len(self._storage.table(GROUP, plural)) for plural in (MUTATING, VALIDATING))
@@ -54,12 +54,12 @@ class Webhooks:
         return review.body
 
     async def validate(self, review: Review) -> None:
-        """Call all validating webhooks; the first refusal (by order, not by time) counts."""
+        """Call all validating webhooks; raise the refusal of the first one by their order, not by time."""
         calls = [
             self._call(webhook, await _show(review, seen), review.kind)
             for webhook, seen in self._matching(VALIDATING, review)
         ]
-        # Why not raise the first error at once? Which webhook is the fastest must not decide on the response.
+        # Why wait for all of them? Otherwise, the response would depend on which webhook is the fastest.
         results = await asyncio.gather(*calls, return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
@@ -75,7 +75,7 @@ class Webhooks:
     def _selects(self, webhook: Mapping[str, Any], review: Review) -> bool:
         if selector := webhook.get('objectSelector'):
             chosen = label_selector(selector)
-            # An update is reviewed if either state is selected: removing a label must not evade the webhook.
+            # Call the webhook if it selects the old or the new state, so that the removal of a label does not evade it.
             bodies = [body for body in (review.body, review.old) if body is not None]
             if not any(chosen(body['metadata'].get('labels') or {}) for body in bodies):
                 return False
@@ -86,7 +86,7 @@ class Webhooks:
         return True
 
     def _find_version(self, webhook: Mapping[str, Any], review: Review) -> Kind | None:
-        """Return the requested version if a rule matches it, or else an equivalent one that a rule matches, if any."""
+        """Return the version to send: the requested one if a rule matches it, or else an equivalent one, if any."""
         versions = [review.kind]
         if webhook.get('matchPolicy', 'Equivalent') == 'Equivalent' and review.kind.table is not None:
             versions += [kind for kind in self._catalog if kind.table is review.kind.table and kind is not review.kind]
@@ -134,7 +134,7 @@ def _rule_matches(rule: Mapping[str, Any], kind: Kind, review: Review) -> bool:
 
 
 async def _converted(body: Body | None, given: Kind, wanted: Kind) -> Body | None:
-    """Return the object of one version in another version of the same resource, converted by way of the stored one."""
+    """Return the object converted to another version of the same resource, with the stored version in between."""
     if body is None or given is wanted:
         return body
     stored = await given.stored(body)

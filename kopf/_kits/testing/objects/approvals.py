@@ -1,7 +1,7 @@
 """
 CertificateSigningRequests: the server records the requestor; a request is approved or denied only once.
 
-The sandbox signs no certificates: on a real cluster, controllers and operators do.
+The sandbox signs no certificates: on a real cluster, not the server but controllers and operators sign them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,7 +28,7 @@ def claim(body: Body, user: User) -> None:
 
 
 def decide(body: Body, old: Body, kind: Kind) -> Body:
-    """Return the body with the old status and the new conditions; raise a 422 if a decision would be changed."""
+    """Return the old object with the conditions of the new one; raise a 422 if they change an earlier decision."""
     status = body.get('status')
     given = status.get('conditions') if isinstance(status, Mapping) else None
     before = (old.get('status') or {}).get('conditions') or []

@@ -1,8 +1,8 @@
 """
 The most frequently violated rules of built-in kinds: required fields, exclusive fields, maximums.
 
-A real server has many more rules; here are those whose messages were recorded. Objects that violate other rules are
-stored. Types and unknown fields have been checked before.
+A real server has many more rules; this module has those whose messages were recorded. Objects that violate other rules
+are stored. The caller has already checked types and unknown fields.
 """
 
 import re

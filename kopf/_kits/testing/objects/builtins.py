@@ -1,8 +1,8 @@
 """
 The defaults and rules that make built-in kinds usable without their controllers.
 
-This is not the full validation of a real server: most invalid Deployments are stored unchanged. It covers the fields in
-responses that clients use: phases, types, addresses of services, settings of webhooks, encoded secrets.
+This is not the full validation of a real server: most invalid Deployments are stored unchanged. It covers the fields
+that clients use in responses: phases, types, addresses of services, settings of webhooks, encoded secrets.
 """
 
 import base64
@@ -35,7 +35,7 @@ SELECTABLE: Mapping[str, tuple[str, ...]] = {
     'replicationcontrollers': ('status.replicas',),
     'certificatesigningrequests': ('spec.signerName',),
 }
-"""The fields for field selectors besides the name and the namespace."""
+"""The fields that field selectors can use, besides the name and the namespace."""
 
 _ABSENT = {'status.successful': '0', 'status.replicas': '0', 'spec.unschedulable': 'false'}
 """The values of absent fields in field selectors, if they are not empty strings."""
@@ -80,7 +80,7 @@ def fields_of(plural: str) -> Callable[[Mapping[str, Any]], Mapping[str, str]] |
 
 
 def apply(body: Body, kind: Kind) -> None:
-    """Fill in omitted fields, at creation and at every update."""
+    """Fill in the omitted fields, at the creation and at every update."""
     match kind.plural:
         case crds.PLURAL:
             crds.complete(body)

@@ -1,8 +1,8 @@
 """
 The defaults of built-in kinds, which a real server adds to an object before it is stored.
 
-There is one function for each kind, found by its plural. It changes the body in place, and ignores values of wrong
-types. Defaults are applied at every write, as on a real server. Defaults of new objects only are in `begin`.
+There is one function for each kind, found by the plural. It changes the body in place, and ignores values of wrong
+types. Defaults are applied at every write, as on a real server. The defaults that only new objects get are in `begin`.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ def apply(body: Body, plural: str) -> None:
 
 
 def begin(body: Body, plural: str) -> None:
-    """Fill in the fields that only new objects get; the caller has emptied their status."""
+    """Fill in the fields that only new objects get; the caller has already removed the status."""
     meta = body['metadata']
     match plural:
         case 'pods':

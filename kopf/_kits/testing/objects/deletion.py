@@ -1,8 +1,8 @@
 """
 Marking of objects for deletion, and the finalizers of the garbage collector.
 
-One finalizer makes the garbage collector delete the dependents before the object, the other one makes them orphans.
-Each deletion request chooses between these again, also for objects that are being deleted already.
+One of these finalizers makes the garbage collector delete the dependents before the object; the other one makes them
+orphans. Each deletion request chooses between the two, even if the object is already being deleted.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ FOREGROUND, ORPHAN = 'foregroundDeletion', 'orphan'
 
 
 def mark(body: Body, kind: Kind, policy: str) -> bool:
-    """Mark an object for deletion in place, unless it is marked already; return whether finalizers hold it."""
+    """Mark an object for deletion in place, unless it is marked already; return whether it has finalizers."""
     meta = body['metadata']
     deleting = 'deletionTimestamp' in meta
     meta['finalizers'] = finalizers(meta.get('finalizers') or (), policy)

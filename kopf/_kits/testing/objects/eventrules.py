@@ -1,8 +1,8 @@
 """
 The rules of Events: few for those of the core group, more for those with ``eventTime`` or of ``events.k8s.io``.
 
-Both groups have the same objects, which are stored in the form of the core group. Their selectable fields are the same
-under different names.
+Both groups have the same objects, which are stored in the form of the core group. The fields that field selectors can
+use are the same, with different names.
 """
 
 from collections.abc import Iterator, Mapping

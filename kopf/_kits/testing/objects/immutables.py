@@ -1,7 +1,8 @@
 """
 The immutable fields of built-in objects, with the messages of a real server.
 
-Some messages of a real server end with a diff of Go structures. Here, only those about PersistentVolumeClaims do.
+Some messages of a real server end with a diff of Go structures. Here, only the messages about PersistentVolumeClaims
+have it.
 """
 
 from collections.abc import Callable, Iterator, Mapping

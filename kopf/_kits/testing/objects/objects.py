@@ -1,8 +1,8 @@
 """
 From a client's request to an object that can be stored: types, names, metadata, schema.
 
-All functions are pure: they get a body, the kind, and the old object, and either change the body or refuse it.
-Decisions that depend on other objects or on webhooks belong to the callers.
+The functions depend only on their arguments: they get a body, the kind, and the old object, and either change the body
+or refuse it. The callers make the decisions that depend on other objects or on webhooks.
 """
 
 import secrets
@@ -51,7 +51,7 @@ def decode(
         kind: The kind of the URL.
         text: The request as it was sent.
         mistakes: The list for errors of strict decoding, for built-in kinds.
-        lenient: The client ignores strict decoding, which changes the messages of some refusals.
+        lenient: The client has requested ``fieldValidation=Ignore``; some messages of refusals differ then.
 
     Raises:
         Refusal: It is not an object of this kind (400).
@@ -81,7 +81,7 @@ def decode(
 
 
 def _read_type(body: Any, kind: Kind, text: bytes) -> tuple[str, str]:
-    """Return the API version and the kind that the request has itself; empty strings if it has none."""
+    """Return the API version and the kind in the body of the request; empty strings if they are absent."""
     if not isinstance(body, dict):
         raise _unrecognized(kind, no_kind(body), text)
     for key in ('apiVersion', 'kind'):
@@ -172,7 +172,7 @@ def tidy(body: Body, kind: Kind, *, nulls: bool = False) -> list[str]:
     """
     Prune unknown and empty fields, apply defaults, and return the paths of unknown fields.
 
-    With ``nulls``, those without a default are kept.
+    With ``nulls``, nulls of fields without a default are kept.
     """
     meta = body['metadata']
     unknown = [f'metadata.{key}' for key in meta if key not in schemas.META_FIELDS]
@@ -243,7 +243,7 @@ def prepare_changed(body: Body, old: Body, kind: Kind, subresource: str) -> None
 
 
 def own(body: Body, owners: Any) -> None:
-    """Set the managed fields that follow from applying."""
+    """Set the managed fields that result from a server-side apply."""
     body['metadata'].pop('managedFields', None)
     if owners:
         body['metadata']['managedFields'] = owners
@@ -282,9 +282,9 @@ def _counts(body: Body, kind: Kind) -> bytes:
 
 def problems(body: Body, kind: Kind, subresource: str = '', old: Body | None = None) -> Iterator[Cause]:
     """
-    Yield all errors of an object itself, as far as the subresource concerns it.
+    Yield all errors of an object, limited to the part that the subresource changes.
 
-    Values that violate the schema may stay as they were in the ``old`` object.
+    Invalid values are accepted if they are the same in the ``old`` object.
     """
     meta = body['metadata']
     if prefix := meta.get('generateName'):
@@ -346,7 +346,7 @@ def change_problems(body: Body, old: Body) -> Iterator[Cause]:
 
 
 def sorted_text(body: Any) -> str:
-    """Return the object as JSON, as messages quote it."""
+    """Return the object as JSON in the form in which messages quote it."""
     return orjson.dumps(body, option=orjson.OPT_SORT_KEYS).decode()
 
 

@@ -21,7 +21,7 @@ from kopf._kits.testing.wire import gotext, json_patches, statuses
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Patched:
-    """A patch request, as far as errors need it: the document to quote, the text of the patch, and the options."""
+    """The parts of a patch request that errors need: the document to quote, the text of the patch, and the options."""
 
     document: Any
     strategic: bool
@@ -94,7 +94,7 @@ def check(new: Any, kind: Kind, namespace: str, name: str, source: Patched) -> B
 
 
 def check_words(patch: Mapping[str, Any], kind: Kind) -> None:
-    """Refuse (422) a strategic merge patch whose kind or version is not a string; a different string is accepted."""
+    """Refuse (422) a strategic merge patch whose kind or version is not a string; any string is accepted."""
     for key in ('apiVersion', 'kind'):
         if not isinstance(value := patch.get(key), (str, type(None))):
             spot = decoding.Spot(kind.name, key, 'string')
@@ -112,7 +112,7 @@ def unversioned(kind: Kind, name: str) -> statuses.Refusal:
 
 
 def unreadable(body: Any, why: str, *, strategic: bool = False) -> statuses.Refusal:
-    """Return a 422: such a body, or such a strategic merge patch, cannot be decoded."""
+    """Return a 422: the body, or the strategic merge patch, cannot be decoded."""
     if strategic:
         text = statuses.text(gotext.plain(body))
     else:

@@ -1,7 +1,7 @@
 """
 The subresources ``eviction`` and ``binding`` of pods.
 
-PodDisruptionBudgets do not limit evictions: a controller that the sandbox does not have counts the pods.
+PodDisruptionBudgets do not limit evictions, because the sandbox has no controller that counts the pods.
 """
 
 from typing import Any

@@ -2,7 +2,7 @@
 The most frequently violated rules of pods and of their templates.
 
 They cover typical mistakes in manifests written by hand: omitted fields, unknown values, invalid names, dangling
-references. The order of errors is that of a real server, as far as it has one.
+references. The errors have the order of a real server if that is deterministic.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

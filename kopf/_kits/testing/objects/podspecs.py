@@ -1,8 +1,8 @@
 """
 The specifications of pods, alone and in templates: defaults and computed values.
 
-A stored pod with ``image: nginx`` has twenty more fields. Programs compare the stored fields with the desired ones, so
-all defaults are here. Values of wrong types are ignored.
+If a client creates a pod with ``image: nginx``, the server stores it with twenty more fields. Programs compare the
+stored fields with the desired ones, so all defaults are implemented here. Values of wrong types are ignored.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """
 The verbs that change or read single objects: create, replace, patch, delete, and their rules.
 
-Each of them ends with one commit to the storage, without an ``await`` between the last read of the old object and the
+Each verb ends with one commit to the storage, without an ``await`` between the last read of the old object and the
 commit. If webhooks are called in between, the object is read again, as on a real server.
 """
 
@@ -70,7 +70,7 @@ RETURNED_ON_DELETION = frozenset(
 
 
 REWRITTEN = frozenset({'persistentvolumeclaims'})
-"""The kinds whose first update makes a new version, even if it changes nothing."""
+"""The kinds whose first update creates a new resource version, even if it changes nothing."""
 
 ORPHANED = frozenset({'jobs', 'replicationcontrollers'})
 """The kinds whose dependents become orphans by default."""
@@ -133,10 +133,10 @@ class Guard(Protocol):
     """Checks whether users may grant permissions; see `kopf._kits.testing.access.roles`."""
 
     def check(self, kind: Kind, namespace: str, body: Body, old: Body | None, user: User) -> None:
-        """Refuse the object if its author may not write it."""
+        """Refuse the object if the user may not write it."""
 
     def check_creation(self, kind: Kind, namespace: str, name: str, user: User) -> None:
-        """Refuse the object if its author may change, but not create it."""
+        """Refuse the object if the user may change, but not create it."""
 
 
 Change = Callable[[Body], Body]
@@ -362,7 +362,7 @@ class Objects:
         options: Options,
         subresource: str,
     ) -> bytes:
-        """Store the result of a function of the object, with the managed fields that the function has set."""
+        """Store the result of a function that changes the object and its managed fields."""
         return await self._update(kind, namespace, name, change, options, subresource, applied=True)
 
     async def delete(self, kind: Kind, namespace: str, name: str, options: Options) -> dict[str, Any] | bytes:
@@ -403,7 +403,7 @@ class Objects:
             if dry_run:
                 return orjson.dumps({'apiVersion': kind.api_version, 'kind': kind.name, **body})
             return self._storage.commit(kind.store, 'MODIFIED', body).record
-        body = record.body()  # The last event shows the object as it was.
+        body = record.body()  # The event of the deletion contains the last state of the object.
         if kind.plural == 'pods' and not record.deleting:
             meta = body['metadata']
             meta['deletionTimestamp'], meta['deletionGracePeriodSeconds'] = timestamps.now(), 0
@@ -418,7 +418,7 @@ class Objects:
         return change.record if kind.plural in RETURNED_ON_DELETION else success
 
     async def delete_all(self, kind: Kind, chosen: Sequence[Record], options: Options) -> list[bytes]:
-        """Delete these objects; return them as they were before."""
+        """Delete these objects; return their states before the deletion."""
         await kind.ready(*chosen)
         gone = [kind.raw(record) if kind.custom else b'{' + record.rest for record in chosen]
         for record in chosen:
@@ -504,7 +504,7 @@ class Objects:
         assert body is not None
         owners = body['metadata'].get('managedFields')
         objects.tidy(body, review.kind, nulls=nulls)
-        if owners:  # Fields that webhooks change have no owner.
+        if owners:  # The fields that webhooks have changed do not get an owner.
             body['metadata']['managedFields'] = owners
         self._validate(body, review.kind, review.options, review.old, review.subresource)
         review.body = body

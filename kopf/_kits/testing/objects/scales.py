@@ -1,7 +1,7 @@
 """
 The ``scale`` subresource: the current and the desired number of replicas of an object, and their selector.
 
-A write to the scale becomes a write to the object: to the number of replicas, and to its manager.
+A write to the scale becomes a write to the object: it changes the number of replicas and the manager of this field.
 """
 
 import dataclasses
@@ -73,9 +73,9 @@ BUILTIN = dataclasses.replace(
 """The kind of scales for built-in kinds, whose fields have other descriptions."""
 Rescale = Callable[[Body, list[Record]], tuple[Body, list[Record] | None]]
 """
-A function that gets a scale and the records of its managed fields. It returns both as they are after the change.
+A function that gets a scale with the records of its managed fields, and returns the changed scale and records.
 
-Instead of the records, it can return None: then they are computed as for a usual update.
+If it returns None instead of the records, they are computed as after an update.
 """
 
 
@@ -117,7 +117,7 @@ class Scales:
         change: Callable[[Body], Any],
         options: Options,
     ) -> Body:
-        """Store the scale that the function ``change`` makes of the present one."""
+        """Store the scale that the function ``change`` returns for the present one."""
         scale = _view(kind, kind.body(self._objects.get(kind, namespace, name)))
         changed = change(scale)
         if not isinstance(changed, dict):
@@ -166,7 +166,7 @@ class Scales:
             if owners is None:
                 owners = ownership.updated(options.manager, _replicas(before), replicas)
             meta = {**body['metadata'], 'managedFields': ownership.of_object(owners)}
-            # If the client has sent the version that it has seen, the write is refused when the object is newer.
+            # If the client has sent a resource version, the write is refused when the object has a newer one.
             if version := (scale.get('metadata') or {}).get('resourceVersion'):
                 meta['resourceVersion'] = version
             return {**_with_number(body, path.strip('.').split('.'), replicas), 'metadata': meta}
@@ -221,7 +221,7 @@ def _complaint(scale: Body) -> str:
 
 
 def _check_fields(scale: Body, options: Options) -> None:
-    """Warn of fields that scales do not have, or refuse them, as the client wants it."""
+    """Warn about fields that scales do not have, or refuse them, as ``fieldValidation`` requests."""
     unknown = [
         f'{place}.{key}'.lstrip('.')
         for place, known in KNOWN.items()

@@ -1,5 +1,5 @@
 """
-Services: their defaults, allocated addresses and ports, and which of them are released if the type changes.
+Services: their defaults, the allocation of addresses and ports, and the release of these if the type changes.
 
 Addresses and ports are computed from the names of services, so that they are the same in each run.
 """
@@ -106,7 +106,7 @@ def allocate(body: Body, old: Body | None = None) -> None:
 
 
 def _let_go(spec: Fields, before: Mapping[str, Any]) -> None:
-    """Drop the fields that only the former type needed, unless the client has changed them."""
+    """Remove the fields that only the former type needs, unless the client has changed them."""
     for types, keys in _OF_TYPES:
         if before.get('type') in types and spec.get('type') not in types:
             for key in keys:

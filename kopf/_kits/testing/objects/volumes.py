@@ -1,8 +1,8 @@
 """
 The rules of volumes, and of their mounts and devices in containers.
 
-The messages, the order and the paths of errors are those of a real server, including its bugs: some errors of mounts do
-not say which mount is meant.
+The messages, the order and the paths of errors are those of a real server, including its bugs: in some errors of
+mounts, the path does not have the number of the mount.
 """
 
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -52,7 +52,7 @@ _ORDER = (
     'ephemeral',
     'image',
 )
-"""The most common sources of volumes, in the order in which the server looks at them."""
+"""The most common sources of volumes, in the order in which the server checks them."""
 
 _REQUIRED = {'hostPath': 'path', 'secret': 'secretName', 'persistentVolumeClaim': 'claimName', 'configMap': 'name'}
 """The one field of each source that the server requires."""
@@ -61,7 +61,7 @@ _PROPAGATIONS = ('Bidirectional', 'HostToContainer', 'None')
 
 
 def claimed_volumes(claims: Sequence[Fields], volumes: Sequence[Fields]) -> Sequence[Fields]:
-    """Return the volumes of a StatefulSet's pods: those of its claims, which replace others of the same names."""
+    """Return the volumes of a StatefulSet's pods; volumes of its claims replace others with the same names."""
     claimed = {
         name: {'name': name, 'persistentVolumeClaim': {'claimName': name}}
         for claim in claims
@@ -71,7 +71,7 @@ def claimed_volumes(claims: Sequence[Fields], volumes: Sequence[Fields]) -> Sequ
 
 
 def volume_problems(volumes: Sequence[Fields], place: str, known: Volumes) -> Iterator[Cause]:
-    """Yield all errors of the volumes of a pod; add the valid ones to ``known``: containers can mount them."""
+    """Yield all errors of the volumes of a pod; add those that containers can mount to ``known``."""
     for index, volume in enumerate(volumes):
         where, name = f'{place}[{index}]', volume.get('name') or ''
         causes = [*_source_problems(volume, where), *label_problems(name, f'{where}.name', known)]

@@ -1,7 +1,7 @@
 """
 The conversion settings of CRDs: defaults and validation of the strategy and the webhook.
 
-Paths of fields are those of the internal form of CRDs, in which a real server checks them.
+The paths of fields in messages are those of the internal form of CRDs, which a real server checks.
 """
 
 import re

@@ -1,10 +1,11 @@
 """
 Conversion of custom resources between the version that they are stored in and other versions.
 
-Every object keeps the version that it was stored in, even when its CRD declares another one later. Without a webhook,
-only the name of the version differs, and fields that the other version does not have are dropped. The webhook gets one
-object at a time, as on a real server. Conversions for lists and watches are cached for later ones; reading one object
-always calls the webhook. Responses are built synchronously, so all objects are converted before (``prepare``).
+Every object keeps the version in which it was stored, even when its CRD later declares another storage version. Without
+a webhook, the conversion changes only the name of the version, and drops fields that the other version does not have.
+The webhook gets one object at a time, as on a real server. Conversions for lists and watches are cached, whereas a read
+of one object always calls the webhook. Responses are built synchronously, so all objects are converted before
+(``prepare``).
 """
 
 import asyncio
@@ -26,7 +27,7 @@ from kopf._kits.testing.wire.json_patches import json_type
 PATIENCE = 30.0
 """The timeout of a conversion webhook (seconds): CRDs have no field for it."""
 AT_ONCE = 8
-"""How many objects are sent to the webhook concurrently."""
+"""The maximal number of concurrent calls of a webhook."""
 GROUP = 'apiextensions.k8s.io'
 CHANGEABLE = ('labels', 'annotations')
 
@@ -40,7 +41,7 @@ class RenamingConversion:
         self._schemas = schemas_of
 
     async def prepare(self, records: Iterable[Record], fresh: bool = False) -> None:
-        """Return at once: renaming needs no preparation."""
+        """Return immediately: renaming needs no preparation."""
 
     def to_served(self, record: Record) -> Body:
         """Return the object without fields that this version does not have."""
@@ -127,7 +128,7 @@ class WebhookConversion:
 
     async def _fetch(self, record: Record) -> None:
         body = {'apiVersion': record.stored, 'kind': self._kind, **record.body()}
-        version = body['metadata'].pop('resourceVersion')  # a real server does not have it yet when it converts
+        version = body['metadata'].pop('resourceVersion')  # a real server sets the field only after the conversion
         converted = await self._convert(body, self._api_version)
         converted['metadata']['resourceVersion'] = version
         self._known[record] = orjson.dumps(converted)

@@ -124,7 +124,8 @@ def _version_problems(spec: Mapping[str, Any]) -> Iterator[Cause]:
         place, name = f'spec.versions[{index}]', version.get('name')
         if problems := names.word_problems(name or ''):
             yield statuses.value_invalid(f'{place}.name', f'"{name or ""}"', '; '.join(problems))
-            # Inside of a real server, CRDs still have the field `spec.version` of v1beta1, which is reported, too.
+            # In the internal form of a real server, CRDs still have the field `spec.version` of v1beta1, whose errors
+            # are reported, too.
             if name and len(versions) == 1:
                 yield statuses.value_invalid('spec.version', f'"{name}"', '; '.join(problems))
         elif name in seen:
@@ -185,7 +186,7 @@ def _scale_problems(version: Mapping[str, Any], place: str) -> Iterator[Cause]:
 
 
 def _described(versions: list[dict[str, Any]]) -> str:
-    """Return the versions as messages quote them: fields that are the same in all of them are hoisted."""
+    """Return the versions in the form of messages: without fields that are the same in all versions."""
     return statuses.text(
         [
             {
@@ -205,7 +206,7 @@ def _described(versions: list[dict[str, Any]]) -> str:
 
 
 def accept(body: Body, taken: Mapping[str, str]) -> None:
-    """Set the conditions of a CRD; ``taken`` has the names that other resources of its group use already."""
+    """Set the conditions of a CRD; ``taken`` are the names that other resources of its group already use."""
     wanted, status = body['spec']['names'], body['status']
     accepted: dict[str, Any] = dict(status.get('acceptedNames') or {})
     clashes = []

@@ -1,7 +1,7 @@
 """
 Kubernetes' functions of CEL besides those of the language: lists, sets, regular expressions, URLs, quantities, etc.
 
-URLs, quantities, versions, and addresses are maps here, whereas a real server has separate types for them.
+URLs, quantities, versions, and addresses are represented by maps; a real server has separate types for them.
 """
 
 import datetime
@@ -154,7 +154,7 @@ _ADDRESSES: Mapping[str, Callable[[Any], bool]] = {
         )
     ),
 }
-"""The properties of addresses; those of private networks are global, too, as in Go."""
+"""The properties of addresses. As in Go, the addresses of private networks are global, too."""
 
 
 def _sum(items: Sequence[Any]) -> Any:

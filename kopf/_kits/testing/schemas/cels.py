@@ -1,7 +1,7 @@
 """
-CEL by ``cel-expr-python``: the environments of compiled rules, and the values that rules see.
+CEL by the library ``cel-expr-python``: the compilation and the evaluation of rules.
 
-A rule is compiled twice: with the types of its schema when it is declared, to check it, and without types for its
+A rule is compiled twice: when it is declared, with the types of its schema, to check it; and without types, for its
 evaluation. The costs of rules are not estimated.
 """
 
@@ -88,7 +88,7 @@ class Program:
 
 @functools.lru_cache(maxsize=5000)
 def compiled(text: str, optional: bool) -> Program:
-    """Return the program of an expression; ``optional`` if the old value can be absent, as an optional type."""
+    """Return the program of an expression; ``optional`` says whether the old value is of an optional type."""
     return Program(text, optional)
 
 
@@ -98,9 +98,9 @@ def result_type(text: str, optional: bool, schema: Schema, root: bool) -> str:
 
     Args:
         text: The expression.
-        optional: The old value can be absent, as an optional type.
+        optional: The old value is of an optional type, as it can be absent.
         schema: The schema of the values.
-        root: The values are whole objects.
+        root: The values are whole objects, not parts of objects.
 
     Raises:
         CelError: The expression does not compile.
@@ -130,7 +130,7 @@ def _checker(schema: bytes, root: bool) -> Any:
 
 
 def seen(value: Any, schema: Schema) -> Any:
-    """Return a value as rules see it: with times, durations, and escaped names of fields."""
+    """Return the value for the evaluation of rules: with times, durations, and escaped names of fields."""
     if isinstance(value, dict):
         properties, others = schema.get('properties') or {}, schema.get('additionalProperties')
         other = others if isinstance(others, Mapping) else {}
@@ -191,7 +191,7 @@ def _language() -> dict[str, Any]:
 
 
 def _compilation_error(text: str, complaint: str, shift: int = 0) -> CelError:
-    """Return the error of an expression in the words of a real server; empty if a real server accepts it."""
+    """Return the library's error in the words of a real server; empty if a real server accepts the expression."""
     if 'undeclared reference to' in complaint and (match := _MISSING.search(text)) is not None:
         return NotEmulatedError(match[1] or f'{match[2]} with two variables')
     complaint = re.sub(r'\s*\[INVALID_ARGUMENT\]$', '', complaint.removeprefix('INVALID_ARGUMENT: ')).strip()

@@ -2,8 +2,8 @@
 The types of schemas for CEL: the references of a rule are checked when it is declared.
 
 The library has lists, maps, and messages of protocol buffers, so each object of a schema becomes a message. Types
-without a counterpart are not checked: the items of lists of lists, and of maps of lists or maps. Types are for checking
-only: values are evaluated as plain dicts and lists.
+without a counterpart are not checked: the items of lists of lists, and of maps of lists or maps. The types are used for
+checks only: rules are evaluated on plain dicts and lists.
 """
 
 import re
@@ -17,7 +17,7 @@ from google.protobuf import wrappers_pb2 as wrappers
 from kopf._kits.definitions import schema_extensions as extensions
 from kopf._kits.testing.schemas.schemas import Schema
 
-Pool = Any  # Of `google.protobuf.descriptor_pool`, which has no types.
+Pool = Any  # These are types of `google.protobuf.descriptor_pool`, which is not typed.
 _Field = descriptor_pb2.FieldDescriptorProto
 
 _PACKAGE = 'selfType'
@@ -51,7 +51,7 @@ _IDENTITY: Mapping[str, Schema] = {
     'kind': _STRING,
     'metadata': {'type': 'object', 'properties': {'name': _STRING, 'generateName': _STRING}},
 }
-"""The fields that rules see at the root of each object, independently of the schema."""
+"""The fields that rules can use at the root of each object even if the schema does not have them."""
 _SCALARS = {
     'boolean': (_Field.TYPE_BOOL, cel.Type.BOOL),
     'integer': (_Field.TYPE_INT64, cel.Type.INT),
@@ -79,7 +79,7 @@ def escaped(name: str) -> str:
 
 
 def declared(schema: Schema, root: bool) -> tuple[Pool, Any] | None:
-    """Return the type of values with this schema, and the pool of its parts; None if the schema has too few types."""
+    """Return the type of values with this schema, and the pool of its messages; None if it has too few types."""
     messages = _Messages()
     type = messages.type_of(schema, root=root)
     return None if type is None else (messages.pool(), type)

@@ -2,8 +2,8 @@
 Decoding and encoding of built-in objects as a real API server does it, with the messages of Go.
 
 A real server decodes built-in objects into Go structures. It drops unknown fields, or refuses the object if the client
-requests it (`fieldValidation`); it refuses fields of wrong types. When it encodes the object, it drops most empty
-fields, unless the structure distinguishes empty from absent fields. It also adds some fields that every object of the
+requests that (`fieldValidation`). It refuses fields of wrong types. When it encodes the object, it drops empty fields,
+except where the structure distinguishes empty from absent fields. It also adds some fields that every object of the
 kind has. The structures were recorded from a real server, see `kopf._kits.testing.kinds.recordings`.
 """
 
@@ -18,7 +18,7 @@ from kopf._kits.testing.wire.json_patches import json_type
 
 
 class Spot(NamedTuple):
-    """A place in Go's terms: the structure with the field, the path to the field, the type of its value."""
+    """A field in Go's terms: the structure with the field, the path to the field, the type of its value."""
 
     struct: str
     path: str
@@ -71,7 +71,7 @@ class Decoder:
         self.count += len(value)
         for name, item in value.items():
             field = fields.get(name)
-            if item and field is not None and type(item) is field.plain:  # Most values take this path.
+            if item and field is not None and type(item) is field.plain:  # Most values are decoded here.
                 result[name] = item
                 continue
             # Why not decode managed fields? The server ignores invalid ones instead of refusing the object.
@@ -166,7 +166,7 @@ def duplicates(text: bytes, count: int) -> list[str]:
 
     Args:
         text: the JSON text.
-        count: the number of decoded fields. If the text has as many, it is not parsed again, which would take longer.
+        count: the number of decoded fields. A text with as many fields has no repeated ones, and is not parsed again.
     """
     if text.count(b'":') == count:
         return []
@@ -197,7 +197,7 @@ def duplicates(text: bytes, count: int) -> list[str]:
 
 
 def merged(text: bytes) -> Any:
-    """Return the value of a JSON text with repeated fields: later structures are merged into earlier ones."""
+    """Return the value of a JSON text; the structures in repeated fields are merged."""
     import json
 
     def complete(earlier: Any, later: Any) -> Any:
@@ -215,7 +215,7 @@ def merged(text: bytes) -> Any:
 
 
 def go_type(shape: Shape) -> str:
-    """Return the name of a field's type in Go, derived from the schema. The recordings contain all other names."""
+    """Return the name of a field's type in Go, derived from the schema; all other names are recorded."""
     if shape.name:
         return '.'.join(shape.name.split('.')[-2:])
     match shape.type:
@@ -239,7 +239,7 @@ def _is(shape: Shape, *names: str) -> bool:
 
 
 def _is_free(shape: Shape) -> bool:
-    """Check whether any content is allowed inside."""
+    """Check whether the value may have any content."""
     return not shape.fields and 'additionalProperties' not in shape.schema
 
 
@@ -255,7 +255,7 @@ def _inner(type: str) -> str:
 
 
 def _may_be_dropped(value: Any, shape: Shape) -> bool:
-    """Check whether the server drops the field if it is empty. It keeps structures, and fields that take any type."""
+    """Check whether the server drops the field if it is empty. It keeps structures, and fields of any type."""
     if _is(shape, 'JSON', 'RawExtension', 'IntOrString'):
         return False
     return not isinstance(value, dict) or not shape.fields and not _is_free(shape)

@@ -1,7 +1,7 @@
 """
 The formats of strings that a real server checks in custom resources. Other formats are not checked.
 
-They are as lenient and as strict as the library of the real server: for example, it accepts the duration ``2 hours``,
+The checks are as lenient and as strict as those of the real server. For example, it accepts the duration ``2 hours``,
 which is not in ISO 8601, and refuses some valid host names.
 """
 
@@ -29,10 +29,10 @@ _UNITS = (
     ('d', 'day'),
     ('w', 'wk', 'week'),
 )
-"""The names of units, a line for each unit; words that begin with the last name of a line are names of it, too."""
+"""The names of units of time, one line each. Words that begin with the last name of a line are also accepted."""
 _MOMENT = re.compile(r'\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)')
 _HOST = re.compile(r'[a0-9=](-?[a0-9=]{0,62})?|([a0-9=]([a0-9=-]{0,61}[a0-9=])?\.)+a{2,63}')
-"""Letters of all languages are replaced by `a` here, and symbols by `=`."""
+"""The pattern of host names in which letters of all languages were replaced by `a`, and symbols by `=`."""
 _ATOM = r'[^\s()<>\[\]:;@\\,."]+'
 _ADDRESS = rf'({_ATOM}(\.{_ATOM})*|"[^"]*")@({_ATOM}(\.{_ATOM})*|\[[^\]]*\])'
 _WORD = rf'({_ATOM}|"[^"]*")'

@@ -1,4 +1,4 @@
-"""The kinds that a real server has compiled in, and its messages about objects of an unexpected kind."""
+"""The kinds that are compiled into a real server, and its messages about objects of an unexpected kind."""
 
 from kopf._kits.testing.kinds import recordings
 from kopf._kits.testing.kinds.kinds import Kind
@@ -6,7 +6,7 @@ from kopf._kits.testing.kinds.kinds import Kind
 SCHEME = 'pkg/runtime/scheme.go:111'
 
 _APART = ('apiextensions.k8s.io', 'apiregistration.k8s.io')
-"""The groups that a real server delegates to other servers inside of it."""
+"""The groups that a real server delegates to other servers in the same process."""
 _EVERYWHERE = frozenset(
     {
         'Status',

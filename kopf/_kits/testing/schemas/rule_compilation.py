@@ -28,7 +28,7 @@ class Place:
     """
     The place of a schema in a CRD: its path, and whether it is the schema of whole objects.
 
-    ``unmatched`` is the path of an enclosing list whose items cannot be matched with their old values, if there is one.
+    ``unmatched`` is the path of the enclosing list whose items cannot be matched with their old values, if any.
     """
 
     path: str

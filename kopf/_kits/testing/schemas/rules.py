@@ -1,9 +1,9 @@
 """
-Rules of CRDs in CEL: ``x-kubernetes-validations`` at any place of a schema.
+The evaluation of rules of CRDs in CEL: ``x-kubernetes-validations`` at any place of a schema.
 
-They are evaluated by the library ``cel-expr-python`` if it is installed; otherwise, a warning says once that they are
-skipped. A rule can compare a value with its old one, if the old one can be identified: not in lists without keys. A
-rule that was violated before does not prevent changes of other fields.
+The library ``cel-expr-python`` evaluates them if it is installed; otherwise, they are skipped with one warning. A rule
+can compare a value with the old value, except in lists without keys, where old values cannot be identified. A rule that
+the old value violates, too, does not prevent changes of other fields.
 """
 
 import functools
@@ -83,7 +83,7 @@ def problems(
 
 
 class Finding(NamedTuple):
-    """A violation of a rule; ``kept`` if the old value violates it, too."""
+    """A violation of a rule; ``kept`` says whether the old value violates it, too."""
 
     cause: Cause
     kept: bool = False
@@ -120,9 +120,9 @@ def _check(value: Any, schema: Schema, declared: list[Any], old: Any, path: str)
     for rule in declared:
         try:
             program = cels.compiled(rule['rule'], bool(rule.get('optionalOldSelf')))
-        except cels.NotEmulatedError:  # Reported when the rule was declared.
+        except cels.NotEmulatedError:  # The error was reported when the rule was declared.
             continue
-        except cels.CelError as error:  # Reported then, too; but defaults are checked before the CRD is refused.
+        except cels.CelError as error:  # Reported with the CRD, too, but only after the defaults.
             yield Finding(
                 statuses.value_invalid(
                     path or '<nil>', f'"{schema.get("type")}"', f'rule compile error: compilation failed: {error}'
@@ -195,7 +195,7 @@ def steps(path: str) -> list[str] | None:
 
 
 def _as_field(path: str, schema: Schema) -> str:
-    """Return the ``fieldPath`` of a rule in the form of messages: keys of maps are in brackets."""
+    """Return the ``fieldPath`` of a rule as messages contain it: with keys of maps in brackets."""
     node, text = schema, ''
     for step in steps(path) or ():
         inner = (node.get('properties') or {}).get(step)
@@ -216,7 +216,7 @@ _KNOWN: dict[int, tuple[Schema, bool]] = {}
 
 
 def _has_rules(schema: Schema) -> bool:
-    """Return the result of `has_rules`; cached, because it is needed at every write, and schemas are large."""
+    """Return the result of `has_rules`. It is cached, because every write needs it, and schemas are large."""
     found = _KNOWN.get(id(schema))
     if found is None or found[0] is not schema:
         if len(_KNOWN) > 1000:
@@ -226,7 +226,7 @@ def _has_rules(schema: Schema) -> bool:
 
 
 def _bare(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the object as rules see it: with only the names in its metadata."""
+    """Return the object for the evaluation of rules: with only the names in its metadata."""
     meta = body.get('metadata') or {}
     return {**body, 'metadata': {key: meta[key] for key in ('name', 'generateName') if key in meta}}
 

@@ -1,8 +1,8 @@
 """
 Structural schemas of CRDs: pruning, defaulting, and validation of objects.
 
-The order is that of a real server: unknown fields are pruned, defaults are applied, nulls of fields that are not
-nullable are dropped, and only then the object is validated. The first three steps change the object in place, because
+As on a real server, unknown fields are pruned first. Then, defaults are applied, and nulls of fields that are not
+nullable are dropped. Finally, the object is validated. The steps before the validation change the object in place, as
 it has just been decoded. Rules in CEL are evaluated afterwards: see `kopf._kits.testing.schemas.rules`.
 """
 
@@ -75,7 +75,7 @@ def fill(value: Any, schema: Schema, *, nulls: bool = False) -> None:
     """
     Apply the defaults, and drop the nulls of fields that are neither nullable nor have a default.
 
-    With ``nulls``, those are kept, as in the result of server-side apply.
+    With ``nulls``, these nulls are kept, as in the result of server-side apply.
     """
     if isinstance(value, list):
         if isinstance(items := schema.get('items'), Mapping):

@@ -1,7 +1,7 @@
 """
 Strict decoding of objects of custom kinds: repeated and unknown fields.
 
-By default, clients get warnings; by ``fieldValidation``, they can request a refusal instead, or no checks.
+By default, clients get warnings. By the parameter ``fieldValidation``, they can request a refusal or no checks instead.
 """
 
 import json
@@ -21,14 +21,14 @@ OPERATION = frozenset({'op', 'path', 'from', 'value'})
 def duplicates(text: bytes) -> list[str]:
     """Return the messages about repeated fields in a JSON text, in their order."""
     if not text.lstrip().startswith((b'{', b'[')):
-        return []  # The YAML parser reports them itself.
+        return []  # The YAML parser reports repeated fields.
     try:
         # Every field has a colon, so equal numbers exclude repeated fields.
         if text.count(b'":') == _count(orjson.loads(text)):
             return []
         found = _repeated(json.loads(text, object_pairs_hook=_Pairs), '')
         return [f'duplicate field "{path}"' for path in dict.fromkeys(found)]
-    except ValueError:  # The text is refused elsewhere.
+    except ValueError:  # The caller refuses the text.
         return []
 
 

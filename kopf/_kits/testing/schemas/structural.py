@@ -1,5 +1,5 @@
 """
-Validation of schemas in CRDs as structural: required types, and keywords that are forbidden in some places.
+The check that schemas in CRDs are structural: required types, and keywords that are forbidden in some places.
 
 Messages and paths are those of a real server.
 """

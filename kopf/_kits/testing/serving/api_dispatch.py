@@ -1,5 +1,5 @@
 """
-The API behind the HTTP server: each verb from its request to its response.
+The API behind the HTTP server: it executes requests, and returns their responses.
 
 `Api` owns all parts of a cluster: the storage, the catalog of kinds, webhooks, and controllers. It handles requests and
 responses, but not ports, TLS, users and faults.
@@ -55,7 +55,7 @@ PATCHES = (rest.JSON_PATCH, rest.MERGE_PATCH)
 _DONE = orjson.dumps({'kind': 'Status', 'apiVersion': 'v1', 'metadata': {}, 'status': 'Success', 'code': 201})
 _NO_DEFINITIONS = b'\x0a\x032.0\x12\x11\x0a\x0aKubernetes\x12\x03v1.'
 """
-An empty OpenAPI v2 document in protobuf. Kubectl requires one, as it looks for the definitions of list kinds there.
+An empty OpenAPI v2 document in protobuf: kubectl needs a document in which it can search for list kinds.
 """
 VERSION = {
     'major': '1',
@@ -110,7 +110,7 @@ class Api:
         self._controllers.aggregate_roles()
 
     def user_of(self, token: str) -> User | None:
-        """Return the user of a token; None if it is not known, has expired, or its service account is deleted."""
+        """Return the user of a token; None if the token is unknown or expired, or its service account is deleted."""
         user = self._tokens.lookup(token)
         if user is None or not user.uid or (place := users.split_account(user.name)) is None:
             return user
@@ -131,7 +131,7 @@ class Api:
 
     def _load(self, rows: Iterable[Row]) -> None:
         for row in rows:
-            # A kind that is not served is skipped: such rows exist only if the file was edited by hand.
+            # Skip kinds that are not served: such rows exist only if the file was edited by hand.
             with contextlib.suppress(KeyError):
                 table = self.storage.table(row.group, row.plural)
                 self.storage.load(table, orjson.loads(row.body), row.version, row.stored)
@@ -208,7 +208,7 @@ class Api:
 
     def watch(self, kind: Kind, place: Place, seen: SeenRequest, accept: str) -> AsyncIterator[bytes]:
         """Return the stream of a watch."""
-        representations.negotiate(accept, seen.query, kind, 'list')  # YAML, which cannot be streamed, is refused later.
+        representations.negotiate(accept, seen.query, kind, 'list')  # YAML cannot be streamed; it is refused later.
         options = _list_options(kind, seen, watch=True, shards=self._sharding)
         form, _ = representations.negotiate(accept, seen.query, kind, 'watch')
         return watching.Watch(self.storage, kind, place.namespace, options, form).lines()
@@ -254,7 +254,7 @@ class Api:
                 try:
                     body = _decode_object(seen, kind, options)
                 except statuses.Refusal as refusal:
-                    if refusal.code == 422:  # As on a real server, a missing object (404) precedes a wrong kind (422).
+                    if refusal.code == 422:  # a missing object (404) has priority
                         self.objects.get(kind, namespace, name)
                     raise
                 raw, created = await self.objects.replace(kind, namespace, name, body, options, subresource)

@@ -1,7 +1,7 @@
 """
 The audit log: a line of JSON for each answered request, in the format of ``audit.k8s.io/v1``.
 
-Operators on real clusters are compared by their audit logs; with the same log, the sandbox can replace the cluster.
+Tools that compare operators by the audit logs of clusters can also read this log.
 """
 
 import datetime
@@ -16,10 +16,10 @@ from kopf._kits.testing.serving.faults import SeenRequest
 
 
 class AuditLog:
-    """An open file to which lines are appended; they include the bodies of requests, but not those of responses."""
+    """An open file to which lines are appended. They have the bodies of requests, but not the bodies of responses."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._file = open(path, 'ab', buffering=0)  # a line can be read when its request is answered
+        self._file = open(path, 'ab', buffering=0)  # unbuffered: tests read the line after the response
 
     def close(self) -> None:
         """Close the file."""

@@ -1,5 +1,5 @@
 """
-Discovery documents about the served resources, in both forms that clients use: one for each version, or all in one.
+Discovery documents, in both forms that clients use: one document for each version, or one for all resources.
 
 The documents are created once for each revision of the catalog.
 """
@@ -49,7 +49,7 @@ class Discovery:
         self._cache: dict[str, bytes] = {}
         self._unavailable: set[str] = set()
         self.frozen = False
-        """Whether the documents stay as they are, as if the server had not noticed the latest changes yet."""
+        """Whether the documents do not change, as if the server had not noticed the latest changes yet."""
 
     def set_availability(self, group: str, available: bool) -> None:
         """List the group with its resources, or without them if it is unavailable."""
@@ -81,7 +81,7 @@ class Discovery:
         """Return the document of one group and version; raise a 404 if it does not exist."""
         kinds = self._catalog.resources(group, version)
         if not kinds:
-            self._catalog.find(group, version, '')  # It raises the 404.
+            self._catalog.find(group, version, '')  # This raises the 404.
             raise statuses.UnknownPath
         self.check_availability(group)
         return self._cached(f'{group}/{version}', lambda: self._version(group, version, kinds))

@@ -1,8 +1,8 @@
 """
 Faults on request: simulated failures of a cluster for tests of operators.
 
-A rule is used up by the next requests that match it; older rules come first. Rules about watches also apply to open
-watches. All methods can be called from any thread.
+A fault is a rule for a number of requests: each matching request uses it once; older rules come first. Rules about
+watches also apply to open watches. All methods can be called from any thread.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ class SeenRequest:
     query: Mapping[str, str]
     user_agent: str
     content_type: str
-    # not `time.time` itself: virtual time replaces it later
+    # a lambda, because virtual time replaces `time.time` later
     time: float = dataclasses.field(default_factory=lambda: time.time())
     verb: str = ''
     group: str = ''
@@ -57,13 +57,13 @@ class SeenRequest:
 @dataclasses.dataclass(slots=True, eq=False)
 class Fault:
     """
-    One rule: an action for the requests that meet the conditions, for a number of times (``times``; None for always).
+    One rule: an action for the requests that meet the conditions; ``times`` limits its use (None: no limit).
 
-    Empty conditions match everything; ``path`` and ``query`` are regular expressions that are searched for. ``seconds``
-    is the length of a delay, or of a freeze (None: until `Faults.clear`); ``line`` is the line to insert; ``function``
-    is called before the request is executed, or, with ``late``, after that but before the response; if it returns an
-    awaitable, the request waits for that. ``condition`` is
-    called with each request that meets all other conditions, and decides.
+    Empty conditions match everything. ``path`` and ``query`` are regular expressions that can match anywhere.
+    ``seconds`` is the length of a delay, or of a freeze (None: until `Faults.clear`). ``line`` is the line to insert.
+    ``function`` is called before the request is executed, or, with ``late``, between its execution and the response. If
+    it returns an awaitable, the request waits for that. ``condition`` is a function of a request that meets all other
+    conditions; it returns whether the rule applies.
     """
 
     action: Action
@@ -87,7 +87,7 @@ class Fault:
     condition: Callable[[SeenRequest], bool] | None = None
 
     def matches(self, request: SeenRequest) -> bool:
-        """Check whether the request meets the conditions, even if the rule is used up."""
+        """Check whether the request meets the conditions, no matter whether the rule is used up."""
         for field in ('method', 'verb', 'resource', 'namespace', 'name'):
             wanted = getattr(self, field)
             if wanted and wanted.lower() != getattr(request, field).lower():
@@ -103,7 +103,7 @@ class Fault:
 
 class Faults:
     """
-    All faults that wait for their requests.
+    All rules that are not used up.
 
     ``sandbox.faults.error(429, times=3, retry_after=1, verb='patch')`` makes the next three patches fail;
     ``sandbox.faults.drop_watches()`` breaks off all open watches. The conditions are the fields of `Fault`.
@@ -138,7 +138,7 @@ class Faults:
         return rule
 
     def error(self, status: int = 500, *, times: int | None = 1, **fields: Any) -> Fault:
-        """Answer with this status and do nothing; ``reason``, ``message``, ``retry_after`` (seconds) are optional."""
+        """Answer with this error instead of executing the request; all other options are optional."""
         return self.add('error', status=status, times=times, **fields)
 
     def delay(self, seconds: float, *, times: int | None = 1, **fields: Any) -> Fault:
@@ -146,7 +146,7 @@ class Faults:
         return self.add('delay', seconds=seconds, times=times, **fields)
 
     def drop(self, *, times: int | None = 1, **fields: Any) -> Fault:
-        """Break off the connection instead of answering, and do nothing."""
+        """Break off the connection instead of answering, and do not execute the request."""
         return self.add('drop', times=times, **fields)
 
     def lose(self, *, times: int | None = 1, **fields: Any) -> Fault:
@@ -193,11 +193,11 @@ class Faults:
         return self._controls.call(self._controls.drop_watches)
 
     def forget_history(self) -> None:
-        """Make all versions until now too old: watches from them are answered with 410."""
+        """Make all present versions too old: watches that begin at them are answered with 410."""
         self._controls.call(self._controls.forget_history)
 
     def expire_tokens(self) -> None:
-        """Refuse all tokens that were issued until now with 401; the kubeconfig gets a new one."""
+        """Refuse all tokens that were issued until now with 401; the kubeconfig gets a new token."""
         self._controls.call(self._controls.expire_tokens)
 
     def refuse_connections(self, seconds: float | None = None) -> None:
@@ -241,7 +241,7 @@ class Faults:
         Args:
             request: the request; it can be that of an open watch.
             watching: whether to look for rules about watches, or else for those about requests.
-            idle: whether the watch has no line to send now, so that no line can be cut.
+            idle: whether the watch has no line to send now: then, rules that cut a line do not apply.
         """
         for rule in self._rules:
             if (rule.action in WATCH_ACTIONS) is not watching or (idle and rule.action == 'cut'):
@@ -257,7 +257,7 @@ class Faults:
         return None
 
     def is_frozen(self, rule: Fault) -> bool:
-        """Check whether a freeze is still in force; its time limit is not considered."""
+        """Check whether a freeze was not cleared; its time limit is not considered."""
         return rule in self._frozen
 
 

@@ -1,9 +1,9 @@
 """
-Impersonation (``kubectl --as``): whether a user may act as another one, and with which groups.
+Impersonation (``kubectl --as``): whether a user may act as another user, and with which groups.
 
-Since Kubernetes 1.36, there are several ways to allow it. The old verb ``impersonate`` permits everything that the
-other user may do; the newer verbs also name the action. They are tried one after another, beginning with the last
-successful one; the first refusal is reported.
+Since Kubernetes 1.36, there are several verbs to allow it. The old verb ``impersonate`` permits everything that the
+other user may do; the newer verbs are for one action. They are tried one after another, beginning with the last
+successful one. If all fail, the first refusal is reported.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ NODE = 'system:node:'
 
 
 class Mode(NamedTuple):
-    """One way to allow impersonation: the suffix of the verbs (empty for the old verb) and the users that it is for."""
+    """One way to allow impersonation: the suffix of the verbs (empty for the old verb), and which users it is for."""
 
     suffix: str
     applies: Callable[[User], bool]
@@ -54,7 +54,7 @@ class Impersonation:
         self._successful: dict[str, Mode] = {}
 
     def act_as(self, user: User, headers: Mapping[str, str], attributes: Attributes) -> User:
-        """Return the user whom the headers ask for, or the requesting one; raise a 403 if it is not allowed."""
+        """Return the user that the headers name, or else the authenticated one; raise a 403 if that is not allowed."""
         wanted = users.find_impersonated(headers)
         if wanted is None:
             return user
@@ -101,7 +101,7 @@ class Impersonation:
 
 
 def _complete(wanted: User, *, node: bool) -> User:
-    """Return the user with the groups that follow from the name."""
+    """Return the user with the groups that follow from the user's name."""
     groups = wanted.groups
     if not groups and (place := users.split_account(wanted.name)) is not None:
         groups = users.account_groups(place[0])

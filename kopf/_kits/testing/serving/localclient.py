@@ -1,7 +1,7 @@
 """
 The verbs of the API for tests, without the network.
 
-All of it runs in the server's event loop; `kopf.testing.Sandbox` calls it from other threads.
+All methods run in the server's event loop; `kopf.testing.Sandbox` calls them from other threads.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from kopf._kits.testing.storing.selectors import Selector
 from kopf._kits.testing.wire import manifests, statuses
 
 ResourceName = str
-"""A plural, singular, kind or short name, with ``.group`` or ``.version.group`` after it where it is ambiguous."""
+"""A name of a resource; see `Sandbox.get`."""
 
 
 _METADATA = ('annotations', 'finalizers', 'labels', 'ownerReferences')
@@ -28,7 +28,7 @@ _METADATA = ('annotations', 'finalizers', 'labels', 'ownerReferences')
 
 
 class RefusedManifest(manifests.ManifestError, statuses.Refusal):
-    """Raised when the API refuses an object of a source: it is an error of the manifest and of the API."""
+    """Raised when the API refuses an object of a source; callers can catch it as either of its base classes."""
 
     def __init__(self, place: str, refusal: statuses.Refusal) -> None:
         statuses.Refusal.__init__(
@@ -36,7 +36,7 @@ class RefusedManifest(manifests.ManifestError, statuses.Refusal):
         )
 
 
-# Users see it under this name.
+# Tracebacks show this name, which users import.
 RefusedManifest.__module__ = statuses.Refusal.__module__
 RefusedManifest.__name__ = RefusedManifest.__qualname__ = statuses.Refusal.__name__
 
@@ -54,9 +54,10 @@ class LocalClient:
         namespace: str | None,
         fields: Mapping[str, Any],
     ) -> Body:
-        """Create one object: a whole one, or of this kind and name with these fields."""
+        """Create one object, given as a whole, or by its kind, name and fields."""
         if isinstance(what, str):
-            body: Mapping[str, Any] = _compose(self._api.catalog.named(what), name, fields)
+            named = self._api.catalog.named(what)
+            body: Mapping[str, Any] = compose(f'{named.group}/{named.version}'.lstrip('/'), named.name, name, fields)
         elif name is None and not fields:
             body = what
         else:
@@ -174,11 +175,10 @@ def _loads(raw: bytes) -> Body:
     return body
 
 
-def _compose(kind: Kind, name: str | None, fields: Mapping[str, Any]) -> Body:
+def compose(api_version: str, kind: str, name: str | None, fields: Mapping[str, Any]) -> Body:
     """Return an object with these fields, some of which are those of its metadata."""
     own = {key: value for key, value in fields.items() if key not in _METADATA}
     metadata = {**(own.pop('metadata', None) or {}), **{key: fields[key] for key in _METADATA if key in fields}}
     if name is not None:
         metadata['name'] = name
-    version = f'{kind.group}/{kind.version}' if kind.group else kind.version
-    return {'apiVersion': version, 'kind': kind.name, 'metadata': metadata, **own}
+    return {'apiVersion': api_version, 'kind': kind, 'metadata': metadata, **own}

@@ -1,7 +1,8 @@
 """
 OpenAPI documents: the parts that kubectl needs to apply, validate and explain objects.
 
-Built-in kinds are described as on a real control plane, but without texts; kinds of CRDs by their schemas.
+The schemas of built-in kinds are those of a real control plane, but without descriptions; those of custom kinds come
+from the CRDs.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""From a URL to its meaning: the kind, the namespace, the name, the subresource, and the verb."""
+"""The meaning of URLs: the kind, the namespace, the name, the subresource, and the verb."""
 
 import dataclasses
 import re
@@ -29,7 +29,7 @@ class Place:
 
 
 def locate(method: str, path: str, query: Mapping[str, str]) -> Place:
-    """Return the parts of a path below ``/api/`` or ``/apis/``; they need not exist."""
+    """Return the parts of a path below ``/api/`` or ``/apis/``, even if nothing with these names exists."""
     parts: Sequence[str] = [unquote(part) for part in path.strip('/').split('/')]
     place = Place()
     if parts[0] == 'api':
@@ -78,13 +78,13 @@ def resolve(catalog: Catalog, place: Place, method: str) -> Kind:
             raise nowhere
         if place.verb not in ('list', 'watch'):
             raise statuses.UnknownPath() if kind.custom else statuses.no_method()
-    # The name is ignored here, as on a real server.
+    # As on a real server, the name is ignored.
     if kind.custom and method == 'POST' and place.name and not place.subresource:
         place.name, place.verb = '', 'create'
     if place.subresource:
         _check_subresource(kind, place)
     elif not place.verb or place.verb not in kind.verbs:
-        # It is refused after the type of the patch was checked.
+        # The patch is refused later, after the check of its type.
         if kind.custom and method == 'PATCH' and not place.name:
             place.verb = 'patch'
             return kind

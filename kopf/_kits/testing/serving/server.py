@@ -1,8 +1,8 @@
 """
 The HTTP server of the sandbox: TLS on the loopback interface, users, faults, and the log of requests.
 
-Why not a web framework with routes? The API has its own scheme of URLs, and every request would pay for the routing.
-One instance lives in one event loop and is used from there only, except for the methods of `Controls`.
+Why not a web framework with routes? The API has its own scheme of URLs, and the routing would make every request
+slower. An instance belongs to one event loop and is used from there only, except for the methods of `Controls`.
 """
 
 import asyncio
@@ -53,9 +53,10 @@ class Server(Controls):
     """
     The server; see `kopf.testing.Sandbox` for its users' side.
 
-    ``history`` is the number of changes that are remembered for each resource, ``log`` that of requests; ``audit`` is a
-    file for the audit log, if any. With ``rbac``, roles and bindings decide who may do what; with ``sharding``, lists
-    and watches can be restricted to shards. ``bind`` opens the listening socket; by default, a real one with TLS.
+    ``history`` is the number of changes that are kept for each resource, ``log`` the number of requests that are kept.
+    ``audit`` is the file for the audit log, if any. With ``rbac``, roles and bindings decide who may do what; with
+    ``sharding``, lists and watches can be restricted to shards. ``bind`` opens the listening socket; by default, it is
+    a real one with TLS.
     """
 
     def __init__(
@@ -94,14 +95,14 @@ class Server(Controls):
 
     @property
     def authority(self) -> Authority:
-        """The authority of the server's and the clients' certificates."""
+        """The CA of the server's and the clients' certificates."""
         if self._authority is None:
             raise RuntimeError('There are no certificates in virtual time: its connections are not encrypted.')
         return self._authority
 
     @property
     def ca(self) -> bytes:
-        """The certificate of the authority, in PEM; empty if connections are not encrypted."""
+        """The certificate of the CA, in PEM; empty if connections are not encrypted."""
         return b'' if self._authority is None else self._authority.certificate
 
     async def start(self, port: int = 0, state: State | None = None) -> None:
@@ -132,7 +133,7 @@ class Server(Controls):
         if self._loop is None or threading.get_ident() == self._thread:
             return function()
 
-        # Why not call_soon_threadsafe()? It does not bring the result or the error back.
+        # Why not call_soon_threadsafe()? It does not return the result, or raise the error.
         async def run() -> T:
             return function()
 
@@ -141,7 +142,8 @@ class Server(Controls):
     def call_async(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run the coroutine function in the server's loop; wait for it, unless called from there."""
         assert self._loop is not None
-        if threading.get_ident() == self._thread and not self._loop.is_running():  # between two steps of virtual time
+        # In virtual time, the loop is in this thread, and does not run between two waits of the test.
+        if threading.get_ident() == self._thread and not self._loop.is_running():
             self._loop.run_until_complete(function())
         elif threading.get_ident() == self._thread:
             task = self._loop.create_task(function())
@@ -367,7 +369,7 @@ class Server(Controls):
                 getattr(self.faults, action.replace('-', '_'))()
                 return json_response({})
             case 'POST', 'refuse-connections':
-                # Do it a little later, so that this request still gets its response.
+                # Do this a little later, so that this request still gets its response.
                 seconds = _seconds(_take_body(request))
                 asyncio.get_running_loop().call_later(0.05, self.faults.refuse_connections, seconds)
                 return json_response({})
@@ -396,7 +398,7 @@ async def apply_fault(rule: Fault) -> None:
             result = rule.function()
             if inspect.isawaitable(result):
                 await result
-            await asyncio.sleep(0)  # if its client was killed, the request ends here
+            await asyncio.sleep(0)  # if the function has killed the client, the request is cancelled here
         case 'drop':
             raise Dropped
         case 'error':
@@ -436,5 +438,5 @@ def _fields(item: Any) -> dict[str, Any]:
 
 
 def _is_too_deep(error: Exception) -> bool:
-    """Check whether a request is nested deeper than Python can follow: real servers follow some thousands of levels."""
+    """Check whether the error is the limit of recursion: real servers accept some thousands of nested levels."""
     return isinstance(error, RecursionError) or isinstance(error, TypeError) and str(error) == 'Recursion limit reached'

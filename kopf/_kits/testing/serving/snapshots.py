@@ -1,9 +1,9 @@
 """
 Snapshots: all objects as they were at one moment, to be restored any number of times.
 
-`restore` makes ordinary changes with new resource versions: it deletes added objects, creates deleted objects again,
-and changes modified objects back. So the watches of clients receive these changes, and clients need not list again. It
-bypasses finalizers, webhooks, and the garbage collector.
+`restore` deletes added objects, creates deleted objects again, and reverts modified objects, all by ordinary changes
+with new resource versions. So the watches of clients receive these changes, and clients need not list again.
+Finalizers, webhooks, and the garbage collector are bypassed.
 
 `restore` skips objects that have not changed. To find them quickly, it first compares them by identity: the storage
 never changes a stored object in place.
@@ -38,8 +38,8 @@ def take(storage: Storage) -> Snapshot:
 
 
 def restore(storage: Storage, snapshot: Snapshot) -> None:
-    """Restore the objects; CRDs are removed last and added first."""
-    # A custom resource needs its CRD both when it is removed and when it is added.
+    """Restore the objects; remove CRDs last, and add them first."""
+    # Custom resources need their CRD when they are removed, and when they are added.
     names = [name for name in _names(storage, snapshot) if name != _CRDS]
     for name in [*names, _CRDS]:
         _remove(storage, name, snapshot.tables.get(name, {}))
@@ -58,7 +58,7 @@ def _remove(storage: Storage, name: TableName, wanted: Mapping[str, Record]) -> 
     try:
         table = storage.table(*name)
     except KeyError:
-        return  # the CRD of the resource was deleted meanwhile, and all its objects with it
+        return  # the CRD of the resource was deleted meanwhile, with all objects
     for key, record in table.contents().items():
         if key not in wanted or wanted[key].uid != record.uid:
             storage.bring_back(table, 'DELETED', record)

@@ -1,8 +1,8 @@
 """
-Waiting for a state of one object, and the report if the state does not come.
+Waits for a state of one object, and their error reports.
 
-After a timeout, the author of a test needs to know the actions of the operator. So the error contains the Events of the
-object, and the logs of the operators, which the plugin for pytest adds to its report.
+After a timeout, the author of a test needs to know what the operator has done. So the error contains the Events of the
+object and the logs of the operators, which the plugin for pytest adds to its report.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ Predicate = Callable[[Body], object]
 
 class WaitTimeout(TimeoutError):
     """
-    Raised when the state has not come; the message contains the object.
+    Raised when the object has not reached the state in time; the message contains the object.
 
     ``events`` are the Events of the object, a line each; ``logs`` are the outputs of the operators of the sandbox.
     """
@@ -40,6 +40,65 @@ class PredicateError(TypeError):
     __module__ = 'kopf.testing'
 
 
+class ExpectedState:
+    """
+    The expected state of an object, in one wait.
+
+    Args:
+        resource: the name of the resource, as the caller has given it.
+        name: the name of the object.
+        predicate: a function of the object; if None, the object must only exist.
+
+    Raises:
+        PredicateError: the predicate is not such a function.
+    """
+
+    def __init__(self, resource: str, name: str, predicate: Predicate | None) -> None:
+        self._resource = resource
+        self._name = name
+        self._predicate = predicate
+        self._failure: Exception | None = None
+        self._has_decided = False
+        if predicate is not None and not callable(predicate):
+            raise PredicateError(f'the predicate must be a function of the object, not {predicate!r}')
+        if inspect.iscoroutinefunction(predicate):
+            raise PredicateError('the predicate must not be an async function: its result is needed at once')
+
+    @property
+    def wanted(self) -> str:
+        """The expected state, for messages."""
+        return 'as expected' if self._predicate is not None else 'there'
+
+    def accept(self, body: Body) -> bool:
+        """Return whether the predicate is true; errors about absent parts of the object count as false."""
+        self._failure = None
+        if self._predicate is None:
+            return True
+        try:
+            result = self._predicate(body)
+            self._has_decided = self._has_decided or result is not None
+            return bool(result)
+        except (LookupError, StopIteration) as error:
+            self._failure = error
+        except (AttributeError, TypeError) as error:
+            if error.__traceback__ is not None and error.__traceback__.tb_next is None:
+                raise PredicateError(f'the predicate cannot be called with the object: {error}') from None
+            if 'NoneType' not in str(error):
+                raise
+            self._failure = error
+        return False
+
+    def explain(self, wanted: str, timeout: float, last: Body | None) -> str:
+        """Return the message of a timeout, with the last state of the object (None if it was absent)."""
+        failure = ''
+        if self._failure is not None:
+            failure = f' (the predicate has failed: {_describe(self._failure)})'
+        elif self._predicate is not None and last is not None and not self._has_decided:
+            failure = ' (the predicate has returned None: is there no return in it?)'
+        state = 'absent' if last is None else orjson.dumps(_tidy(last), option=orjson.OPT_INDENT_2).decode()
+        return f'{self._resource} {self._name!r} is not {wanted} after {timeout} s{failure}; it is: {state}'
+
+
 class Wait:
     """Waits for one object, with or without a predicate."""
 
@@ -48,20 +107,15 @@ class Wait:
         self._resource = resource
         self._name = name
         self._namespace = namespace
-        self._predicate = predicate
+        self._expected = ExpectedState(resource, name, predicate)
         self._last: Body | None = None
-        self._failure: Exception | None = None
         self._is_served = False
-        self._has_decided = False
-        if predicate is not None and not callable(predicate):
-            raise PredicateError(f'the predicate must be a function of the object, not {predicate!r}')
-        if inspect.iscoroutinefunction(predicate):
-            raise PredicateError('the predicate must not be an async function: its result is needed at once')
 
     async def until_there(self, timeout: float) -> Body:
         """Wait until the object exists and the predicate is true of it; return the object."""
-        wanted = 'as expected' if self._predicate is not None else 'there'
-        found = await self._until(lambda body: body is not None and self._is_fulfilled(body), timeout, wanted)
+        found = await self._until(
+            lambda body: body is not None and self._expected.accept(body), timeout, self._expected.wanted
+        )
         return found or {}
 
     async def until_gone(self, timeout: float) -> None:
@@ -91,25 +145,6 @@ class Wait:
                 raise  # raised by the predicate
             raise WaitTimeout(self._explain(wanted, timeout), self._list_events()) from None
 
-    def _is_fulfilled(self, body: Body) -> bool:
-        """Check whether the predicate is true; errors about absent parts of the object count as false."""
-        self._failure = None
-        if self._predicate is None:
-            return True
-        try:
-            result = self._predicate(body)
-            self._has_decided = self._has_decided or result is not None
-            return bool(result)
-        except (LookupError, StopIteration) as error:
-            self._failure = error
-        except (AttributeError, TypeError) as error:
-            if error.__traceback__ is not None and error.__traceback__.tb_next is None:
-                raise PredicateError(f'the predicate cannot be called with the object: {error}') from None
-            if 'NoneType' not in str(error):
-                raise
-            self._failure = error
-        return False
-
     async def _served(self) -> Kind:
         while True:
             try:
@@ -126,13 +161,7 @@ class Wait:
                 f'{self._resource} {self._name!r} is not {wanted} after {timeout} s: '
                 f'there is no kind {self._resource!r}'
             )
-        failure = ''
-        if self._failure is not None:
-            failure = f' (the predicate has failed: {_describe(self._failure)})'
-        elif self._predicate is not None and self._last is not None and not self._has_decided:
-            failure = ' (the predicate has returned None: is there no return in it?)'
-        state = 'absent' if self._last is None else orjson.dumps(_tidy(self._last), option=orjson.OPT_INDENT_2).decode()
-        return f'{self._resource} {self._name!r} is not {wanted} after {timeout} s{failure}; it is: {state}'
+        return self._expected.explain(wanted, timeout, self._last)
 
     def _list_events(self) -> list[str]:
         """Return the Events of the object, also of an absent one: a line each, the oldest first."""

@@ -1,5 +1,5 @@
 """
-Lists: of the current or a former version, whole or in chunks; and the rules of their parameters.
+Lists of the current or a former version, as a whole or in chunks; and the validation of their parameters.
 
 A continue token names the version of the first chunk, so that all chunks together are one consistent list, as long as
 this version is in the history.
@@ -135,7 +135,8 @@ def choose(
     else:
         records = table.records(namespace, start=start)
     meta: dict[str, object] = {'resourceVersion': str(past or storage.version)}
-    if isinstance(options.selector, Sharded) and not kind.custom:  # as a real server, which selects those, too
+    # As on a real server, lists of custom resources lack this, although the selector is applied to them, too.
+    if isinstance(options.selector, Sharded) and not kind.custom:
         meta['shardInfo'] = {'selector': options.selector.shards}
     records = iter(records)
     selected = records if not options.selector else (r for r in records if options.selector.matches(r))

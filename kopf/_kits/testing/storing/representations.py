@@ -1,7 +1,7 @@
 """
-The forms of objects in responses: as they are, as metadata only, or as rows of a table; in JSON or YAML.
+The forms of objects in responses: whole objects, only their metadata, or rows of a table; in JSON or YAML.
 
-The form is negotiated by the ``Accept`` header. Plain JSON is the hot path: bytes as they are stored.
+The ``Accept`` header determines the form. The fast path is JSON of whole objects, which is sent as it is stored.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ from kopf._kits.testing.wire import statuses
 GROUP, VERSIONS = 'meta.k8s.io', ('v1', 'v1beta1')
 MEDIA = ('application/json', 'application/yaml', 'application/vnd.kubernetes.protobuf')
 HIDDEN = 'deprecated.daemonset.template.generation'
-"""The annotation that only whole objects have."""
+"""The annotation that is removed from the metadata if these are sent without the whole object."""
 KINDS = ('Table', 'PartialObjectMetadata', 'PartialObjectMetadataList')
 
 
@@ -31,7 +31,7 @@ class Form:
         return kind.raw(record)
 
     def continued(self) -> 'Form':
-        """Return the form of all further events of a watch."""
+        """Return the form for the further events of a watch, after the first one."""
         return self
 
     def raw(self, kind: Kind, raw: bytes) -> bytes:
@@ -40,7 +40,7 @@ class Form:
 
     def list(self, kind: Kind, records: Sequence[Record], meta: Mapping[str, Any]) -> bytes:
         """Return a list of objects."""
-        # Why not decode the objects and encode the list? For thousands of objects, it would take most of the time.
+        # Why not decode the objects and encode the list? This would be the slowest part for thousands of objects.
         if kind.custom:
             items = b','.join([kind.raw(record) for record in records])
             meta = {'continue': '', **meta}
@@ -200,7 +200,7 @@ def of_document(accept: str, *, fixed: bool, path: str) -> str:
 
 
 def prefers_yaml(accept: str) -> bool:
-    """Check whether the client prefers refusals as YAML: they have no other forms."""
+    """Check whether the client prefers YAML for refusals, which have no other forms than JSON and YAML."""
     for clause in accept.split(','):
         media, *rest = [part.strip() for part in clause.split(';')]
         if media in ('application/yaml', 'application/json', 'application/*', '*/*') and not any(
@@ -211,7 +211,7 @@ def prefers_yaml(accept: str) -> bool:
 
 
 def _check_known(accept: str, *, streamed: bool) -> None:
-    """Refuse a header without any known media type: a real server checks this earlier, and words it differently."""
+    """Refuse a header without any known media type; a real server checks this earlier, with another message."""
     if not {clause.partition(';')[0].strip() for clause in accept.split(',')} & {*MEDIA, '*/*'}:
         known = [*MEDIA, *(f'{media};stream=watch' for media in MEDIA if streamed and media != 'application/yaml')]
         message = f'406: Not Acceptable\n\nAvailable representations: {", ".join(known)}'

@@ -1,7 +1,7 @@
 """
-Label and field selectors: parsed once per request, then matched with every object.
+Label and field selectors: they are parsed once per request, and then matched with every object.
 
-The grammar is that of a real server, including its messages: a selector that is refused there is refused here.
+The grammar and the messages are those of a real server: it refuses the same selectors.
 """
 
 import re
@@ -39,7 +39,7 @@ class Requirement(NamedTuple):
                 return value is not None
             case 'absent':
                 return value is None
-        (bound,) = self.values  # of the operators `gt` and `lt`; labels that are not integers never match
+        (bound,) = self.values  # the operators `gt` and `lt`: labels that are not integers never match
         if value is None or not re.fullmatch(r'-?\d+', value):
             return False
         return int(value) > int(bound) if self.operator == 'gt' else int(value) < int(bound)
@@ -59,7 +59,7 @@ class Selector:
             self.check_fields(known)
 
     def check_fields(self, known: frozenset[str]) -> None:
-        """Refuse unknown fields. A condition without a name and a value (``=``) is dropped: it selects everything."""
+        """Refuse unknown fields. Drop conditions without a name and a value (``=``), which match every object."""
         for field, _, value in self._fields:
             if field not in ('metadata.name', 'metadata.namespace') and field not in known and (field or value):
                 raise UnknownField(field)
@@ -75,7 +75,7 @@ class Selector:
 
     @property
     def name(self) -> str | None:
-        """The only name that can match, if the fields determine it."""
+        """The only name that can match; None if the selector does not determine the name."""
         for field, equal, value in self._fields:
             if field == 'metadata.name' and equal:
                 return value
@@ -97,7 +97,7 @@ def parse_labels(text: str) -> list[Requirement]:
 
 
 def parse_fields(text: str) -> Iterator[tuple[str, bool, str]]:
-    """Yield the conditions of a field selector as field, equal or not, value, in the order of their texts."""
+    """Yield the conditions of a field selector in alphabetical order: field, whether it must be equal, value."""
     for term in sorted(filter(None, re.split(r'(?<!\\),', text))):
         if (match := re.fullmatch(r'(.*?)(!=|==|=)(.*)', term)) is None:
             raise statuses.bad_request(f"invalid selector: '{text}'; can't understand '{term}'")

@@ -1,8 +1,9 @@
 """
-Sharded lists and watches (``shardSelector``): each shard has the objects whose uids or namespaces hash into its ranges.
+Sharded lists and watches (``shardSelector``): a shard consists of the objects whose hashes are in its ranges.
 
-It is an alpha feature of Kubernetes 1.36, off by default there and here. The syntax is a tiny part of CEL:
-``shardRange(object.metadata.uid, '0x0000000000000000', '0x8000000000000000')``, joined by ``||``.
+The hash is that of the uid or the namespace. This is an alpha feature of Kubernetes 1.36, off by default there and
+here. The syntax is a tiny part of CEL: ``shardRange(object.metadata.uid, '0x0000000000000000', '0x8000000000000000')``,
+joined by ``||``.
 """
 
 import re
@@ -51,7 +52,7 @@ class Sharded(Selector):
 
     @property
     def shards(self) -> str:
-        """The ranges as the response names them."""
+        """The ranges in the form of the response."""
         return ' || '.join(str(each) for each in self._ranges)
 
     def matches(self, record: Record) -> bool:

@@ -1,9 +1,9 @@
 """
-The file with the state of a sandbox, with which the next one continues: an SQLite database.
+The state file, with which a sandbox continues where the previous one ended: an SQLite database.
 
-Requests never wait for the disk: a thread writes all changes together a moment later. A killed process loses at most
-the changes of that moment, and never damages the file, which is locked while the sandbox runs. Resource versions are
-reserved in advance, so that a version that a client has seen is never used for another change.
+Requests never wait for the disk: a thread writes the gathered changes a moment later. A killed process loses at most
+the changes of that moment, and never damages the file. The file is locked while the sandbox runs. Resource versions are
+reserved in advance, so that the next sandbox never uses a version again that a client has seen.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from kopf._kits.testing.kinds.storage import Change, Record, Storage, Table, Tab
 logger = logging.getLogger(__name__)
 
 APPLICATION = 0x6B6F7066
-"""The identifier of the application, "kopf", for us and the command ``file``; and the version of the layout."""
+"""The identifier of the application ("kopf"), which the command ``file`` also shows, and the version of the layout."""
 LAYOUT = 1
 DELAY = 0.02
 """How long changes are gathered before they are written together (seconds)."""
@@ -47,7 +47,7 @@ _Key = tuple[TableName, str, str]
 class StateError(Exception):
     """Raised when the file cannot be used; the message has the reason and the remedy."""
 
-    __module__ = 'kopf.testing'  # users see it under this name
+    __module__ = 'kopf.testing'  # tracebacks show this name, which users import
 
 
 class Row(NamedTuple):
@@ -61,7 +61,7 @@ class Row(NamedTuple):
 
 
 class State:
-    """One file with all objects of a sandbox; to be opened before it is read or written."""
+    """A state file; it must be opened before it is read or written."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
@@ -127,7 +127,7 @@ class State:
             self._database.close()
 
     def _prepare(self, database: sqlite3.Connection) -> int:
-        # All of them are settings of the connection, except the journal mode, which is safe for killed processes.
+        # All of these are settings of the connection, except the journal mode, which survives killed processes.
         database.execute('PRAGMA locking_mode = EXCLUSIVE')
         application, layout, known = [
             database.execute(query).fetchone()[0]
@@ -206,6 +206,6 @@ class State:
             database.execute('UPDATE versions SET last = ?, reserved = ?', [version, self._reserved])
             database.execute('COMMIT')
         except BaseException:
-            if database.in_transaction:  # Some errors have ended it already.
+            if database.in_transaction:  # After some errors, SQLite has already ended the transaction.
                 database.execute('ROLLBACK')
             raise

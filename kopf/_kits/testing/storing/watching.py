@@ -2,8 +2,8 @@
 Watches: the changes of one resource as an endless stream of lines.
 
 A watch is a position in the history of its table. When it wakes up, it takes all new changes at once, filters them by
-its selector, and sends them in one piece. The lines are encoded once for all watches of a kind. A watch that is slower
-than the history is long ends with the error that its version has expired.
+its selector, and sends them in one piece. The lines are encoded once for all watches of a kind. If a slow watch falls
+behind the oldest change of the history, it ends with the error that its version has expired.
 """
 
 import asyncio
@@ -25,16 +25,16 @@ BOOKMARK_INTERVAL = 60.0
 LAST_BOOKMARK = 1.0
 """The time between the last bookmark of a watch and its end (seconds)."""
 DURATION = 1800.0
-"""The least duration of a watch without a requested timeout (seconds); the greatest one is twice as long."""
+"""The minimal duration of a watch without a requested timeout (seconds); the maximum is twice as long."""
 CONVERSION_RETRY = 1.0
 """The delay between attempts of a failed conversion of objects (seconds)."""
 
 Event = tuple[str, Record, Change | None]
-"""The type of the event, the object, and the change if it is sent unmodified."""
+"""The type of the event, the object, and the change if all watches send the same line for it."""
 
 
 class Watch:
-    """One stream of the changes of a kind, from the version in the options on."""
+    """One stream of the changes of a kind, which begins at the version of the options."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Watch:
         self._since = _version(options.version)
 
     async def lines(self) -> AsyncIterator[bytes]:
-        """Yield the lines of the stream, several at once if they are ready; an empty piece after each wake-up."""
+        """Yield pieces of the stream, which consist of all lines that are ready; an empty piece after each wake-up."""
         loop = asyncio.get_running_loop()
         table = self._kind.store
         end = loop.time() + (self._options.timeout or DURATION * (1 + random.random()))
@@ -84,7 +84,8 @@ class Watch:
                     return
                 if now >= bookmark:
                     bookmark = self._next_bookmark(end)
-                    if not table.closed:  # otherwise, it would skip the objects of a new resource of the same name
+                    # Why not for closed tables? The client would skip the objects of a new resource with this name.
+                    if not table.closed:
                         yield self._bookmark(self._storage.version)
                 await self._pause(min(end, bookmark))
                 yield b''
@@ -115,7 +116,7 @@ class Watch:
         return b''.join(lines)
 
     async def _convertible(self, records: Sequence[Record], end: float) -> bool:
-        """Wait until the objects can be converted, as a real server does; return False if that takes too long."""
+        """Wait until the objects can be converted, as a real server does; return whether this happens in time."""
         while True:
             try:
                 await self._kind.ready(*records)
@@ -138,7 +139,7 @@ class Watch:
             if change.type == 'DELETED':
                 if before:
                     yield change.type, record, change
-            # An object that leaves the selection is reported as deleted, in its last selected version.
+            # If an object does not match the selector any more, report it as deleted, in its last matching state.
             elif before and not after and change.previous is not None:
                 yield 'DELETED', _renumbered(change.previous, record.version), None
             elif after and not before:
@@ -199,7 +200,7 @@ def _finish(future: asyncio.Future[None]) -> None:
 
 
 def _renumbered(record: Record, version: int) -> Record:
-    """Return the last selected version of an object, with the number of the version that is not selected any more."""
+    """Return the last state of an object that matched the selector, with the resource version of the next one."""
     body = record.body()
     body['metadata']['resourceVersion'] = str(version)
     return dataclasses.replace(record, version=version, rest=orjson.dumps(body)[1:])

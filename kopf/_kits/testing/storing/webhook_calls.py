@@ -1,8 +1,8 @@
 """
 Calls of webhooks, for admission and conversion alike: their URLs, their CAs, and their errors.
 
-Connections are kept open for the next calls, as on a real server, so the caller must close them at the end. Errors have
-Go's messages, because clients of a real server see those.
+Connections are kept open for the next calls, as on a real server, so the caller must close them at the end. The
+messages of errors are Go's, as on a real server.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class Callouts:
         Raises:
             CalloutError: The webhook did not respond, or not with 200.
         """
-        import aiohttp  # only for sandboxes whose webhooks are called: it is slow to import
+        import aiohttp  # imported only when webhooks are called, because it is slow to import
 
         if self._session is None:
             self._session = aiohttp.ClientSession(headers={'User-Agent': 'kube-apiserver-admission'})
@@ -72,7 +72,7 @@ class Callouts:
         raise CalloutError(f'an error on the server ({text}) has prevented the request from succeeding')
 
     def _locate(self, client: Mapping[str, Any]) -> tuple[str, str | None]:
-        """Return the URL to call, and the server name to expect there. Of services, only ExternalName can be called."""
+        """Return the URL, and the expected name of the server. Only services of the type ExternalName can be called."""
         if 'url' in client:
             return client['url'], None
         service = client['service']
@@ -118,7 +118,7 @@ def _certificate_problem(error: Exception) -> str:
     return 'certificate signed by unknown authority' if reason in known else reason
 
 
-# Why cached? Each context reads the system's certificates, and aiohttp reuses connections only for the same context.
+# Why cached? A new context reads the system's certificates, and aiohttp reuses connections only for the same context.
 @functools.lru_cache(maxsize=100)
 def _ssl_context(bundle: str) -> ssl.SSLContext:
     context = ssl.create_default_context()

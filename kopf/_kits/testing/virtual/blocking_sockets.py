@@ -1,10 +1,10 @@
 """
-Blocking sockets in virtual time: clients such as ``urllib``, ``requests``, and those that are built on them.
+Sockets of blocking clients in virtual time, such as ``urllib``, ``requests``, and clients that use these.
 
-They run in threads, which take turns with the event loop. A socket of such a client is connected to one end of a pair
-of real sockets; the other end belongs to a `Bridge`, which passes the bytes on to a connection in memory. Before the
-client would block, its thread gives up its turn until the bridge has bytes for it. So requests of these clients take
-the same virtual time, and come in the same order, in each run.
+Such clients run in threads, which take turns with the event loop. The socket of a client is replaced by one end of a
+pair of real sockets. The other end belongs to a `Bridge`, which passes the bytes on to a connection in memory. Before
+the client would block, its thread ends its turn until the bridge has bytes for it. So requests of these clients take
+the same virtual time, and have the same order, in each run.
 
 Why real sockets at all? The clients wrap them into files, set options, and poll them for lost connections.
 """
@@ -26,7 +26,7 @@ from kopf._kits.testing.virtual.turns import TurnTaking, Waiter
 T = TypeVar('T')
 
 CHUNK = 32 * 1024
-"""How many bytes are written at once: less than the buffers of the system hold, as a write must never block."""
+"""How many bytes are written at once: fewer than the buffers of the system can hold, as a write must never block."""
 
 IN_COROUTINE = (
     "A coroutine waits for a socket, and so blocks the event loop: call blocking clients in functions without async, "
@@ -39,8 +39,8 @@ IN_OWN_LOOP = (
 )
 
 
-class World(Protocol):
-    """The world, as blocking sockets need it."""
+class Simulation(Protocol):
+    """The operations of the simulation that blocking sockets need."""
 
     turns: TurnTaking
 
@@ -55,12 +55,12 @@ class World(Protocol):
         """Block the calling thread until the waiter is awake, or for the time (in seconds)."""
 
     def refuse(self, message: str) -> NoReturn:
-        """Raise an error here, and raise it in the test, too."""
+        """Raise an error in the caller and also in the test."""
 
 
 class Bridge(asyncio.Protocol):
     """
-    The way between the socket of a client and a connection in memory.
+    Passes bytes between the socket of a client and a connection in memory.
 
     Args:
         end: the other end of the client's socket.
@@ -73,11 +73,11 @@ class Bridge(asyncio.Protocol):
         self._unsent = b''
         self.waiter: Waiter | None = None
         self.error: Exception | None = None
-        """Why the connection is lost, if it is."""
+        """The error that has ended the connection, if any."""
         self.is_over = False
-        """Whether the server sends nothing more."""
+        """Whether the server has closed its direction of the connection."""
 
-    # Called by the connection in memory.
+    # The connection in memory calls these methods.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to pass bytes on."""
@@ -90,11 +90,11 @@ class Bridge(asyncio.Protocol):
         self._wake()
 
     def eof_received(self) -> None:
-        """Let the client see the end of the stream."""
+        """End the stream for the client, too."""
         self._finish()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Let the client see the end of the connection, or the error."""
+        """Pass the end of the connection, or its error, on to the client."""
         self.error = exc
         self._finish()
 
@@ -107,10 +107,10 @@ class Bridge(asyncio.Protocol):
         if self.waiter is not None and not self.waiter.is_awake:
             self.waiter.release()
 
-    # Called in the client's thread.
+    # The replaced methods of sockets call these methods in the client's thread.
 
     def flush(self) -> None:
-        """Pass on to the client as much as its buffer takes."""
+        """Pass on to the client as many bytes as its buffer takes."""
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             while self._unsent:
                 self._unsent = self._unsent[self._end.send(self._unsent) :]
@@ -138,15 +138,15 @@ class Bridge(asyncio.Protocol):
 
 class BlockingSockets:
     """
-    All sockets of blocking clients in a world.
+    All sockets of blocking clients in a simulation.
 
     Args:
-        world: the world.
+        simulation: the simulation.
         network: the connections in memory.
     """
 
-    def __init__(self, world: World, network: Network) -> None:
-        self._world = world
+    def __init__(self, simulation: Simulation, network: Network) -> None:
+        self._simulation = simulation
         self._network = network
         self._bridges: weakref.WeakKeyDictionary[socket.socket, Bridge] = weakref.WeakKeyDictionary()
         self._all: weakref.WeakSet[Bridge] = weakref.WeakSet()
@@ -164,7 +164,7 @@ class BlockingSockets:
         """
         timeout = sock.gettimeout()
         if timeout == 0:
-            self._world.refuse(IN_OWN_LOOP)
+            self._simulation.refuse(IN_OWN_LOOP)
         near, far = socket.socketpair()
         bridge = Bridge(far)
         with near:
@@ -174,7 +174,7 @@ class BlockingSockets:
                 bridge.release()
                 raise
             os.dup2(near.fileno(), sock.fileno(), inheritable=False)
-        sock.settimeout(timeout)  # the descriptor has other flags now
+        sock.settimeout(timeout)  # restore the flags that belong to the descriptor
         self._bridges[sock] = bridge
         self._all.add(bridge)
 
@@ -189,14 +189,14 @@ class BlockingSockets:
         bridge.pump()
         bridge.flush()
         timeout = sock.gettimeout()
-        until = None if timeout is None else self._world.loop.time() + timeout
+        until = None if timeout is None else self._simulation.loop.time() + timeout
         while not is_readable(sock):
             if bridge.error is not None:
                 raise bridge.error
             if timeout == 0:
                 return
             bridge.waiter = Waiter()
-            self._wait(bridge.waiter, None if until is None else until - self._world.loop.time())
+            self._wait(bridge.waiter, None if until is None else until - self._simulation.loop.time())
             if not bridge.waiter.is_released:
                 raise TimeoutError('timed out')
 
@@ -212,18 +212,18 @@ class BlockingSockets:
             bridge.release()
 
     def _call(self, coroutine: Coroutine[Any, Any, T], timeout: float | None) -> T:
-        """Run the coroutine in the event loop, as a part of the program that the calling thread belongs to."""
-        world = self._world
-        strand = world.turns.current
-        if strand is None and not world.loop.is_running():
-            return world.run(coroutine)
+        """Run the coroutine in the event loop, in the context of the calling thread."""
+        simulation = self._simulation
+        strand = simulation.turns.current
+        if strand is None and not simulation.loop.is_running():
+            return simulation.run(coroutine)
         if strand is None:
             coroutine.close()
-            world.refuse(IN_COROUTINE)
+            simulation.refuse(IN_COROUTINE)
         context = contextvars.copy_context()
         context.run(output_var.set, strand.owner)
         waiter = Waiter()
-        task = world.loop.create_task(coroutine, context=context)
+        task = simulation.loop.create_task(coroutine, context=context)
         task.add_done_callback(lambda _: None if waiter.is_awake else waiter.release(), context=context)
         self._wait(waiter, timeout)
         if not waiter.is_released:
@@ -232,13 +232,13 @@ class BlockingSockets:
         return task.result()
 
     def _wait(self, waiter: Waiter, timeout: float | None) -> None:
-        if self._world.turns.current is None and self._world.loop.is_running():
-            self._world.refuse(IN_COROUTINE)
-        self._world.wait(waiter, timeout)
+        if self._simulation.turns.current is None and self._simulation.loop.is_running():
+            self._simulation.refuse(IN_COROUTINE)
+        self._simulation.wait(waiter, timeout)
 
 
 def is_readable(sock: socket.socket) -> bool:
-    """Check whether the socket has bytes, or the end of its stream."""
+    """Check whether the socket has received bytes, or the end of the stream."""
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(0))

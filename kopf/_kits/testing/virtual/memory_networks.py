@@ -1,11 +1,12 @@
 """
 Connections in memory: one end receives the data of the other end a moment later, in the order of writing.
 
-The delays are drawn from a seeded source, because the order of data from different connections differs in each run in
-reality, too: another seed gives another order. There is no encryption: both ends are in the same process.
+The delays are random numbers with a seed: in reality, data of different connections arrive in any order, so each seed
+gives another order. There is no encryption: both ends are in the same process.
 
 Each end calls its protocol in its own context, as a real connection does. Otherwise, a server would handle a request in
-the context of its client: the tasks of the server would write into the log of the client, and end when it is killed.
+the context of its client: the tasks of the server would write into the log of the client, and end when the client is
+killed.
 """
 
 import asyncio
@@ -34,7 +35,7 @@ _EOF = b''
 
 class MemorySocket:
     """
-    A replacement for a listening or connected socket. It only has the addresses.
+    A replacement for a listening or connected socket, which only has the addresses.
 
     Args:
         address: its own address.
@@ -79,11 +80,11 @@ class Network:
         self._last_port = FIRST_PORT - 1
 
     def pick_delay(self) -> float:
-        """Return the time that the next data take (in seconds)."""
+        """Return a random transmission time (in seconds)."""
         return self._rng.uniform(FASTEST, SLOWEST)
 
     def bind(self, address: Address) -> MemorySocket:
-        """Return a socket of this address, or of the next port if its port is 0."""
+        """Return a socket with this address; if the port is 0, with the next free port."""
         host, port = address
         if not port:
             self._last_port += 1
@@ -119,7 +120,7 @@ class Network:
         Connect to a server.
 
         Raises:
-            ConnectionRefusedError: if none listens on the port.
+            ConnectionRefusedError: no server listens on the port.
         """
         await asyncio.sleep(self.pick_delay())
         server = self._servers.get(port)
@@ -141,7 +142,7 @@ class MemoryServer(asyncio.AbstractServer):
         self._network = network
         self.make = make
         self.context = contextvars.copy_context()
-        """The context of the operator or the sandbox that has opened it."""
+        """The context of the operator or the sandbox that has opened the server."""
         self.sockets: tuple[Any, ...] = (sock,)
         self.port: int = sock.getsockname()[1]
 
@@ -196,7 +197,7 @@ class MemoryTransport(asyncio.Transport):
         self.context = context
         self._protocol: Any = protocol
         self._peer: MemoryTransport = self
-        self._inbox: deque[tuple[float, bytes]] = deque()  # with the times of arrival
+        self._inbox: deque[tuple[float, bytes]] = deque()  # with their times of arrival
         self._size = 0
         self._timer: asyncio.TimerHandle | None = None
         self._reads = True
@@ -210,7 +211,7 @@ class MemoryTransport(asyncio.Transport):
         """Connect the two ends."""
         self._peer, peer._peer = peer, self
 
-    # Called by the protocol.
+    # The protocol calls these methods.
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         """Replace the protocol."""
@@ -222,7 +223,7 @@ class MemoryTransport(asyncio.Transport):
         return protocol
 
     def is_closing(self) -> bool:
-        """Check whether it is closed, or will be as soon as everything is sent."""
+        """Check whether the connection is closed, or will be closed when everything is sent."""
         return self._is_closing
 
     def is_reading(self) -> bool:
@@ -279,7 +280,7 @@ class MemoryTransport(asyncio.Transport):
             self._loop.call_soon(self._lose, None, context=self.context)
             self._peer._break()
 
-    # The other end.
+    # The transmission to the other end.
 
     def _receive(self, data: bytes) -> None:
         at = self._loop.time() + self._pick_delay()

@@ -1,4 +1,4 @@
-"""The outputs of operators in the process of the test: each gets the texts of the operator's tasks and threads."""
+"""The outputs of operators in the process of the test: each collects the texts of one operator's tasks and threads."""
 
 import contextlib
 import contextvars
@@ -13,7 +13,7 @@ output_var: contextvars.ContextVar[TextIO | None] = contextvars.ContextVar('outp
 
 
 class _Router(io.TextIOBase):
-    """A stream that passes the text on to the output of the current operator, or to the former stream."""
+    """A stream that passes texts on to the output of the current operator, or else to the replaced stream."""
 
     def __init__(self, former: TextIO) -> None:
         self._former = former
@@ -31,9 +31,9 @@ class _Router(io.TextIOBase):
 @contextlib.contextmanager
 def routed() -> Iterator[None]:
     """
-    Route the standard streams for the time of the context.
+    Replace the standard streams for the time of the context.
 
-    Why not as long as the world is open? Pytest also replaces and restores them, but never while a context lasts.
+    Why not as long as the simulation is open? Pytest also replaces and restores them, between the steps of a test.
     """
     with contextlib.redirect_stdout(_Router(sys.stdout)), contextlib.redirect_stderr(_Router(sys.stderr)):
         yield
@@ -54,6 +54,6 @@ class OutputHandler(logging.Handler):
         self._output = output
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Pass the record on if it is of this operator."""
+        """Pass the record on if this operator has logged it."""
         if output_var.get() is self._output:
             self._target.handle(record)

@@ -1,9 +1,10 @@
 """
 Threads that take turns: only one of them runs at a time.
 
-The thread of the event loop gives a turn to another thread, and waits meanwhile. The turn ends when the thread ends,
-or when it waits by `time.sleep` or by the tools of `threading`: a timer or the awaited event gives it the next turn.
-So threads of handlers behave like coroutines: no other code runs between two waits, and their order is repeatable.
+The event loop gives a turn to a thread, and waits until this turn ends. The turn ends when the thread ends, or when it
+waits by `time.sleep` or by the locks and events of `threading`. When the time is over or the event has come, the thread
+gets its next turn. So threads of handlers behave like coroutines: no other code runs between two waits, and the order
+of the threads is repeatable.
 
 Why real threads at all? Handlers use thread-local variables, and must be able to wait in the middle of any function.
 """
@@ -27,7 +28,7 @@ _STDLIB = sysconfig.get_path('stdlib')
 
 
 class ThreadEnded(SystemExit):
-    """Raised in a waiting thread when virtual time ends, because no event will wake it up any more."""
+    """Raised in a waiting thread at the end of virtual time, when no event will wake it up any more."""
 
 
 class Strand:
@@ -36,7 +37,7 @@ class Strand:
     def __init__(self, thread: threading.Thread) -> None:
         self.thread = thread
         self.owner = output_var.get()
-        """The output of the operator that has started it."""
+        """The output of the operator that has started the thread."""
         self.is_over = False
         self.is_ending = False
         self.on_end: list[Waiter] = []
@@ -46,7 +47,7 @@ class Strand:
         self._ends.acquire()
 
     def take_turn(self) -> bool:
-        """Let the thread run until it waits or ends; return whether it has done so in time."""
+        """Let the thread run until it waits or ends; return whether this happens in time."""
         self._begins.release()
         return self._ends.acquire(timeout=PATIENCE)
 
@@ -76,7 +77,7 @@ class TurnTaking:
 
     Args:
         loop: the event loop, which gives the turns.
-        pick_delay: returns how long a thread takes to begin (in seconds).
+        pick_delay: returns the time before a new thread gets its first turn (in seconds).
         on_hang: called with an explanation when a thread does not end its turn.
     """
 
@@ -95,7 +96,7 @@ class TurnTaking:
 
     @property
     def current(self) -> Strand | None:
-        """The thread that calls this, if it takes turns."""
+        """The calling thread, if it takes turns."""
         strand: Strand | None = getattr(self._local, 'strand', None)
         return strand
 
@@ -104,12 +105,13 @@ class TurnTaking:
         """
         True if the calling thread is inside of `start`.
 
-        There, it waits until the new thread exists. This wait needs a real lock: no turn would end it.
+        In `start`, a thread waits until the new thread exists. This wait needs a real lock, because no turn would end
+        it.
         """
         return getattr(self._local, 'is_starting', False)
 
     def start(self, thread: threading.Thread, start: Callable[[threading.Thread], None]) -> None:
-        """Start a thread that takes turns; it begins when it gets its first one."""
+        """Start a thread that takes turns; it begins to run with its first turn."""
         strand = Strand(thread)
         run = thread.run
 
@@ -145,7 +147,7 @@ class TurnTaking:
             timer.cancel()
 
     def has(self, thread: threading.Thread) -> bool:
-        """Check whether the thread is one of these, and has not ended."""
+        """Check whether the thread takes turns and has not ended."""
         return any(strand.thread is thread for strand in self._strands)
 
     def join(self, thread: threading.Thread, wait: Callable[['Waiter'], None]) -> None:
@@ -208,7 +210,7 @@ class Waiter:
     def release(self) -> None:
         """Wake up the thread because it was notified; called by `threading.Condition`."""
         if self.is_awake:
-            raise RuntimeError("The wait has expired before.")  # locks raise it, too, if they are not held
+            raise RuntimeError("The wait has expired before.")  # locks raise the same error if they are not held
         self.is_released = True
         self._wake()
 

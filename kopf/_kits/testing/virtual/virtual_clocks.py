@@ -1,7 +1,7 @@
 """The clock of virtual time: it stands still while code runs; the event loop moves it."""
 
 EPOCH = 1893456000
-"""The wall clock at the start: 2030-01-01T00:00:00Z. It is the same in each run, as are all timestamps that follow."""
+"""The wall clock at the start, 2030-01-01T00:00:00Z: the same in each run, so that all timestamps are the same."""
 
 ORIGIN = 1000.0
 """The monotonic clock at the start (in seconds). It is not zero, since programs use zero for "never"."""
@@ -14,7 +14,7 @@ class VirtualTimeError(RuntimeError):
 
 
 class VirtualClock:
-    """The time since the start of a world."""
+    """The time since the start of a simulation."""
 
     def __init__(self) -> None:
         self.now = 0.0

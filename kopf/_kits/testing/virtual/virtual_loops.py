@@ -4,9 +4,9 @@ The event loop of virtual time.
 When no callback is ready, its clock jumps to the next timer. So an hour takes only as long as the code that runs in it.
 The loop has no sockets: connections are in memory, and other connections are refused with an explanation.
 
-Sets of tasks and futures are ordered by their hashes, and the usual hashes are addresses, which differ in each run. So
-tasks and futures are numbered here, and their hashes are the numbers: sets of them (as in `asyncio`) have the same
-order in each run.
+The order of a set depends on the hashes of its items. The usual hashes of tasks and futures are their addresses, which
+differ in each run. So tasks and futures get numbers as their hashes here, and sets of them, as `asyncio` uses them,
+have the same order in each run.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ STEP = 1e-6
 """
 By how much each iteration of the loop moves the clock (in seconds).
 
-If it did not move, code that waits for a time by repeated calls of `asyncio.sleep(0)` would wait forever.
+Otherwise, code that repeats `asyncio.sleep(0)` until some time has passed would never end.
 """
 
 MAX_ITERATIONS = 100_000
@@ -39,7 +39,7 @@ MAX_ITERATIONS = 100_000
 
 
 COLLECTION_INTERVAL = 5_000
-"""How many waits there are between two collections of garbage."""
+"""The number of waits between two collections of garbage."""
 
 
 class _NumberedTask(asyncio.Task[Any]):
@@ -62,7 +62,7 @@ class _NumberedFuture(asyncio.Future[Any]):
 
 class VirtualLoop(asyncio.BaseEventLoop):
     """
-    The event loop of a world.
+    The event loop of a simulation.
 
     Args:
         clock: the clock that it moves.
@@ -72,7 +72,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     is_virtual = True
 
-    _scheduled: list[asyncio.TimerHandle]  # of the base class, sorted by time
+    _scheduled: list[asyncio.TimerHandle]  # the heap of timers of the base class
 
     def __init__(self, clock: VirtualClock, rng: random.Random, refuse: Callable[[str], NoReturn]) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.network = Network(self, rng)
         self.set_task_factory(self._make_task)
 
-    # What the base class needs.
+    # Methods that the base class calls.
 
     def time(self) -> float:
         """Return the virtual monotonic time (in seconds)."""
@@ -125,8 +125,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """
         Collect the garbage of the last steps from time to time.
 
-        The automatic collection is off in a world: it would run finalizers at moments that depend on the past of the
-        process, and these can start tasks.
+        The automatic collection is off in a simulation. It would run finalizers, which can start tasks, at moments that
+        depend on the past of the process.
         """
         self._uncollected += 1
         if self._uncollected >= COLLECTION_INTERVAL:
@@ -140,7 +140,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         pass
 
     def _write_to_self(self) -> None:
-        pass  # the loop is never asleep
+        pass  # nothing to do: the loop never sleeps in `select`
 
     def _check_thread(self) -> None:
         pass  # threads run one at a time, and never while the loop runs
@@ -153,7 +153,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def kill(self, owner: object) -> None:
         """
-        Stop all tasks of an operator at once, as if its process was killed: without `finally`, without last requests.
+        Stop all tasks of an operator as if its process was killed: without `finally` blocks and last requests.
 
         Args:
             owner: the output of the operator, by which its contexts are recognised.
@@ -162,7 +162,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._frozen.pop(id(owner), None)
         for handle in (*self._get_ready(), *self._scheduled):
             self._cancel_dead(handle)
-        # Keep them: no event will wake them up, but the garbage collector must not close their coroutines.
+        # Why keep the tasks? The garbage collector would close their coroutines, which runs `finally` blocks.
         loops.abandon({task for task in asyncio.all_tasks(self) if get_context(task).get(output_var) is owner})
         self.network.kill(owner)
 
@@ -178,7 +178,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._frozen[id(owner)] = owner, []
 
     def thaw(self, owner: object) -> None:
-        """Let the operator continue: overdue callbacks run at once."""
+        """Let the operator continue: overdue callbacks run immediately."""
         _, handles = self._frozen.pop(id(owner), (None, []))
         for handle in handles:
             if handle.cancelled():
@@ -209,15 +209,15 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return handle
 
     def call_soon(self, *args: Any, **options: Any) -> asyncio.Handle:  # type: ignore[override]
-        """Call the function in the next iteration, unless it is of a killed operator."""
+        """Call the function in the next iteration, unless it belongs to a killed operator."""
         return self._cancel_dead(super().call_soon(*args, **options))
 
     def call_soon_threadsafe(self, *args: Any, **options: Any) -> asyncio.Handle:  # type: ignore[override]
-        """Call the function in the next iteration, unless it is of a killed operator."""
+        """Call the function in the next iteration, unless it belongs to a killed operator."""
         return self._cancel_dead(super().call_soon_threadsafe(*args, **options))
 
     def call_at(self, *args: Any, **options: Any) -> asyncio.TimerHandle:  # type: ignore[override]
-        """Call the function at a time, unless it is of a killed operator."""
+        """Call the function at this time, unless it belongs to a killed operator."""
         return self._cancel_dead(super().call_at(*args, **options))
 
     def _make_task(
@@ -264,7 +264,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return await self.network.connect(protocol_factory, host, port)
 
     async def sock_connect(self, sock: Any, address: Any) -> None:
-        """Remember the address for the socket; `create_connection` will connect it."""
+        """Remember the address for `create_connection`, which will be called with this socket."""
         host, port = address[0], address[1]
         self._check_destination(host, port)
         self._destinations[sock] = (host, port)
@@ -274,6 +274,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         import socket
 
         name = host.decode() if isinstance(host, bytes) else host
+        # Names of this domain never exist, in no network; generated CRDs have one as a placeholder.
+        if name is not None and name.endswith('.invalid'):
+            raise socket.gaierror(socket.EAI_NONAME, 'Name or service not known')
         if name not in (None, 'localhost') and not is_address(name):
             self._check_destination(name, port)
         address = '127.0.0.1' if name in (None, 'localhost') else name

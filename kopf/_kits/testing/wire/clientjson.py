@@ -1,8 +1,8 @@
 """
 Decoding and checking of JSON from clients; errors have the texts of a real server.
 
-The errors of the fast parser differ from those of Go. So if it refuses a text, the text is scanned again by the rules
-of Go's scanner.
+The errors of the fast parser differ from the errors of Go. So if the parser refuses a text, the text is scanned again
+by the rules of Go's scanner.
 """
 
 import math
@@ -137,7 +137,7 @@ def _value(text: str, place: int) -> int:
 
 def _number(text: str, place: int) -> int:
     match = _NUMBER.match(text, place)
-    if match is None:  # A minus without digits.
+    if match is None:  # a minus without digits
         raise _Problem(f'invalid character {_quoted(_at(text, place + 1))} in numeric literal')
     end = match.end()
     if end < len(text) and (text[end] == '.' or text[end] in 'eE'):

@@ -1,8 +1,8 @@
 """
 Decoding and checking of YAML as clients send it; errors have the texts of a real server.
 
-The text is read by the rules of the server's library: ``n`` and ``off`` are booleans there (as keys, too), and
-timestamps are strings. Our parser is another port of libyaml, so its errors are translated.
+The text is parsed by the rules of the server's library: ``n`` and ``off`` are booleans (as keys, too), and timestamps
+are strings. The parser here is another port of libyaml than the server's, so its errors are translated.
 """
 
 import functools
@@ -19,7 +19,7 @@ _WORDS = (
     (r"found unknown escape character .*", 'found unknown escape character'),
     (r"found undefined alias '?(.*?)'?", r"unknown anchor '\1' referenced"),
 )
-"""The parser's errors and their counterparts on a real server; other errors are the same on both sides."""
+"""The parser's errors with the corresponding errors of a real server; all other errors are the same."""
 
 
 class YamlError(ValueError):
@@ -77,7 +77,7 @@ def _loader() -> Any:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """A loader of YAML 1.1 as the server's library reads it."""
+        """A loader of YAML 1.1 with the rules of the server's library."""
 
     Loader.yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((':timestamp', ':bool'))]

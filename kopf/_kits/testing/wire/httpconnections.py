@@ -1,9 +1,8 @@
 """
 The server's side of HTTP/1.1 on one connection.
 
-This module controls the order of responses, the timeouts, and the ends of connections. Every client gets its response
-within a bounded time, and an idle or abusive client cannot take memory or time from other clients. `httpreaders` parses
-the received bytes.
+This module controls the order of responses, the timeouts, and the ends of connections. Memory and time for each client
+are limited, so that an idle or abusive client does not affect others. `httpreaders` parses the received bytes.
 """
 
 import asyncio
@@ -19,14 +18,14 @@ logger = logging.getLogger(__name__)
 
 LINGERING_TIME = 1.0
 """
-How long to read on from a client that was refused in the middle of its request (seconds).
+How long to continue reading from a client that was refused in the middle of its request (seconds).
 
 If the connection were closed at once, the TCP reset could discard the response before the client reads it.
 """
 _PIECE = 64 * 1024
-"""The part of a response that is sent at once (bytes): the next part waits until the client has read it."""
+"""The size of the parts of a response (bytes): the next part is sent when the client has read the previous one."""
 _READ_AHEAD = 4
-"""How many requests are read ahead while another one is handled. Further ones stay in the buffers of the network."""
+"""How many requests are read while another one is handled. Further requests stay in the buffers of the network."""
 
 
 class Connection(asyncio.Protocol):
@@ -51,12 +50,12 @@ class Connection(asyncio.Protocol):
         self._drained: asyncio.Future[None] | None = None
         self._finishing = False  # the connection ends after the responses under way
         self._paused = False
-        self._streaming: bytes | None = None  # the bytes that end the stream, if there is one
+        self._streaming: bytes | None = None  # the bytes that end the current stream, if any
         self._timed = 0  # the number of the request that the deadline belongs to
         self._deadline: float | None = None
         self._alarm: asyncio.TimerHandle | None = None
 
-    # Called by the handler.
+    # The handler calls these methods.
 
     def get_extra_info(self, name: str) -> Any:
         """Return the transport's information of that name."""
@@ -102,10 +101,10 @@ class Connection(asyncio.Protocol):
             raise ConnectionResetError("The client has disconnected.")
         self._transport.write(data)
 
-    # Called by the transport.
+    # The transport calls these methods.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Why not isinstance()? The transports of uvloop are no subclasses of it.
+        # Why not isinstance()? The transports of uvloop are not subclasses of asyncio's.
         self._transport = cast(asyncio.Transport, transport)
         self._connections[self] = None
         self._set_deadline(self._service.idle_timeout)
@@ -147,10 +146,10 @@ class Connection(asyncio.Protocol):
         if drained is not None and not drained.done():
             drained.set_result(None)
 
-    # Answering.
+    # The responses.
 
     def _go_on(self) -> None:
-        """Start to answer, pause or resume the reading, as needed after bytes were received or sent."""
+        """Called after bytes were received or sent: start to answer, and pause or resume reading, as needed."""
         if self._transport is None:
             return
         reader = self._reader
@@ -261,7 +260,7 @@ class Connection(asyncio.Protocol):
             self._transport.close()
             return
         if self._transport.can_write_eof():
-            with contextlib.suppress(OSError):  # the client has closed the connection at this moment
+            with contextlib.suppress(OSError):  # the client has just closed the connection
                 self._transport.write_eof()
         self._set_deadline(LINGERING_TIME)
 
@@ -275,7 +274,8 @@ class Connection(asyncio.Protocol):
             self._deadline = None
             return
         self._deadline = deadline = self._loop.time() + seconds
-        # Why not replace the timer here? Deadlines change with every request; a timer that fires too early is set anew.
+        # Why not always replace the timer? Deadlines change with every request. A timer that fires too early sets a new
+        # one.
         if self._alarm is None or self._alarm.cancelled() or self._alarm.when() > deadline:
             if self._alarm is not None:
                 self._alarm.cancel()

@@ -1,8 +1,8 @@
 """
-The terms of HTTP: requests, and responses that are sent as a whole or as a stream.
+Requests and responses of HTTP, and the service that handles them.
 
-It is the small part of HTTP/1.1 that API clients need. Why not a web framework? Its import would take longer than the
-import of the whole sandbox, and its share of a request would take longer than all other work for the request. See
+This is the small part of HTTP/1.1 that API clients need. Why not a web framework? Importing it would take longer than
+importing the whole sandbox, and its share of a request would take longer than all other work for the request. See
 `httpconnections` for the order of events.
 """
 

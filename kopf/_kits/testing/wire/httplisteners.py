@@ -49,7 +49,7 @@ class Listener:
         Close the sockets, finish the responses under way, and close all connections.
 
         Args:
-            timeout: How long to wait for the responses (seconds); those that are not sent by then are broken off.
+            timeout: How long to wait for the responses (seconds); then, the remaining ones are broken off.
         """
         for server in self._servers:
             server.close()

@@ -1,8 +1,8 @@
 """
 Parsing of requests from the bytes of a connection, and refusals of malformed ones.
 
-The syntax is parsed by llhttp (httptools). It buffers incomplete tokens without a limit, so the limits of size are
-here. The output is a queue, because clients may send more requests before the first one is answered (pipelining).
+The library llhttp (httptools) parses the syntax. It buffers incomplete tokens without a limit, so this module limits
+the sizes. The output is a queue, because clients may send more requests before the first one is answered (pipelining).
 """
 
 from collections import deque
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kopf._kits.testing.wire.httpconnections import Connection
 
 _FRAMING = 8
-"""How many bytes of framing are accepted for each byte of a body with the chunked encoding."""
+"""How many bytes of framing are accepted per byte of content in a chunked body."""
 
 
 class Reader:
@@ -30,7 +30,7 @@ class Reader:
 
     def __init__(self, connection: 'Connection', service: Service) -> None:
         self.queue: deque[tuple[Request | Response, bool]] = deque()
-        """The requests, or refusals in their place; each with whether other requests can follow."""
+        """The requests, or the refusals of malformed ones, each with whether other requests can follow it."""
         self.number = 0
         """How many requests have begun."""
         self.partial = False
@@ -40,7 +40,7 @@ class Reader:
         self.deaf = False
         """Whether all further bytes are ignored."""
         self.abrupt = False
-        """Whether the client may still be sending when the refusal is written."""
+        """Whether the client may still be sending when it gets the refusal."""
         self._connection = connection
         self._service = service
         self._parser = httptools.HttpRequestParser(self)
@@ -58,12 +58,12 @@ class Reader:
         self._received += len(data)
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:  # answered like any other request; it is the last one in HTTP/1.1
+        except httptools.HttpParserUpgrade:  # answered like any other request, but as the last one
             request, _ = self.queue.pop()
             self.queue.append((request, False))
             self.deaf = self.abrupt = True
         except httptools.HttpParserError as error:
-            if not self.deaf:  # otherwise, we have stopped the parser by an exception ourselves
+            if not self.deaf:  # otherwise, the exception is one of the callbacks below, which has stopped the parser
                 self.refuse(400, f"The request is not HTTP: {error}")
         if self.partial and not self.deaf and self._received > self._service.max_head + self._size * _FRAMING:
             self.refuse(431, f"The headers are larger than {self._service.max_head} bytes.")
@@ -84,18 +84,18 @@ class Reader:
         self._reset()
         del self._parser, self._connection
 
-    # Called by the parser.
+    # The parser calls these methods.
 
     def on_message_begin(self) -> None:
         self.number += 1
         self.partial = True
-        self._received = 0  # the received bytes in which a message begins are not counted: they are in memory anyway
+        self._received = 0  # do not count the received bytes in which a message begins, which are in memory anyway
 
     def on_url(self, url: bytes) -> None:
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._request is None:  # trailers after the body are ignored: they could override the headers
+        if self._request is None:  # ignore trailers after the body: they could override the headers
             self._fields.append((name, value))
 
     def on_headers_complete(self) -> None:
@@ -108,7 +108,7 @@ class Reader:
                 expects = value.lower() == b'100-continue'
         if size > self._service.max_head:
             self.refuse(431, f"The headers are larger than {self._service.max_head} bytes.")
-            raise Dropped  # passes through the parser, and stops it
+            raise Dropped  # this stops the parser, which passes the exception on
         if (version := self._parser.get_http_version()) not in ('1.1', '1.0'):
             self.refuse(400, f"HTTP {version} is not served here.")
             raise Dropped

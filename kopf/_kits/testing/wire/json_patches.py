@@ -53,7 +53,7 @@ def apply(document: Any, operations: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def unread(why: str | None) -> statuses.Refusal:
-    """Return a 400 in the words of the lenient decoder, which does not look for unknown fields in the patch."""
+    """Return a 400 in the words of the lenient decoder, which ignores unknown fields in the patch."""
     return statuses.bad_request('Invalid JSON Patch' if why is None else why)
 
 
@@ -63,8 +63,8 @@ def check_operations(value: Any, *, lenient: bool = False) -> list[Mapping[str, 
 
     Args:
         value: The decoded body.
-        lenient: The client ignores unknown fields. A real server then decodes the patch only once, which changes its
-            message.
+        lenient: The client has requested to ignore unknown fields. Then, a real server decodes the patch only once, and
+            has another message.
     """
     if value is None:
         return []

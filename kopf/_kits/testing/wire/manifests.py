@@ -13,7 +13,7 @@ Source = str | Path | Mapping[str, Any]
 class ManifestError(ValueError):
     """Raised when a source cannot be read as objects; the message has the place and the reason."""
 
-    __module__ = 'kopf.testing'  # users see it under this name
+    __module__ = 'kopf.testing'  # tracebacks show this name, which users import
 
 
 def each(sources: Iterable[Source] | Source) -> Iterable[Source]:
@@ -22,7 +22,7 @@ def each(sources: Iterable[Source] | Source) -> Iterable[Source]:
 
 
 def read(source: Source) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield all objects of a source, each with the place it comes from; lists are split into their items."""
+    """Yield all objects of a source, each with its place in the source; lists are split into their items."""
     if isinstance(source, Mapping):
         yield from _unpack('object', dict(source))
     elif isinstance(source, str) and '\n' in source:

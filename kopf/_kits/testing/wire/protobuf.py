@@ -1,9 +1,10 @@
 """
 Decoding of bodies in protobuf, as kubectl and other clients in Go send them.
 
-Such a body begins with a magic number and an envelope with the API version and the kind. Why not a library? The wire
-format is small: there are two encodings of numbers, and any other value follows its length. The names and types of the
-fields are recorded from Kubernetes' sources (``scripts/record_protobuf.py``) and loaded with the first such body.
+Such a body begins with a magic number, and an envelope with the API version and the kind. Why not a library? The wire
+format is simple: there are two encodings of numbers, and all other values are preceded by their length. The names and
+types of the fields are recorded from Kubernetes' sources (``scripts/record_protobuf.py``), and loaded when the first
+such body comes.
 """
 
 import base64
@@ -32,7 +33,7 @@ class Field(NamedTuple):
     """
     The description of one field: its name in JSON, type and shape.
 
-    If the name is empty, it is inlined into its parent.
+    If the name is empty, the field is inlined into its parent.
     """
 
     name: str
@@ -70,7 +71,7 @@ def _schema() -> Mapping[str, Mapping[int, Field]]:
 
 
 def _type_of(head: Mapping[str, str]) -> str:
-    """Return the name of the message of that API version and kind; empty if it is unknown, which the caller reports."""
+    """Return the name of the message of that API version and kind; empty if it is not known."""
     group, _, version = head.get('apiVersion', '').rpartition('/')
     kind = head.get('kind', '')
     for name in (f'{group.partition(".")[0] or "core"}.{version}.{kind}', f'meta.v1.{kind}'):
@@ -164,7 +165,7 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
         shift += 7
 
 
-# The types whose JSON differs from their message.
+# The types whose form in JSON differs from the fields of their message.
 
 
 def _raw(fields: Mapping[str, Any]) -> Any:
@@ -194,7 +195,7 @@ def _duration(fields: Mapping[str, Any]) -> str:
     """
     Return nanoseconds as Go writes durations: ``1h0m30s``.
 
-    Parts of a second are written as fractions: they are rare.
+    Unlike Go, units below a second are not used, as they are rare: parts of a second are written as fractions.
     """
     seconds, nanos = divmod(abs(fields.get('duration', 0)), 10**9)
     fraction = f'.{nanos:09}'.rstrip('0') if nanos else ''

@@ -82,7 +82,7 @@ def _decimal(number: Decimal) -> str:
 
 
 def _binary(number: Decimal) -> str:
-    if abs(number) < 1024:  # Below the smallest binary unit, it is written as a decimal number.
+    if abs(number) < 1024:  # Quantities below the smallest binary unit are written as decimal numbers.
         return _decimal(number)
     whole, power = int(number.to_integral_value(rounding=ROUND_CEILING)), 0
     while whole % 1024 == 0 and power < 6:

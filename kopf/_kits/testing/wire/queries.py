@@ -38,7 +38,7 @@ def check_timeout(params: Mapping[str, str]) -> None:
 
 
 def check_write(verb: str, params: Mapping[str, str], *, applies: bool = False) -> None:
-    """Refuse invalid parameters of a create, update, or patch request, or of one that ``applies`` a configuration."""
+    """Refuse invalid parameters of a create, update, or patch request; ``applies`` means a server-side apply."""
     causes = list(_apply_causes(params, applies)) if verb == 'patch' else []
     if causes := [*causes, *_write_causes(params)]:
         raise statuses.invalid_options(OPTIONS[verb], *causes)
@@ -76,7 +76,7 @@ def dry_run_causes(values: list[str]) -> Iterator[Cause]:
 
 
 class Deletion:
-    """The options of a deletion: those of the body, or, if there is no body, those of the query."""
+    """The options of a deletion: from the body, or from the query if there is no body."""
 
     def __init__(self, body: Any, params: Mapping[str, str]) -> None:
         given = _decoded(body) if body is not None else _queried(params)

@@ -1,9 +1,9 @@
 """
 Refusals: the error responses of the sandbox.
 
-Clients react to the code, the reason and the details of a ``Status``, people to its message. All texts are defined only
-here, in the words of a real API server. Any module may raise a `Refusal`: the HTTP server converts it to a response,
-and the Python API of the sandbox raises it unchanged.
+Programs react to the code, the reason and the details of a ``Status``; people read its message. This module has the
+common messages of a real API server. Any module may raise a `Refusal`: the HTTP server converts it to a response, and
+the Python API of the sandbox raises it unchanged.
 """
 
 from collections.abc import Iterable, Mapping
@@ -32,7 +32,7 @@ class Refusal(Exception):
         headers: Additional headers of the response.
     """
 
-    __module__ = 'kopf.testing'  # users see it under this name
+    __module__ = 'kopf.testing'  # tracebacks show this name, which users import
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ def unauthorized() -> Refusal:
 
 
 def forbidden(group: str, plural: str, name: str, why: str, causes: Iterable[Cause] = ()) -> Refusal:
-    """Return a 403: understood, but not allowed in the present state."""
+    """Return a 403: the request is valid, but not allowed in the present state."""
     subject = f'{qualified(group, plural)} {text(name)}' if name else qualified(group, plural)
     details = about(group, plural, name)
     if listed := _causes(causes):
@@ -175,7 +175,7 @@ def expired(message: str) -> Refusal:
 
 
 def unsupported_media(accepted: Iterable[str], hint: str = '') -> Refusal:
-    """Return a 415: the media type of the body is not accepted, or is not emulated (then with a hint)."""
+    """Return a 415: the media type of the body is not accepted; with a hint if only the sandbox does not support it."""
     message = 'the body of the request was in an unknown format - accepted media types include: ' + ', '.join(accepted)
     return Refusal(415, 'UnsupportedMediaType', f'{message} ({hint})' if hint else message)
 
@@ -214,7 +214,7 @@ def not_emulated(what: str, hint: str) -> Refusal:
 
 
 def too_new(version: int, current: int, *, cached: bool = True) -> Refusal:
-    """Return a 504: the version lies in the future; the caches of a real server add when to retry."""
+    """Return a 504: the version is a future one; if the response comes from a cache, it says when to retry."""
     details: dict[str, Any] = {
         'causes': [{'reason': 'ResourceVersionTooLarge', 'message': 'Too large resource version'}]
     }

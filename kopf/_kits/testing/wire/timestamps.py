@@ -10,7 +10,7 @@ def now() -> str:
 
 
 def after(seconds: float) -> str:
-    """Return the time after that many seconds from now."""
+    """Return the time that many seconds after now."""
     return at(time.time() + seconds)
 
 

@@ -1,7 +1,7 @@
 """
 Certificates for one run of the sandbox: a CA, the server's certificate, and certificates of clients.
 
-Why elliptic curves? A key takes a millisecond, whereas one of RSA takes a fifth of a second. The library
+Why elliptic curves? Creating such a key takes a millisecond, whereas an RSA key takes a fifth of a second. The library
 ``cryptography`` is used if it is installed, the command ``openssl`` otherwise.
 """
 

@@ -1,9 +1,9 @@
 """
-A world: an event loop, a clock, threads, and random numbers for one test with virtual time, in the thread of the test.
+A simulation: the event loop, the clock, the threads, and the random numbers of one test with virtual time.
 
-The event loop runs only while the test waits: in the calls of the sandbox, in `time.sleep`, and so on. When the result
-is available, the loop stops until the next call. So a test is a plain sequence of steps, and the same sequence leads to
-the same events in the same order.
+The event loop runs in the thread of the test, but only while the test waits: in the calls of the sandbox, in
+`time.sleep`, and so on. When the awaited result is available, the loop stops until the next wait. So a test is a plain
+sequence of steps, and the same sequence leads to the same events in the same order.
 """
 
 import asyncio
@@ -27,10 +27,10 @@ from kopf._kits.testing.virtual.virtual_loops import VirtualLoop
 
 T = TypeVar('T')
 
-__tracebackhide__ = True  # pytest shows the caller of the sandbox instead
+__tracebackhide__ = True  # pytest omits the frames of this module from tracebacks
 
 ENDING_TIMEOUT = 5.0
-"""How long the remaining tasks may take to end when the world ends (in seconds of virtual time)."""
+"""How long the remaining tasks may take to end when the simulation ends (in seconds of virtual time)."""
 
 
 NO_COROUTINES = (
@@ -39,7 +39,7 @@ NO_COROUTINES = (
 )
 
 
-class World:
+class Simulation:
     """
     One event loop of virtual time with its clock, its threads, and its source of random numbers.
 
@@ -47,7 +47,7 @@ class World:
         seed: the seed of all random numbers, and so of the order of concurrent events.
     """
 
-    _open: ClassVar['World | None'] = None
+    _open: ClassVar['Simulation | None'] = None
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
@@ -57,7 +57,7 @@ class World:
         self._thread = 0
         self._error: VirtualTimeError | None = None
         self.is_broken = False
-        """Whether the test has failed with an error: if so, a failed stop of an operator is not reported, too."""
+        """Whether `refuse` was called: then, the failed stop of an operator is not reported additionally."""
         self._stack = contextlib.ExitStack()
 
     def open(self) -> None:
@@ -65,22 +65,22 @@ class World:
         Enter virtual time in this thread.
 
         Raises:
-            VirtualTimeError: if this thread has a running event loop, or there is another world.
+            VirtualTimeError: if this thread has a running event loop, or there is another simulation.
         """
         self._check_thread()
-        if World._open is not None:
+        if Simulation._open is not None:
             raise VirtualTimeError(
                 "Virtual time has begun already: there can be only one sandbox with virtual_time=True at a time in a "
                 "process. Let the tests run one after another."
             )
-        World._open = self
+        Simulation._open = self
         self._thread = threading.get_ident()
         self.loop = VirtualLoop(self.clock, random.Random(self.rng.getrandbits(64)), self.refuse)
         self.turns = TurnTaking(self.loop, self.loop.network.pick_delay, self._fail)
         self.sockets = BlockingSockets(self, self.loop.network)
         self._stack.callback(self._forget)
         if gc.isenabled():
-            # The loop collects the garbage, always at the same moments.
+            # Instead, the loop collects the garbage, always at the same moments.
             gc.disable()
             self._stack.callback(gc.enable)
         self._stack.callback(clocks.restart)  # called last, when the real clocks are back
@@ -101,7 +101,7 @@ class World:
                 self.loop.close()
 
     def _forget(self) -> None:
-        World._open = None
+        Simulation._open = None
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """
@@ -170,7 +170,7 @@ class World:
         random.seed(self.rng.getrandbits(128))
 
     def refuse(self, message: str) -> NoReturn:
-        """Raise an error here, and raise it in the test, too, in case the caller suppresses it here."""
+        """Raise an error in the caller and, in case that suppresses it, also in the test."""
         self._fail(message)
         raise VirtualTimeError(message)
 
@@ -198,10 +198,10 @@ class World:
         """Return a socket in memory that a server of this loop can listen on."""
         return self.loop.network.bind(address)
 
-    # Called by the replaced functions of the standard library; see `seams`.
+    # The replaced functions of the standard library call these methods; see `seams`.
 
     def has_current_thread(self) -> bool:
-        """Check whether the calling thread belongs to the world."""
+        """Check whether the calling thread belongs to the simulation."""
         return threading.get_ident() == self._thread or self.turns.current is not None
 
     def sleep(self, seconds: float) -> None:
@@ -212,7 +212,7 @@ class World:
         if strand is not None:
             self.turns.sleep(strand, seconds)
         elif self.loop.is_running():
-            self.clock.move_to(self.clock.now + seconds)  # it blocks the event loop
+            self.clock.move_to(self.clock.now + seconds)  # this blocks the event loop
         else:
             self.advance(seconds)
 
@@ -224,7 +224,7 @@ class World:
         elif not self.loop.is_running():
             self.run(self._wait(waiter, timeout))
         elif timeout is not None:
-            self.sleep(timeout)  # it blocks the event loop, so no other code can wake it up
+            self.sleep(timeout)  # this blocks the event loop, so no other code can release the waiter
         else:
             self.refuse("A coroutine waits for a thread, and so blocks the event loop forever: it must await instead.")
 
