@@ -1,7 +1,8 @@
 """
 The agenda: the plans that a check tries, and their order.
 
-The budget can end at any time. So the plans that find mistakes most often come first, and all kinds take turns.
+The budget can be used up at any time. So the plans that find mistakes most often come first, and the kinds of plans
+take turns.
 """
 
 from collections import Counter, deque
@@ -25,26 +26,26 @@ class Durations(NamedTuple):
     away: float = 5.0
     """How long no operator runs while the user edits objects."""
     hanging: float = 100.0
-    """How long an operator is suspended: longer than its lease, or its record in the peering, is valid."""
+    """How long an operator is suspended: longer than the validity of its lease or its record in the peering."""
     delayed: float = 90.0
-    """The delay of a late request: longer than the timeouts of clients."""
+    """The delay of a late request: longer than the clients' timeouts."""
 
 
 VIRTUAL_DURATIONS = Durations()
 """The durations in virtual time."""
 
 REAL_DURATIONS = Durations(frozen=5.0, away=2.0, hanging=70.0, delayed=8.0)
-"""The durations in real time: delays are shorter than the timeouts of many clients there."""
+"""The durations in real time. The delays are shorter than the timeouts of many clients, so that a check ends soon."""
 
 ANNOTATED = {'metadata': {'annotations': {ANNOTATION: 'another-client'}}}
 """The patch with which other clients edit children."""
 
 OUTAGE = 12
-"""The number of requests that fail in an outage: more than the framework retries by itself."""
+"""The number of requests that fail in an outage: more than the client of the framework retries."""
 
 
 WEIGHTS = {'fresh': 3, 'edits': 3, 'kill': 2, 'away': 2}
-"""The number of turns of a kind, where other kinds have one turn: in practice, these kinds find the most mistakes."""
+"""The turns of the kinds of plans that find most mistakes in practice; each other kind has one turn."""
 
 
 class Agenda:
@@ -62,7 +63,8 @@ class Agenda:
         """Add plans of a kind of disturbances, except for those that were added before."""
         queue = self._queues.setdefault(kind, deque())
         if not queue:
-            # A new kind begins with the present number of turns; otherwise, it would be the only one for a while.
+            # A new kind begins with the present number of turns of the others. With 0, it would get all turns for a
+            # while.
             waiting = [self._turns[other] / WEIGHTS.get(other, 1) for other, queue in self._queues.items() if queue]
             self._turns[kind] = max(self._turns[kind], int(min(waiting, default=0) * WEIGHTS.get(kind, 1)))
         for plan in plans:
@@ -72,7 +74,7 @@ class Agenda:
                 queue.append(plan)
 
     def take(self) -> Plan | None:
-        """Remove the next plan and return it: a plan of the kind whose turn it is."""
+        """Remove and return the next plan of the kind whose turn it is."""
         waiting = [kind for kind, queue in self._queues.items() if queue]
         if not waiting:
             return None
@@ -82,7 +84,7 @@ class Agenda:
 
 
 def list_moments(requests: Sequence[Request], phases: Collection[str]) -> list[tuple[Moment, Request]]:
-    """Return the requests of these phases that can be disturbed: writes, and reads of single objects."""
+    """Return the requests of these phases at which a disturbance can begin: writes, and reads of single objects."""
     counts: dict[tuple[str, str, str], int] = {}
     found = []
     for request in requests:
@@ -95,7 +97,7 @@ def list_moments(requests: Sequence[Request], phases: Collection[str]) -> list[t
 
 
 def spread(items: Sequence[Any]) -> list[Any]:
-    """Return the items in another order: the first and the last one, then the middle of each remaining gap."""
+    """Return the items reordered: the first, the last, and then again and again the middle of each remaining gap."""
     order: list[Any] = []
     gaps = deque([(0, len(items) - 1)])
     seen: set[int] = set()
@@ -129,9 +131,9 @@ class Planner:
         self._facts = facts
 
     def plan_course(self, agenda: Agenda, outcome: Outcome, edits: tuple[Edit, ...], phases: Collection[str]) -> None:
-        """Add the plans that disturb the requests of this undisturbed course, which has these edits."""
+        """Add the plans that disturb the requests of an undisturbed course with these edits."""
         moments = list_moments(outcome.requests, phases)
-        # Later phases come first: objects that were edited have more state that a disturbance can break.
+        # Later phases come first: objects have more state after edits, so a disturbance can break more.
         writes = spread([moment for moment, request in moments if request.is_write])
         calls = spread([moment for moment, _ in list_moments(outcome.calls, phases)])
         base: dict[str, Any] = {'seed': self._seed, 'edits': edits}
@@ -155,8 +157,8 @@ class Planner:
         for moment, _ in chosen:
             yield Plan(do='error', status=500, request=moment, **base)
         for moment, request in chosen:
-            # No 409 here: for a creation, it would claim falsely that the object exists; for a server-side apply, that
-            # another client owns a field.
+            # Why not also 409? It would be wrong: for a creation, it means that the object exists, and for a
+            # server-side apply, that another client owns a field.
             if request.method == 'PUT' or (request.method == 'PATCH' and not request.is_apply):
                 yield Plan(do='error', status=409, request=moment, **base)
         for moment, _ in chosen:
@@ -187,7 +189,7 @@ class Planner:
                 yield Plan(seed=self._seed, do=do, step=step, seconds=self._durations.away, edits=edits)
 
     def plan_replicas(self, agenda: Agenda, outcome: Outcome) -> None:
-        """Add the plans with two operators: the one that works is killed, stopped, or suspended."""
+        """Add the plans with two operators, of which the working one is killed, stopped, or suspended."""
         moments = [moment for moment, request in list_moments(outcome.requests, ('scenario', 'deletion'))]
         moments = spread(moments)
         base: dict[str, Any] = {'seed': self._seed, 'replicas': 2}
@@ -236,11 +238,11 @@ class Planner:
             yield child, bodies[child.resource, child.namespace, child.name]
 
     def plan_absent(self, plan: Plan) -> list[Plan]:
-        """Return the same plan, but while no operator runs."""
+        """Return the same plan, but with the disturbance while no operator runs."""
         return [Plan(**{**vars(plan), 'when': 'away', 'seconds': self._durations.away})]
 
     def list_edits(self, outcome: Outcome) -> list[Edit]:
-        """Return the edits of the user's objects: all objects and fields take turns."""
+        """Return the edits of the user's objects; the objects and their fields take turns."""
         bodies = {(item.resource, item.namespace, item.name): item.body for item in outcome.end.objects}
         rows: list[deque[Edit]] = []
         for parent in self._facts.parents:
@@ -299,7 +301,7 @@ def get_field(edit: Edit) -> tuple[str, ...]:
 
 
 def find_tampering(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a patch that changes a field that the operator has applied to the child; empty if there is none."""
+    """Return a patch of one field that the operator has set in the child; empty if there is no such field."""
     for entry in body.get('metadata', {}).get('managedFields') or ():
         if entry.get('operation') == 'Apply':
             patch = _change(entry.get('fieldsV1') or {}, body)

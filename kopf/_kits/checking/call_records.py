@@ -1,4 +1,4 @@
-"""The calls of handlers in a course: which of them run at the same time, and how they end."""
+"""The calls of handlers in a course: which of them overlap, and how they end."""
 
 import dataclasses
 import itertools
@@ -13,7 +13,7 @@ Key = tuple[str, str]
 
 
 class Call(NamedTuple):
-    """The end of a handler's last call for an object."""
+    """The last call of a handler for an object, with its end."""
 
     resource: str
     name: str
@@ -23,7 +23,7 @@ class Call(NamedTuple):
 
 
 class ObservedCall(NamedTuple):
-    """A call of a handler, at its beginning or its end."""
+    """A call of a handler, as it is reported when it begins and when it ends."""
 
     uid: str
     resource: str
@@ -34,7 +34,7 @@ class ObservedCall(NamedTuple):
 
     @classmethod
     def of(cls, call: HandlerCall) -> 'ObservedCall | None':
-        """Return the call, if it is one for an object, and only one at a time is expected."""
+        """Return the call; None if it is not for an object, or if concurrent calls for one object are allowed."""
         if call.concurrent or call.key is None or call.key.uid is None:
             return None
         resource, name = call.key.resource.plural, call.key.name or ''
@@ -53,7 +53,7 @@ class Running:
 
 class CallRecord:
     """
-    All calls of handlers in one course, for all operators that were started in it.
+    All calls of handlers in one course, by all of its operators.
 
     Args:
         moment: the longest duration of a call without any requests (in seconds).
@@ -67,13 +67,13 @@ class CallRecord:
         self._pairs: list[tuple[Running, Running]] = []
 
     def add(self) -> 'CallRecorder':
-        """Create the recorder of another operator."""
+        """Create a recorder for another operator."""
         recorder = CallRecorder(self)
         self._recorders.append(recorder)
         return recorder
 
     def begin(self, key: Key, running: Running, recorder: 'CallRecorder') -> None:
-        """Record the start of a call. The failure of the previous call is forgotten: the handler is retried."""
+        """Record the start of a call, and forget the previous failure of the same handler."""
         self.last.pop(key, None)
         if key in recorder.running:
             self._repeated.append(running.call)
@@ -93,12 +93,12 @@ class CallRecord:
                     del self.last[other]
 
     def watch_rest(self) -> None:
-        """Called at the start of the rest: forget who has handled the objects, as each has only one operator now."""
+        """Called when the operators are at rest: forget which operator has handled which object until now."""
         for recorder in self._recorders:
             recorder.handled.clear()
 
     def end_rest(self) -> None:
-        """Called at the end of the rest: record the objects that several operators have handled alternately."""
+        """Called at the end of the rest: record the objects that several operators have handled since its start."""
         for one, other in itertools.combinations(self._recorders, 2):
             self._pairs += [
                 (running, other.handled[uid]) for uid, running in one.handled.items() if uid in other.handled
@@ -106,14 +106,14 @@ class CallRecord:
 
     @property
     def overlaps(self) -> list[str]:
-        """The handlers that were called for an object while another call for the same object was running."""
-        # Ignore short calls: handlers can check themselves that their replica is not the leader, and return at once.
+        """The handlers whose calls for an object have overlapped with other calls for that object."""
+        # Ignore short calls: a handler may check whether its operator is the leader, and return immediately if not.
         doubled = [one.call for one, other in self._pairs if min(one.lasted, other.lasted) > self._moment]
         return [f'{call.id} of {call.resource} {call.name}' for call in (*self._repeated, *doubled)]
 
     def list_unsuccessful(self, uids: frozenset[str], outcome: str) -> list[Call]:
         """Return the last calls of handlers for existing objects, if they have ended with this outcome."""
-        last = list(self.last.items())  # in real time, another thread may record calls meanwhile
+        last = list(self.last.items())  # a copy, because in real time, another thread may record calls meanwhile
         return [call for (uid, _), call in last if uid in uids and call.outcome == outcome]
 
 
@@ -131,31 +131,31 @@ class CallRecorder(Instrument):
         self.handled: dict[str, Running] = {}
         """The longest calls since the start of the rest, by the uids of the objects."""
         self.last_at = 0.0
-        """When the last call has begun (by the monotonic clock)."""
+        """When the last call began (by the monotonic clock)."""
 
     def forget(self) -> None:
-        """Called when the operator is killed or suspended: its running calls may overlap with those of others."""
+        """Called when the operator is killed or suspended: its running calls cannot conflict with others any more."""
         self.running.clear()
 
     def handler_begins(self, call: HandlerCall) -> None:
-        """Record the start, and the other calls for the same object that run already."""
+        """Record the start of a call, and the running calls for the same object."""
         if (observed := ObservedCall.of(call)) is not None:
             self.note_begin(observed, time.monotonic())
 
     def handler_ends(self, call: HandlerCall) -> None:
-        """Record the end."""
+        """Record the end of a call."""
         if (observed := ObservedCall.of(call)) is not None:
             self.note_end(observed, time.monotonic())
 
     def note_begin(self, call: ObservedCall, at: float) -> None:
-        """Record the start at this time (by the monotonic clock)."""
+        """Record the start of a call at this time (by the monotonic clock)."""
         key, running = (call.uid, call.id), Running(call, at)
         self._record.begin(key, running, self)
         self.running[key] = running
         self.last_at = at
 
     def note_end(self, call: ObservedCall, at: float) -> None:
-        """Record the end at this time (by the monotonic clock)."""
+        """Record the end of a call at this time (by the monotonic clock)."""
         key = call.uid, call.id
         running = self.running.pop(key, None)
         if running is not None:

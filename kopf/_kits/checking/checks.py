@@ -1,9 +1,9 @@
 """
-A check of an operator: its courses (see `courses`) without any disturbance, and then with those of plans (see `plans`).
+A check of an operator: several undisturbed courses, and then one disturbed course for each plan (see `plans`).
 
 As many plans are tried as the budget permits. At the end, the plans with findings are replaced by smaller plans that
-show the same mistake. Each course runs in a copy of this process. This process keeps the results of the undisturbed
-courses, so that later copies can compare their results with them.
+show the same mistake. Each course runs in a forked copy of this process. This process keeps the results of the
+undisturbed courses, so that later copies can compare their results with these.
 """
 
 import contextlib
@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from kopf._core.engines.conversion_strategies import PLACEHOLDER_HOST
 from kopf._kits.checking.agendas import REAL_DURATIONS, VIRTUAL_DURATIONS, Agenda, Planner
 from kopf._kits.checking.courses import Course
 from kopf._kits.checking.disturbances import EDITING
@@ -29,8 +30,14 @@ from kopf._kits.checking.schema_edits import revert
 from kopf._kits.checking.subjects import Loading, Recreation, Subject
 from kopf._kits.testing.virtual.virtual_loops import NO_SOCKETS
 
+MANAGE = (
+    'The operator converts this kind, but does not write its address to the CRD: set settings.admission.managed, '
+    'beside settings.admission.server.'
+)
+"""The remedy if the API server cannot call the operator for conversions."""
+
 COURSE_TIMEOUT = 30.0
-"""The time limit of one course in virtual time (in seconds of real time)."""
+"""The time limit of one course in virtual time (in seconds, measured in real time)."""
 
 REAL_COURSE_TIMEOUT = 600.0
 """The time limit of one course in real time (in seconds)."""
@@ -45,14 +52,14 @@ DISTURBED_EDITS = 2
 """The number of edits that are combined with disturbances."""
 
 MAX_FINDINGS = 10
-"""The maximal number of findings that are made smaller, and reported."""
+"""The maximal number of findings that are reported, each with its smallest plan."""
 
 
 OUT_OF_REACH = "The course ended before the disturbance, or the disturbed object did not exist."
 """The reason why the disturbances of some plans did not happen."""
 
 NEEDING_PODS = frozenset({'daemonsets', 'deployments', 'jobs', 'pods', 'replicasets', 'statefulsets'})
-"""The resources whose objects are not ready before controllers have set their status."""
+"""The resources whose objects become ready only when a controller sets their status."""
 
 REAL_TIME = ' Or check it in real time by --real-time, which is slower.'
 
@@ -75,9 +82,9 @@ class Finding:
     plan: Plan
     violations: Sequence[Violation]
     moment: str = ''
-    """The request at which the disturbance begins, as it was in the undisturbed course."""
+    """The same request in the undisturbed course as that at which the disturbance begins."""
     count: int = 1
-    """The number of plans that have shown it."""
+    """The number of plans that have shown the mistake."""
     log: str = ''
     """The requests of the course, if the log was requested."""
 
@@ -101,7 +108,7 @@ class Report:
     seconds: float = 0.0
     """The duration (in seconds)."""
     log: str = ''
-    """The log of the requests, if only one plan was run."""
+    """The log of the requests, if the check has run only one plan."""
 
     @property
     def is_disturbed(self) -> bool:
@@ -110,7 +117,7 @@ class Report:
 
     @property
     def is_vain(self) -> bool:
-        """Return whether the budget has ended before anything was disturbed, so that the report says nothing."""
+        """Return whether the budget was used up before the first disturbance, so that the check has no result."""
         return bool(self.left) and not self.is_disturbed and not self.findings
 
 
@@ -131,10 +138,10 @@ class Check:
     Args:
         subject: the operator, and the actions of its user.
         seed: the seed of all courses.
-        budget: how long it may take (in seconds).
+        budget: how long the check may take (in seconds).
         jobs: how many courses are run at the same time.
         only_first: whether to end with the first finding.
-        tell: the function to call with the progress after each course.
+        tell: called with the progress after each course.
     """
 
     def __init__(
@@ -162,9 +169,9 @@ class Check:
         self._problems: Counter[str] = Counter()
         self._found: dict[tuple[str, ...], Finding] = {}
         self._outcomes: dict[str, Outcome] = {}
-        """The undisturbed courses, by their plans."""
+        """The results of the undisturbed courses, by the edits of their plans."""
         self._refused: set[str] = set()
-        """The edits that handlers cannot apply: they fail even if the objects are created with these values."""
+        """The edits for which handlers fail even if the objects are created with the edited values."""
         self._edited: list[Edit] = []
         self._confirmed: set[tuple[str, ...]] = set()
         """In real time, the findings that were seen twice."""
@@ -217,7 +224,7 @@ class Check:
     # The undisturbed courses.
 
     def _refer(self) -> None:
-        """Run the courses without disturbances."""
+        """Run the undisturbed courses, and learn from them which fields vary."""
         if self._subject.is_real:
             first, *others = self._refer_all(range(REFERENCES))
         else:
@@ -248,14 +255,14 @@ class Check:
             )
         plan = Plan(seed=self._seed)
         violations = judge_undisturbed(first, self._normalizer)
-        if self._subject.is_real:  # a busy machine can disturb an operator, too
+        if self._subject.is_real:  # in real time, a busy machine can disturb an operator, too
             also = [{other.oracle for other in judge_undisturbed(outcome, self._normalizer)} for outcome in others]
             violations = [item for item in violations if all(item.oracle in oracles for oracles in also)]
         self._report.tried.append((plan, violations))
         self._note(plan, violations)
 
     def _refer_all(self, numbers: Sequence[int]) -> list[Outcome]:
-        """Run the courses without disturbances with these numbers, at the same time."""
+        """Run the undisturbed courses with these numbers at the same time."""
         plans = [Plan(seed=self._seed + number, restart=True) for number in numbers]
         tasks = [
             (plan, functools.partial(self._run_copied, plan, number=number))
@@ -300,8 +307,9 @@ class Check:
             hint = SIMULATE if NO_SOCKETS in outcome.problem else hint
             raise CannotCheck(f'{outcome.problem}{hint}')
         if outcome.scenario_error:
+            remedy = MANAGE if PLACEHOLDER_HOST in outcome.scenario_error else 'Correct it, or the operator.'
             raise CannotCheck(
-                f'The scenario fails without any disturbance: {outcome.scenario_error}. Correct it, or the operator.'
+                f'The scenario fails without any disturbance: {outcome.scenario_error.rstrip(".")}. {remedy}'
             )
         if outcome.failure:
             raise CannotCheck(
@@ -402,7 +410,7 @@ class Check:
         outcome = self._make_course(plan).run()
         violations = self._judge(plan, outcome)
         if plan.do or outcome.problem:
-            # The original process needs only the judgement of most courses, so the rest is not sent to it.
+            # Send only the violations of most courses to the original process: it does not need the whole outcome.
             kept = ('problem', 'has_begun')
             outcome = Outcome(**{name: getattr(outcome, name) for name in kept})
         return outcome, violations
@@ -419,7 +427,8 @@ class Check:
         is_deletion = plan.do == 'delete' and plan.target in self._base.facts.parents
         is_probe = plan.do == 'delete' and not is_deletion and plan.target is not None
         if is_deletion or (is_probe and plan.target is not None and plan.target.resource not in self._base.facts.owned):
-            # Do not compare the objects: they are deleted, or they are children that no handler promises to restore.
+            # Do not compare the end states: the disturbance has deleted a user's object, or a child that no
+            # level-triggered handler restores.
             found = [violation for violation in found if violation.oracle not in ('end', 'scenario')]
         return found
 
@@ -467,16 +476,16 @@ class Check:
             self._agenda.add('edits', [Plan(seed=self._seed, edits=plan.edits)])
 
     def _keep_fresh(self, plan: Plan, outcome: Outcome) -> None:
-        """Keep the course of objects created with the new value: edited objects must come to the same end state."""
+        """Keep the outcome for objects created with the new value: edited objects must reach the same end state."""
         if outcome.failed or outcome.retried:
-            # Handlers fail with this value, so there is no end state to compare with. They must only recover when the
-            # value is edited back.
+            # The handlers fail with this value, so there is no end state to compare with. It is only checked that they
+            # recover when the user restores the previous value.
             self._refused.add(repr(plan.edits))
         elif self._planner.is_handled(plan.edits[0]):
             self._outcomes[f'fresh {plan.edits!r}'] = outcome
 
     def _follow_edit(self, plan: Plan, outcome: Outcome) -> None:
-        """Add the plans that disturb this edit, if the operator has reacted to it with writes."""
+        """Add the plans that disturb the operator's reaction to this edit, if the reaction contains writes."""
         [edit] = plan.edits
         self._outcomes[repr(plan.edits)] = outcome
         writes = sum(request.is_write and request.phase == 'edits' for request in outcome.requests)
@@ -499,7 +508,7 @@ class Check:
             if _get_weight(plan) < _get_weight(finding.plan):
                 finding.plan, finding.violations = plan, violations
 
-    # Making plans small.
+    # Finding smaller plans.
 
     @contextlib.contextmanager
     def _limited(self) -> Iterator[None]:
@@ -511,7 +520,7 @@ class Check:
             self._deadline = math.inf
 
     def _try(self, plan: Plan, *, log: bool = False) -> tuple[Outcome, Sequence[Violation]]:
-        """Run a plan, and the undisturbed course that it is compared with, unless it is known."""
+        """Run a plan. Also run the undisturbed course that it is compared with, if this has not been run yet."""
         if plan.without:
             base = self._run_alone(Plan(seed=plan.seed, without=plan.without))
             if base.problem or base.failure or base.scenario_error:
@@ -539,11 +548,11 @@ class Check:
         return outcome, self._judge(plan, outcome)
 
     def _has_expired(self, outcome: Outcome) -> bool:
-        """Check whether the course was ended by the deadline: nothing can be compared with it."""
+        """Check whether the deadline has ended the course, so that its outcome cannot be compared."""
         return bool(outcome.problem) and time.monotonic() >= self._deadline
 
     def _shrink(self) -> None:
-        """Make the plans of the findings smaller, as long as they show the same violation."""
+        """Replace the plan of each finding by the smallest plan that shows the same violation."""
         found = sorted(self._found.items(), key=lambda item: _get_weight(item[1].plan))[:MAX_FINDINGS]
         dropped = len(self._found) - len(found)
         self._found = dict(found)
@@ -561,7 +570,7 @@ class Check:
                     finding.plan, finding.violations = smaller, violations
 
     def _confirm(self) -> None:
-        """Run the plans of the findings again if time is real: a busy machine can disturb an operator, too."""
+        """Run the plans of the findings again in real time, where a busy machine can disturb an operator, too."""
         if not self._subject.is_real:
             return
         tasks = [
@@ -580,7 +589,7 @@ class Check:
             self._report.untried.append(f'{left} findings were seen only once: the budget was used up.')
 
     def _iter_smaller(self, plan: Plan) -> Iterator[Plan]:
-        """Yield smaller plans; if one shows the same violation, the next ones are derived from it."""
+        """Yield smaller plans. If one of them shows the same violation, derive the next ones from that plan."""
         count = len(self._subject.scenario.bodies) if isinstance(self._subject.scenario, Loading) else 0
         if count > 1:
             for number in range(1, count + 1):
@@ -594,7 +603,7 @@ class Check:
 
 
 class Tasks(Iterator[tuple[Plan, Callable[[], Any]]]):
-    """An iterator of the plans of an agenda; it continues after its end if plans were added."""
+    """An iterator of the plans of an agenda. If plans are added after its end, it yields them, too."""
 
     def __init__(self, check: Check) -> None:
         self._check = check
@@ -607,7 +616,7 @@ class Tasks(Iterator[tuple[Plan, Callable[[], Any]]]):
 
 
 def _as_outcome(result: Any) -> Outcome:
-    """Return the outcome that a copy of this process has sent, or one that says why there is none."""
+    """Return the outcome that a copy of this process has sent, or an outcome with the reason why it has sent none."""
     if isinstance(result, ForkFailed):
         problem = f'The course cannot be run: {result}.'
         return Outcome(problem=problem, exceeds_virtual_time=True)
@@ -616,7 +625,7 @@ def _as_outcome(result: Any) -> Outcome:
 
 
 def apply_edits(target: Any, body: dict[str, Any], edits: Sequence[Edit]) -> dict[str, Any]:
-    """Return the object with those edits that have it as their target."""
+    """Return the object, changed by those of the edits that have this target."""
     for edit in edits:
         if edit.target == target:
             body = merge(body, edit.patch)
@@ -624,7 +633,7 @@ def apply_edits(target: Any, body: dict[str, Any], edits: Sequence[Edit]) -> dic
 
 
 def merge(body: Any, patch: Any) -> Any:
-    """Return the value with a JSON merge patch."""
+    """Return the value after the application of a JSON merge patch."""
     merged = dict(body) if isinstance(body, dict) else {}
     for key, value in patch.items():
         if value is None:
@@ -641,5 +650,5 @@ def _sentence(message: str) -> str:
 
 
 def _get_weight(plan: Plan) -> tuple[int, int, int]:
-    """Return the size of a plan for comparisons: a smaller plan is easier to understand."""
+    """Return a sort key by which simpler plans come first."""
     return len(plan.edits), plan.times, 0 if plan.request is None else plan.request.number

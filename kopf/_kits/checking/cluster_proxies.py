@@ -1,9 +1,9 @@
 """
-A reverse proxy between an operator and a real cluster: it disturbs requests by the same rules as the sandbox.
+A reverse proxy between an operator and a real cluster, with the same faults on request as the sandbox.
 
-The operator gets a kubeconfig that leads to the proxy, with a token for the proxy only: the credentials for the cluster
-stay here. What the operator changes must be in the namespace of its course: other writes are refused. In the log of
-requests, this namespace has the name that it has in plans.
+The operator gets a kubeconfig with the address of the proxy and a token for the proxy only. Only the proxy has the
+credentials for the cluster. It refuses writes outside of the namespace of the course. In the log of requests, it
+replaces the name of this namespace by the one that plans use.
 """
 
 import asyncio
@@ -44,15 +44,15 @@ QUESTIONS = frozenset(
         'tokenreviews',
     }
 )
-"""The resources whose objects are questions: creating them changes nothing."""
+"""The resources whose creation only asks the API a question, and changes nothing."""
 
 _CONNECTION = {'connection', 'content-length', 'host', 'keep-alive', 'te', 'trailer', 'transfer-encoding', 'upgrade'}
-"""The headers that are not passed on, because they are about one connection."""
+"""The headers that concern one connection only, so they are not passed on."""
 
 
 class ClusterProxy(Controls):
     """
-    The proxy of one course, while the context lasts.
+    The proxy of one course; it listens while the context lasts.
 
     Args:
         cluster: the cluster; the proxy lives in its event loop.
@@ -74,7 +74,7 @@ class ClusterProxy(Controls):
         self.faults = Faults(self)
         self.requests: list[SeenRequest] = []
         self.refused = ''
-        """Why a write of the operator was refused by the proxy; empty if none was."""
+        """Why the proxy has refused a write of the operator; empty if it has refused none."""
 
     def __enter__(self) -> Self:
         port = self._cluster.run(self._open())
@@ -87,7 +87,8 @@ class ClusterProxy(Controls):
 
     async def _open(self) -> int:
         self._thread = threading.get_ident()
-        # Disconnected clients cancel their requests: what a killed operator has sent late is not done.
+        # When a client disconnects, its requests are cancelled, so that late requests of a killed operator have no
+        # effect.
         server = web.Server(self._handle, handler_cancellation=True, access_log=None)
         runner = web.ServerRunner(server, shutdown_timeout=0.1)
         self._stack.push_async_callback(runner.cleanup)
@@ -145,7 +146,7 @@ class ClusterProxy(Controls):
             seen.status = seen.status or 500
             if request.transport is not None:
                 request.transport.abort()
-            return web.Response()  # it is not sent
+            return web.Response()  # the request is not sent to the cluster
         seen.status = seen.status or response.status
         return response
 
@@ -170,7 +171,7 @@ class ClusterProxy(Controls):
         raise Dropped
 
     def _understand(self, request: web.BaseRequest, seen: SeenRequest) -> None:
-        """Note what the request is about; refuse a write that would leave the namespace of the course."""
+        """Note the kind, the object and the verb of the request; refuse a write outside of the course's namespace."""
         place = locate(request.method, request.rel_url.raw_path, seen.query)
         seen.verb = place.verb if place.plural else request.method.lower()
         seen.group, seen.version, seen.resource = place.group, place.version, place.plural
@@ -191,7 +192,7 @@ class ClusterProxy(Controls):
         )
 
     async def _forward(self, request: web.BaseRequest, seen: SeenRequest) -> web.StreamResponse:
-        """Let the cluster answer the request."""
+        """Send the request to the cluster, and pass its response on."""
         headers = [*_pass_on(request.headers.items(), {'authorization'})]
         async with await self._cluster.send(request.method, request.raw_path, headers, seen.body or None) as answer:
             passed = [*_pass_on(answer.headers.items(), set())]
@@ -218,7 +219,7 @@ class ClusterProxy(Controls):
         return response
 
     async def _await_thaw(self, seen: SeenRequest) -> None:
-        """Wait while the watch is frozen. Plans have no other faults for watches."""
+        """Wait while the watch is frozen: plans contain no other faults of watches."""
         while (rule := self.faults.take(seen, watching=True)) is not None:
             await self._await_end(rule)
 
@@ -228,7 +229,7 @@ class ClusterProxy(Controls):
 
 
 def _pass_on(headers: Any, more: set[str]) -> Iterator[tuple[str, str]]:
-    """Yield the headers without those that are about one connection, and without these."""
+    """Yield the headers without those that concern one connection only, and without these ``more`` ones."""
     for name, value in headers:
         if name.lower() not in _CONNECTION | more and not name.lower().startswith(('proxy-', 'sec-')):
             yield name, value

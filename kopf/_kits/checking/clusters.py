@@ -1,9 +1,10 @@
 """
-Real clusters for checks: requests by the credentials of a context, kinds, and namespaces that are removed again.
+Real clusters for checks: requests with the credentials of a context, kinds, and temporary namespaces.
 
-Courses make the requests in an event loop in a thread of its own, because their proxies live in the same loop. The
-check itself uses no thread, because it forks processes. A thread that has used OpenSSL holds a lock of OpenSSL while it
-ends, even after `join`. If the process is forked at this moment, the lock is never released in the fork.
+In a course, requests are made in an event loop that runs in a separate thread, together with the proxy of the
+operators. The check itself uses no thread, because it forks processes: an ending thread that has used OpenSSL holds a
+lock of OpenSSL for a moment, even after `join`. If the process is forked at this moment, the lock is never released in
+the fork.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import orjson
@@ -29,10 +30,10 @@ T = TypeVar('T')
 Body = dict[str, Any]
 
 LABEL = 'kopf.dev/check'
-"""The label of the namespaces of checks; its value is that of one check."""
+"""The label of the namespaces and CRDs that checks have created; its value identifies one check."""
 
 TIMEOUT = 30.0
-"""The time limit of a request to the cluster, besides those of the operator (in seconds)."""
+"""The time limit of a check's own request to the cluster (in seconds); those of the operator have none."""
 
 REMOVAL_TIMEOUT = 60.0
 """How long a check waits until its namespaces and its CRDs are gone (in seconds)."""
@@ -55,7 +56,7 @@ class ClusterKind(NamedTuple):
     """A kind of objects in the cluster."""
 
     name: str
-    """The plural; with the group if another group of the cluster has the same plural."""
+    """The plural, followed by the group if the cluster has the same plural in several groups."""
     resource: Resource
     schema: Mapping[str, Any] | None = None
     """The schema of a custom resource; None for others."""
@@ -77,13 +78,13 @@ class ClusterPlace:
     context: str
     """The name of the context in the kubeconfig."""
     run: str
-    """The value of the label of all namespaces of this check."""
+    """The value of the label of all namespaces and CRDs of this check."""
     namespace: str
-    """The namespace of the user's objects in plans and reports; each course has another one instead of it."""
+    """The namespace of the user's objects in plans and reports; each course replaces it by its own namespace."""
     kinds: Sequence[ClusterKind]
 
     def find(self, api_version: str, kind: str) -> ClusterKind:
-        """Return a kind; raise `ClusterError` if objects of it cannot be in the namespace of a course."""
+        """Return a kind; raise `ClusterError` if its objects cannot be in the namespace of a course."""
         group = api_version.rpartition('/')[0]
         for item in self.kinds:
             if (item.resource.group, item.resource.kind) == (group, kind):
@@ -96,8 +97,23 @@ class ClusterPlace:
         )
 
     def get(self, name: str) -> ClusterKind:
-        """Return a kind by its name."""
-        return next(item for item in self.kinds if item.name == name)
+        """
+        Return a kind by its name here, or by a plural, singular, kind or short name, as `Sandbox` accepts them.
+
+        Raises:
+            ClusterError: there is no such kind.
+        """
+        word, _, rest = name.partition('.')
+        for item in self.kinds:
+            if item.name == name:
+                return item
+        for item in self.kinds:
+            resource = item.resource
+            apis = ('', resource.group, f'{resource.version}.{resource.group}'.rstrip('.'))
+            names = (resource.plural, resource.singular, resource.kind, *resource.shortcuts)
+            if rest in apis and word in names:
+                return item
+        raise ClusterError(f'The cluster of the context {self.context!r} has no kind {name!r}.')
 
     @property
     def namespaced(self) -> Sequence[ClusterKind]:
@@ -106,7 +122,7 @@ class ClusterPlace:
 
 
 def explain_scope(what: str) -> str:
-    """Return the sentence about what cannot be checked because it is not in one namespace."""
+    """Return the message that something cannot be checked because it is not in a namespace."""
     return (
         f'{what} are cluster-scoped, but each run on a cluster is confined to a namespace of its own, as it must not '
         'disturb others. Check this in the sandbox, without --cluster.'
@@ -119,7 +135,8 @@ class Cluster:
 
     Args:
         context: the name of the context in the kubeconfig.
-        threaded: whether the event loop runs in a thread of its own all the time, or else only during calls.
+        threaded: whether the event loop runs all the time, in a thread of its own. Otherwise, it runs only during
+            calls.
     """
 
     def __init__(self, context: str, *, threaded: bool = False) -> None:
@@ -150,7 +167,7 @@ class Cluster:
         self._loop.close()
 
     async def _connect(self) -> 'aiohttp.ClientSession':
-        import aiohttp  # most checks need no cluster
+        import aiohttp  # imported only here, as most checks need no cluster
 
         self._options: dict[str, Any] = {'allow_redirects': False}
         if self._info.tls_server_name:
@@ -162,13 +179,13 @@ class Cluster:
             connector=aiohttp.TCPConnector(limit=0, ssl=context),
             cookie_jar=aiohttp.DummyCookieJar(),
             skip_auto_headers=['Accept-Encoding', 'Content-Type', 'User-Agent'],
-            auto_decompress=False,  # the proxy passes responses on as they are
+            auto_decompress=False,  # the proxy passes compressed responses on unchanged
             trust_env=bool(self._info.trust_env),
             timeout=aiohttp.ClientTimeout(total=None),
         )
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run the coroutine in the loop, and wait for its result; not from within the loop."""
+        """Run the coroutine in the loop, and wait for its result; not to be called from within the loop."""
         if self._thread is None:
             return self._loop.run_until_complete(coroutine)
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
@@ -211,7 +228,7 @@ class Cluster:
         return document if isinstance(document, dict) else {}
 
     def call(self, method: str, target: str, body: Any = None, content_type: str = 'application/json') -> Body:
-        """Do the same as `request`, from other threads than that of the loop."""
+        """Do the same as `request`; to be called from other threads than that of the loop."""
         return self.run(self.request(method, target, body, content_type))
 
     # Kinds.
@@ -237,7 +254,7 @@ class Cluster:
         ]
 
     async def _find(self, target: str) -> Body:
-        """Return the document; an empty one if it is absent, forbidden, or its server is down."""
+        """Return the discovery document; an empty one if it is absent or forbidden, or its server is down."""
         try:
             return await self.request('GET', target)
         except Refusal:
@@ -258,7 +275,7 @@ class Cluster:
 
         return [found for part in await asyncio.gather(*map(list_one, kinds)) for found in part]
 
-    # What a check creates, and removes again.
+    # The namespaces and CRDs that a check creates and removes.
 
     def create_namespace(self, run: str) -> str:
         """Create a namespace for a course; return its name."""
@@ -267,27 +284,36 @@ class Cluster:
         return str(self.call('POST', NAMESPACES, body)['metadata']['name'])
 
     def remove_namespace(self, name: str, kinds: Iterable[ClusterKind]) -> None:
-        """Remove the namespace, without waiting; its objects wait for no finalizers, as no operator runs any more."""
+        """Remove the namespace without waiting; also the finalizers of its objects, as no operator runs any more."""
         for kind, body in self.list_objects(kinds, name):
             if body['metadata'].get('finalizers'):
                 patch = {'metadata': {'finalizers': None}}
                 with contextlib.suppress(Refusal):
                     path = kind.get_path(name, body['metadata']['name'])
                     self.call('PATCH', path, patch, 'application/merge-patch+json')
-        with contextlib.suppress(Refusal):  # it is gone, or going
+        with contextlib.suppress(Refusal):  # the namespace is gone or being deleted
             self.call('DELETE', f'{NAMESPACES}/{name}')
 
     def remove_namespaces(self, run: str, kinds: Sequence[ClusterKind]) -> list[str]:
         """Remove all namespaces of this check; return those that still exist after a while."""
+
+        def remove(namespace: Mapping[str, Any]) -> None:
+            self.remove_namespace(namespace['metadata']['name'], kinds)
+
+        return self._remove_all(NAMESPACES, run, remove, pause=0.5)
+
+    def _remove_all(
+        self, path: str, run: str, remove: Callable[[Mapping[str, Any]], None], *, pause: float
+    ) -> list[str]:
+        """Remove the objects of this check at the path again and again; return those that still exist after a while."""
         ends_at = time.monotonic() + REMOVAL_TIMEOUT
         while True:
-            items = self.call('GET', f'{NAMESPACES}?labelSelector={LABEL}%3D{run}').get('items') or []
-            names = [item['metadata']['name'] for item in items]
-            if not names or time.monotonic() > ends_at:
-                return names
-            for name in names:
-                self.remove_namespace(name, kinds)
-            time.sleep(0.5)
+            items = self.call('GET', f'{path}?labelSelector={LABEL}%3D{run}').get('items') or []
+            if not items or time.monotonic() > ends_at:
+                return [item['metadata']['name'] for item in items]
+            for item in items:
+                remove(item)
+            time.sleep(pause)
 
     def has_crd(self, name: str) -> bool:
         """Check whether there is a CRD of this name."""
@@ -300,7 +326,7 @@ class Cluster:
         return True
 
     def create_crd(self, body: Mapping[str, Any], run: str) -> None:
-        """Create a CRD, and wait until the API serves it; if another client has just created it, it stays as it is."""
+        """Create a CRD unless another client has just created it, and wait until the API serves it."""
         metadata, ends_at = body['metadata'], time.monotonic() + ESTABLISHING_TIMEOUT
         labels = {**(metadata.get('labels') or {}), LABEL: run}
         stored: Mapping[str, Any] = {}
@@ -317,26 +343,21 @@ class Cluster:
 
     def remove_crds(self, run: str) -> list[str]:
         """
-        Remove all CRDs of this check with their objects, so that the next check can create them.
+        Remove all CRDs that this check has created, with their objects, so that the next check can create them.
 
-        Why not by their names? CRDs that other clients have created meanwhile would be removed with all of their
-        objects.
+        Why by the label and not by their names? CRDs that other clients have created meanwhile would be removed, too,
+        with all of their objects.
 
         Returns:
             The names of those that still exist after a while.
         """
-        ends_at = time.monotonic() + REMOVAL_TIMEOUT
-        while True:
-            items = self.call('GET', f'{CRDS}?labelSelector={LABEL}%3D{run}').get('items') or []
-            names = [item['metadata']['name'] for item in items]
-            if not names or time.monotonic() > ends_at:
-                return names
-            for item in items:
-                options = {'apiVersion': 'v1', 'kind': 'DeleteOptions'}
-                with contextlib.suppress(Refusal):  # it is gone
-                    uid = {'preconditions': {'uid': item['metadata']['uid']}}
-                    self.call('DELETE', f'{CRDS}/{item["metadata"]["name"]}', {**options, **uid})
-            time.sleep(0.1)
+        return self._remove_all(CRDS, run, self._remove_crd, pause=0.1)
+
+    def _remove_crd(self, crd: Mapping[str, Any]) -> None:
+        preconditions = {'uid': crd['metadata']['uid']}
+        options = {'apiVersion': 'v1', 'kind': 'DeleteOptions', 'preconditions': preconditions}
+        with contextlib.suppress(Refusal):  # the CRD is gone
+            self.call('DELETE', f'{CRDS}/{crd["metadata"]["name"]}', options)
 
 
 def is_established(crd: Mapping[str, Any]) -> bool:

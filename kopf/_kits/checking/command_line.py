@@ -17,7 +17,6 @@ from kopf._cogs.helpers import loaders
 from kopf._kits.checking import reports
 from kopf._kits.checking.checks import CannotCheck, Check, Progress, Report
 from kopf._kits.checking.clusters import ClusterError, ClusterPlace
-from kopf._kits.checking.forks import ForkFailed, ForkPool
 from kopf._kits.checking.plans import Plan, PlanError
 from kopf._kits.checking.subjects import Loading, Subject
 from kopf._kits.testing.wire.manifests import ManifestError, read
@@ -35,11 +34,8 @@ REAL_JOBS = 4
 REST = 3.0
 """The default time without writes after which an operator is at rest (in seconds of real time)."""
 
-LOADING_TIMEOUT = 60.0
-"""How long it may take to load the handlers (in seconds)."""
-
 MIN_REST = 0.5
-"""The minimum of that (in seconds): an operator needs this time between some requests, such as batches of events."""
+"""The minimal value of ``--rest`` (in seconds): some requests of an operator, such as Events, come after delays."""
 
 
 class OptionError(ValueError):
@@ -94,12 +90,12 @@ def _make_observer(module: Any, path: str) -> Callable[[], Any]:
         value = find()
         return value() if callable(value) else value
 
-    find()  # raises AttributeError now, not in the middle of a course
+    find()  # raises AttributeError now instead of in the middle of a course
     return observe
 
 
 class ProgressLine:
-    """Shows the progress: on a terminal in one changing line, elsewhere in a new line from time to time."""
+    """Shows the progress: in one changing line on a terminal, otherwise in a new line from time to time."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -139,7 +135,7 @@ class Options:
     """The context of a real cluster; None for the sandbox."""
     apply_crds: bool
     rest: float
-    """After how long without writes the operator is at rest (in seconds of real time)."""
+    """How long the operator must have written nothing to be at rest (in seconds of real time)."""
     seed: int
     budget: float | None
     jobs: int | None
@@ -151,12 +147,12 @@ class Options:
 
     @property
     def is_real(self) -> bool:
-        """Return whether time is real."""
+        """Return whether the operators run in real time."""
         return self.real_time or self.cluster is not None
 
     def make_arguments(self) -> list[str]:
         """Return the arguments of ``kopf run``."""
-        scope = [] if self.cluster is not None else ['--all-namespaces']  # each course adds its own namespace
+        scope = [] if self.cluster is not None else ['--all-namespaces']  # each course adds its namespace
         parts = [part for name in self.namespaces for part in ('--namespace', name)] or scope
         parts += self._list_coordination()
         return [*parts, *self.paths, *(part for name in self.modules for part in ('--module', name))]
@@ -178,14 +174,6 @@ class Options:
     def _list_coordination(self) -> list[str]:
         election = ['--leader-election'] if self.leader_election else []
         return election if self.peering_name is None else [*election, '--peering', self.peering_name]
-
-    def choose_budget(self) -> float:
-        """Return the budget (in seconds)."""
-        return self.budget if self.budget is not None else REAL_BUDGET if self.is_real else BUDGET
-
-    def choose_jobs(self) -> int:
-        """Return how many courses are run at the same time: in real time, they wait most of the time."""
-        return self.jobs or count_jobs() * (REAL_JOBS if self.is_real else 1)
 
 
 def check(options: Options) -> int:
@@ -210,13 +198,14 @@ def check(options: Options) -> int:
 
 @contextlib.contextmanager
 def _exiting() -> Iterator[None]:
-    """Exit by an exception when this process is to be ended, so that nothing stays: neither processes, nor files."""
+    """Convert the signals to end this process into an exception, so that child processes and files are removed."""
 
     def exit(number: int, frame: object) -> NoReturn:
-        raise SystemExit(128 + number)  # as shells do; 1 would mean that something was found
+        raise SystemExit(128 + number)  # the code of shells; 1 would mean that the check has findings
 
     former = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    changed = [number for number, handler in former.items() if handler is not signal.SIG_IGN]  # nohup, for example
+    # Signals that are ignored, for example under nohup, stay ignored.
+    changed = [number for number, handler in former.items() if handler is not signal.SIG_IGN]
     for number in changed:
         signal.signal(number, exit)
     try:
@@ -229,8 +218,8 @@ def _exiting() -> Iterator[None]:
 def _run(options: Options) -> Report:
     if not hasattr(os, 'fork'):
         raise CannotCheck('Operators can be checked on systems with fork() only, such as Linux and macOS.')
-    if options.is_real and options.rest < MIN_REST:
-        raise OptionError(f'--rest {options.rest:g}s is too short: give the operator at least {MIN_REST:g}s.')
+    if options.is_real:
+        check_rest(options.rest, '--rest ')
     if options.apply_crds and options.cluster is None:
         raise OptionError('--apply-crds is for --cluster only: in the sandbox, CRDs are always created.')
     if options.cluster is not None and (options.namespaces or options.pods):
@@ -240,7 +229,7 @@ def _run(options: Options) -> Report:
     observers = import_observers(options.observed, [Path(path).resolve().parent for path in options.paths])
     plan = Plan.read(Path(options.plan_file)) if options.plan_file is not None else None
     line = ProgressLine(sys.stderr)
-    # Operators that have just been killed may still write files into the folder.
+    # Why ignore errors? Operators that were just killed may still write files into the folder.
     with (
         _exiting(),
         tempfile.TemporaryDirectory(prefix='kopf-check-', ignore_cleanup_errors=True) as folder,
@@ -259,8 +248,8 @@ def _run(options: Options) -> Report:
         session = Check(
             subject,
             seed=options.seed,
-            budget=options.choose_budget(),
-            jobs=options.choose_jobs(),
+            budget=choose_budget(options.budget, is_real=options.is_real),
+            jobs=choose_jobs(options.jobs, is_real=options.is_real),
             only_first=options.only_first,
             tell=line.show,
         )
@@ -272,21 +261,36 @@ def _run(options: Options) -> Report:
 
 @contextlib.contextmanager
 def _prepare_cluster(options: Options, bodies: Sequence[Mapping[str, Any]]) -> Iterator[ClusterPlace | None]:
-    """Prepare the cluster, if there is one, and remove at the end all that was created there."""
+    """Prepare the cluster of the options, if any; at the end, remove everything that was created there."""
     if options.cluster is None:
         yield None
         return
-    from kopf._kits.checking import cluster_grounds, real_grounds  # most checks are in the sandbox
+    from kopf._kits.checking import cluster_testbeds  # most checks are in the sandbox
 
-    # In a copy of this process, so that the modules of the operator are not imported here.
-    declared = ForkPool[None](1, LOADING_TIMEOUT).call(
-        lambda: real_grounds.declare_crds(real_grounds.load_handlers(options.make_arguments())), None
-    )
-    if isinstance(declared, ForkFailed):
-        raise CannotCheck(f'The handlers cannot be loaded: {declared}.')
-    crds = [*declared, *(body for source in options.crds for _, body in read(source))]
-    with cluster_grounds.prepared(options.cluster, crds=crds, bodies=bodies, applies_crds=options.apply_crds) as place:
+    with cluster_testbeds.prepared_for(
+        options.make_arguments(),
+        options.cluster,
+        crds=[body for source in options.crds for _, body in read(source)],
+        bodies=bodies,
+        applies_crds=options.apply_crds,
+    ) as place:
         yield place
+
+
+def choose_budget(budget: float | None, *, is_real: bool) -> float:
+    """Return the given budget, or the default one in real or in virtual time (in seconds)."""
+    return budget if budget is not None else REAL_BUDGET if is_real else BUDGET
+
+
+def choose_jobs(jobs: int | None, *, is_real: bool) -> int:
+    """Return how many courses run at the same time: as many as given, or more in real time, as they mostly wait."""
+    return jobs or count_jobs() * (REAL_JOBS if is_real else 1)
+
+
+def check_rest(seconds: float, option: str) -> None:
+    """Raise `OptionError` if the time without writes (in seconds) is too short; the option is named in the message."""
+    if seconds < MIN_REST:
+        raise OptionError(f'{option}{seconds:g}s is too short: give the operator at least {MIN_REST:g}s.')
 
 
 def count_jobs() -> int:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from kopf._cogs.structs.model_adapters import ModelError
 from kopf._core.intents.causes import Reason
 from kopf._core.intents.handlers import ChangingHandler, ResourceHandler
 from kopf._core.intents.registries import OperatorRegistry
@@ -19,12 +20,12 @@ from kopf._kits.checking.call_records import Call, CallRecord
 from kopf._kits.checking.clusters import ClusterError
 from kopf._kits.checking.disturbances import EDITING, Disturbance, clean
 from kopf._kits.checking.end_states import State, StoredObject
-from kopf._kits.checking.grounds import Ground, GroundFailed, KindFacts, RunningOperator, make_real_pace
 from kopf._kits.checking.outcomes import HIDDEN, MAX_WRITES, Facts, Outcome, Request
 from kopf._kits.checking.plans import CALL, Plan, Target
 from kopf._kits.checking.readiness_records import ReadinessRecord
 from kopf._kits.checking.subjects import Scenario, Subject
-from kopf._kits.checking.virtual_grounds import VirtualGround
+from kopf._kits.checking.testbeds import CannotContinue, KindFacts, RunningOperator, Testbed, make_real_pace
+from kopf._kits.checking.virtual_testbeds import VirtualTestbed
 from kopf._kits.testing.operator_processes import OWN_RESOURCES
 from kopf._kits.testing.serving.faults import SeenRequest
 from kopf._kits.testing.serving.waits import WaitTimeout
@@ -33,37 +34,37 @@ from kopf._kits.testing.wire.manifests import ManifestError
 from kopf._kits.testing.wire.statuses import Refusal
 
 FEW_WRITES = 20
-"""With this number of writes in one stride, the operator writes often."""
+"""The number of writes in one stride from which on the next strides are shorter."""
 
 REPEATED = 3
-"""The number of equal writes at rest that is reported."""
+"""The number of equal writes at rest from which on they are reported."""
 
 COORDINATING = frozenset({'leases', 'clusterkopfpeerings', 'kopfpeerings'})
-"""The resources through which several operators agree on the one that works."""
+"""The resources through which several operators elect the one that works."""
 
 REGISTRATIONS = frozenset(
     {'customresourcedefinitions', 'validatingwebhookconfigurations', 'mutatingwebhookconfigurations'}
 )
-"""The resources where the framework writes the address and the authority of the webhook server; both can be new."""
+"""The resources with the address and the CA of the webhook server, which can differ after each start."""
 
 
 class CourseFailed(Exception):
     """Raised when the course cannot continue because the operator has failed."""
 
 
-def make_ground(subject: Subject, plan: Plan, host: 'Course') -> Ground:
-    """Return the ground on which the subject is checked."""
+def make_testbed(subject: Subject, plan: Plan, host: 'Course') -> Testbed:
+    """Return the testbed on which the subject is checked."""
     pace = make_real_pace(subject.rest, plan.seconds)
     # Most checks are in virtual time.
     if subject.cluster is not None:
-        from kopf._kits.checking import cluster_grounds
+        from kopf._kits.checking import cluster_testbeds
 
-        return cluster_grounds.ClusterGround(subject, subject.cluster, host, plan, pace)
+        return cluster_testbeds.ClusterTestbed(subject, subject.cluster, host, plan, pace)
     if subject.is_real:
-        from kopf._kits.checking import real_grounds
+        from kopf._kits.checking import real_testbeds
 
-        return real_grounds.RealSandboxGround(subject, host, plan, pace)
-    return VirtualGround(subject, host, seed=plan.seed, replicas=plan.replicas)
+        return real_testbeds.RealSandboxTestbed(subject, host, plan, pace)
+    return VirtualTestbed(subject, host, seed=plan.seed, replicas=plan.replicas)
 
 
 class Course:
@@ -73,10 +74,10 @@ class Course:
     Args:
         subject: the operator and its user.
         plan: the disturbance.
-        periodic: whether the operator is known to write periodically.
+        periodic: whether an earlier course has shown that the operator writes periodically.
         scenario: the actions of the user, instead of the subject's scenario.
-        number: the number of the undisturbed course. Later ones idle longer at rest, before the end state is taken, so
-            that fields that depend on time differ.
+        number: the number of the undisturbed course. Courses with higher numbers idle longer before the end state is
+            taken, so that fields that depend on time differ.
         log: whether to return the log of all requests.
     """
 
@@ -96,51 +97,51 @@ class Course:
         self._is_periodic = periodic
         self._number = number
         self._has_log = log
-        self.ground = make_ground(subject, plan, self)
+        self.testbed = make_testbed(subject, plan, self)
         self._replicas: list[RunningOperator | None] = [None] * plan.replicas
         self._changing = threading.RLock()
-        """Held while replicas are started or released: in real time, several threads do it."""
+        """Held while an operator is started or released: in real time, several threads do this."""
         self._operators: list[RunningOperator] = []
-        self._record = CallRecord(self.ground.pace.moment)
+        self._record = CallRecord(self.testbed.pace.moment)
         self._readiness = ReadinessRecord()
         self._disturbance = Disturbance(self, plan)
-        self._outcome = Outcome(quiet=self.ground.pace.quiet)
+        self._outcome = Outcome(quiet=self.testbed.pace.quiet)
         self._phase = 'start'
         self._marks: list[tuple[str, int]] = []
         self._created: dict[Target, Mapping[str, Any]] = {}
 
-    # Called by the disturbance.
+    # The methods for the disturbance.
 
     def kill_operator(self) -> None:
-        """Kill the operator that works at once."""
+        """Kill the working operator immediately."""
         if (operator := self._take_operator()) is not None:
             operator.kill()
 
     def stop_operator(self) -> None:
-        """Stop the operator that works gracefully."""
+        """Stop the working operator gracefully."""
         if (operator := self._take_operator()) is not None:
             operator.stop()
 
     def hang_operator(self, seconds: float) -> None:
-        """Suspend the operator that works for a time."""
+        """Suspend the working operator for a time (in seconds)."""
         if (operator := self._find_working()) is not None:
             operator.hang(seconds)
 
     def start_operator(self) -> None:
-        """Start the operators that do not run."""
+        """Start the operators that do not run now."""
         with self._changing:
             for number, operator in enumerate(self._replicas):
                 if operator is None:
                     self._replicas[number] = self._start_replica(number)
 
     def _start_replica(self, number: int) -> RunningOperator:
-        operator = self.ground.start_operator(number, self._record.add())
+        operator = self.testbed.start_operator(number, self._record.add())
         self._operators.append(operator)
         return operator
 
     def _find_working(self) -> RunningOperator | None:
-        """Return the operator with the latest call of a handler; usually, the other ones have called none."""
-        self.ground.check()
+        """Return the operator that has called a handler last; usually, the others have called none."""
+        self.testbed.check()
         running = [operator for operator in self._replicas if operator is not None]
         return max(running, key=lambda operator: operator.recorder.last_at, default=None)
 
@@ -151,13 +152,13 @@ class Course:
         return operator
 
     def release_operator(self, operator: RunningOperator) -> None:
-        """Called when the operator is going to be killed: another one can be started in its place."""
+        """Called before the operator is killed, so that another one can be started in its place."""
         with self._changing:
             self._replicas = [None if other is operator else other for other in self._replicas]
 
     def find(self, target: Target) -> Mapping[str, Any] | None:
         """Return the object, if it exists."""
-        items = [item for item in self.ground.list_objects() if item.resource == target.resource]
+        items = [item for item in self.testbed.list_objects() if item.resource == target.resource]
         if target.name:
             wanted = (target.namespace, target.name)
             return next((item.body for item in items if (item.namespace, item.name) == wanted), None)
@@ -171,7 +172,7 @@ class Course:
 
     @contextlib.contextmanager
     def step(self, text: str) -> Iterator[None]:
-        """Record a write of the user, and let the disturbance happen around it if it is due."""
+        """Record a write of the user, and begin the disturbance before or after it if the plan says so."""
         if self._phase in ('scenario', 'edits', 'deletion'):
             self._outcome.steps.append(text)
             number = len(self._outcome.steps)
@@ -186,48 +187,51 @@ class Course:
     def note_created(self, body: Mapping[str, Any]) -> None:
         """Record an object of the user."""
         if self._phase == 'scenario' and body['kind'] != 'CustomResourceDefinition':
-            meta, resource = body['metadata'], self.ground.name_resource(body['apiVersion'], body['kind'])
+            meta, resource = body['metadata'], self.testbed.name_resource(body['apiVersion'], body['kind'])
             target = Target(resource=resource, namespace=meta.get('namespace', ''), name=meta['name'])
             self._created.setdefault(target, clean(body))
 
     def settle(self) -> bool:
-        """Wait until the operator writes nothing and retries no handler; return whether it comes to rest."""
-        pace, started = self.ground.pace, self.ground.now
+        """Wait until the operator is at rest; return whether that happens in time."""
+        pace, started = self.testbed.pace, self.testbed.now
         patience = pace.periodic_patience if self._is_periodic else pace.patience
         is_at_rest = False
         written = before = self._count_writes()
         stride = pace.short_stride
-        while not is_at_rest and self.ground.now - started < patience:
+        while not is_at_rest and self.testbed.now - started < patience:
             if (count := self._count_writes()) > written + MAX_WRITES:
                 return False
-            # Advance in small steps: an operator in a loop without delays can make thousands of requests in a second.
+            # Advance in small steps: an operator that writes in a loop without delays can make thousands of requests in
+            # a second.
             stride, before = min(stride * 2, pace.stride) if count < before + FEW_WRITES else pace.short_stride, count
             last = max(started, self._disturbance.ends_at, self._last_write_at)
-            self.ground.advance(min(max(last + pace.silence - self.ground.now, pace.short_stride), stride))
+            self.testbed.advance(min(max(last + pace.silence - self.testbed.now, pace.short_stride), stride))
             self._check_operator()
             last = max(started, self._disturbance.ends_at, self._last_write_at)
-            is_at_rest = self.ground.now - last >= pace.silence and self._is_idle()
+            is_at_rest = self.testbed.now - last >= pace.silence and self._is_idle()
         return is_at_rest
 
     def _is_idle(self) -> bool:
-        """Check whether no handlers are retried, and nothing else is going to happen."""
-        return not self._list_calls('retried') and self.ground.is_stable()
+        """Check whether no handler is retried, and the testbed has nothing left to do."""
+        return not self._list_calls('retried') and self.testbed.is_stable()
 
     # The course.
 
     def run(self) -> Outcome:
         """Run the course to its end."""
         try:
-            with contextlib.closing(self.ground):
-                self.ground.open()
+            with contextlib.closing(self.testbed):
+                self.testbed.open()
                 self._go()
         except ScenarioFailed as error:
             self._outcome.scenario_error = str(error)
         except CourseFailed as error:
             self._outcome.failure = str(error)
-        except (VirtualTimeError, GroundFailed, ClusterError) as error:
+        except (VirtualTimeError, CannotContinue, ClusterError) as error:
             self._outcome.problem = str(error)
             self._outcome.exceeds_virtual_time = isinstance(error, VirtualTimeError)
+        except ModelError as error:
+            self._outcome.problem = str(error)
         except (ManifestError, Refusal) as error:
             self._outcome.problem = f'The API refuses an object: {error}'
         self._outcome.has_begun = self._disturbance.has_begun
@@ -250,9 +254,9 @@ class Course:
         self._enter_phase('start')
         self._disturbance.arm()
         # Disturbances delete children, and the operator may restore them while their owner is Ready.
-        if not self._plan.do and self.ground.has_cheap_lists:
-            self.ground.faults.call(
-                lambda: self._readiness.note(self.ground.list_objects()), times=None, late=True, condition=_matters
+        if not self._plan.do and self.testbed.has_cheap_lists:
+            self.testbed.faults.call(
+                lambda: self._readiness.note(self.testbed.list_objects()), times=None, late=True, condition=_matters
             )
         self.start_operator()
         self._await_start()
@@ -262,7 +266,7 @@ class Course:
         self._enter_phase('edits')
         for edit in self._plan.edits if not self._plan.fresh else ():
             if self._plan.do not in EDITING or edit is not self._plan.edits[0]:
-                self.ground.user.patch(
+                self.testbed.user.patch(
                     edit.target.resource, edit.target.name, edit.patch, namespace=edit.target.namespace
                 )
                 self._outcome.rests = self.settle()
@@ -271,7 +275,7 @@ class Course:
             self._outcome.rests = self.settle()
         # Do not idle with an operator that writes all the time: its thousands of requests would use up the budget.
         if self._outcome.rests:
-            self.ground.advance(self._number * self.ground.pace.idle)
+            self.testbed.advance(self._number * self.testbed.pace.idle)
         self._outcome.end = self._get_state()
         self._outcome.failed = self._list_calls('failed')
         self._outcome.retried = self._list_calls('retried')
@@ -285,15 +289,15 @@ class Course:
         self._delete()
 
     def _watch_rest(self) -> list[str]:
-        """Let some time pass; return the operator's writes during this time."""
-        pace, before = self.ground.pace, len(self._seen)
-        ends_at = self.ground.now + pace.quiet
+        """Let some time pass at rest; return the operator's writes during this time."""
+        pace, before = self.testbed.pace, len(self._seen)
+        ends_at = self.testbed.now + pace.quiet
         written = self._count_writes()
         stride = pace.short_stride
-        while self.ground.now < ends_at and self._count_writes() <= written + MAX_WRITES:
-            self.ground.advance(min(stride, max(0.0, ends_at - self.ground.now)))
+        while self.testbed.now < ends_at and self._count_writes() <= written + MAX_WRITES:
+            self.testbed.advance(min(stride, max(0.0, ends_at - self.testbed.now)))
             stride = min(stride * 2, pace.stride)
-        self.ground.check()
+        self.testbed.check()
         writes = [request for request in self._seen[before:] if _matters(request)]
         self._outcome.needless_writes = find_repeated(writes)
         return [_tell(request) for request in writes]
@@ -304,35 +308,35 @@ class Course:
     def _play(self) -> None:
         """Run the scenario."""
         try:
-            self._scenario(self.ground.user)
+            self._scenario(self.testbed.user)
         except WaitTimeout as error:
-            # The timeout is no failure if another client has deleted the object that the scenario waits for.
+            # The timeout is no failure if the disturbance has deleted the object that the scenario waits for.
             if not (self._plan.do == 'delete' and self._disturbance.has_begun):
                 raise CourseFailed(f'The scenario waits in vain: {str(error).partition(";")[0]}.') from None
         except Refusal as error:
-            # The refusal is no failure if another client has deleted the object that the scenario writes to.
+            # The refusal is no failure if the disturbance has deleted the object that the scenario writes to.
             if not (self._plan.do in ('delete', 'recreate') and self._disturbance.has_begun):
                 raise ScenarioFailed(f'Refusal: {error}') from error
-        except (CourseFailed, VirtualTimeError, GroundFailed, ClusterError, ManifestError):
+        except (CourseFailed, VirtualTimeError, CannotContinue, ClusterError, ManifestError):
             raise
         except Exception as error:
             raise ScenarioFailed(f'{type(error).__name__}: {error}') from error
 
     def _await_start(self) -> None:
-        started = self.ground.now
-        while self.ground.now - started < self.ground.pace.start:
-            self.ground.advance(min(0.5, self.ground.pace.stride))
+        started = self.testbed.now
+        while self.testbed.now - started < self.testbed.pace.start:
+            self.testbed.advance(min(0.5, self.testbed.pace.stride))
             self._check_operator()
             if any(request.verb == 'watch' and request.resource not in OWN_RESOURCES for request in self._seen):
                 return
 
     def _restart(self) -> None:
         self._enter_phase('restart')
-        before = self.ground.list_versions()
+        before = self.testbed.list_versions()
         self.stop_operator()
         self.start_operator()
         self.settle()
-        after = self.ground.list_versions()
+        after = self.testbed.list_versions()
         names = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
         # Ignore writes to handled objects: the framework stores the progress of resuming handlers in them.
         handled = {target.resource for target in self._outcome.facts.parents}
@@ -348,30 +352,30 @@ class Course:
         for targets in (parents, others):
             for target in targets:
                 with contextlib.suppress(Refusal):
-                    self.ground.user.delete(target.resource, target.name, namespace=target.namespace or None)
+                    self.testbed.user.delete(target.resource, target.name, namespace=target.namespace or None)
             if targets:
                 self.settle()
         self._outcome.final = self._get_state()
 
-    # Observation.
+    # The observation of the operators.
 
     @property
     def _seen(self) -> Sequence[SeenRequest]:
-        return self.ground.requests
+        return self.testbed.requests
 
     @property
     def _last_write_at(self) -> float:
-        return max((self.ground.get_time(request) for request in self._seen if _matters(request)), default=0.0)
+        return max((self.testbed.get_time(request) for request in self._seen if _matters(request)), default=0.0)
 
     def _check_operator(self) -> None:
         """Raise an error if an operator has ended by itself."""
-        self.ground.check()
+        self.testbed.check()
         ended = [operator for operator in self._replicas if operator is not None and operator.returncode is not None]
         if not ended:
             return
-        self.ground.check()  # the disturbance can have killed them meanwhile: these are no replicas any more
+        self.testbed.check()  # skip operators that the disturbance has killed meanwhile
         for operator in [each for each in ended if each in self._replicas]:
-            if self._plan.do == 'hang':  # a replica that has missed its deadlines may exit; Kubernetes would restart it
+            if self._plan.do == 'hang':  # it may exit after missed deadlines; Kubernetes would restart it
                 operator.recorder.forget()
                 self.release_operator(operator)
                 self.start_operator()
@@ -403,37 +407,37 @@ class Course:
 
     def _write_log(self) -> str:
         return ''.join(
-            f'{self.ground.get_time(request):.6f} {request.verb} {request.path} {dict(request.query)} '
+            f'{self.testbed.get_time(request):.6f} {request.verb} {request.path} {dict(request.query)} '
             f'{request.body.decode(errors="replace")} {request.status}\n'
             for request in self._seen
         )
 
     def _get_state(self) -> State:
         outside = {name: as_data(observe()) for name, observe in self._subject.observers.items()}
-        return State(self.ground.list_objects(), outside)
+        return State(self.testbed.list_objects(), outside)
 
     def _list_calls(self, outcome: str) -> list[Call]:
-        uids = frozenset(item.body['metadata']['uid'] for item in self.ground.list_objects())
+        uids = frozenset(item.body['metadata']['uid'] for item in self.testbed.list_objects())
         return self._record.list_unsuccessful(uids, outcome)
 
     def _collect_facts(self) -> None:
         facts = self._outcome.facts
         facts.created = list(self._created.items())
         facts.watched = sorted({request.resource for request in self._seen if request.verb == 'watch'} - OWN_RESOURCES)
-        facts.imports = list(self.ground.list_imports())
-        facts.untried = list(self.ground.untried)
+        facts.imports = list(self.testbed.list_imports())
+        facts.untried = list(self.testbed.untried)
         facts.is_coordinated = any(request.resource in COORDINATING and is_write(request) for request in self._seen)
-        if self.ground.registry is not None:
-            describe(facts, self.ground.registry, self.ground.list_kinds())
+        if self.testbed.registry is not None:
+            describe(facts, self.testbed.registry, self.testbed.list_kinds())
         for item in self._outcome.end.objects:
-            # What controllers of the cluster create matters to the operator if it watches that.
+            # Ignore the bookkeeping objects of the cluster's controllers, except if the operator watches them.
             if not self._is_users(item) and (not item.is_bookkeeping or item.resource in facts.watched):
                 facts.children.append(Target(resource=item.resource, namespace=item.namespace, name=item.name))
 
 
 def find_repeated(writes: Sequence[SeenRequest]) -> list[str]:
     """
-    Return the writes that are repeated, and cannot change anything after the first time.
+    Return the repeated writes of equal contents: all but the first of them can change nothing.
 
     Server-side applies are excluded, because they are meant to be repeated. The patches of the framework are excluded,
     because they contain the results of handlers, which can be equal.
@@ -454,7 +458,7 @@ class ScenarioFailed(CourseFailed):
 
 
 def describe(facts: Facts, registry: OperatorRegistry, kinds: Mapping[str, KindFacts]) -> None:
-    """Add the facts that follow from the handlers in the registry."""
+    """Derive facts about the operator from the handlers in its registry."""
     handlers = list(registry.iter_resource_handlers())
     facts.results = sorted({str(handler.id) for handler in handlers})
     facts.is_limited = any(
@@ -463,7 +467,7 @@ def describe(facts: Facts, registry: OperatorRegistry, kinds: Mapping[str, KindF
     facts.is_periodic = any(handler.is_periodic for handler in registry.iter_handlers())
     for name, (resource, schema) in kinds.items():
         selecting = [item for item in handlers if item.selector is not None and item.selector.check(resource)]
-        if not all(item.concurrent for item in selecting):  # others only answer questions about the objects
+        if not all(item.concurrent for item in selecting):  # others, such as admission, only answer requests
             facts.parents += [target for target, _ in facts.created if target.resource == name]
         if fields := [item.field or () for item in selecting if item.handles_updates]:
             facts.updated[name] = [tuple(map(str, field)) for field in fields]

@@ -1,9 +1,9 @@
 """
-Fields of objects that the API server has filled in, and no client has ever set.
+Fields of objects whose values are defaults of the API server: no client has set them.
 
-Some defaults follow from other fields at the moment of the creation, and stay when these change: the pull policy of an
-image follows from its tag. So the defaults of an edited object can differ from those of a new object, and no operator
-is to blame for that.
+Some defaults are derived from other fields when the object is created, and do not change when those fields change: for
+example, the pull policy of an image is derived from its tag. So an edited object and a new one can have different
+defaults. This is not a mistake of the operator.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,9 +29,9 @@ def unwrap(value: Any) -> Any:
 
 def mark(body: Mapping[str, Any]) -> dict[str, Any]:
     """
-    Return the object, whose defaulted values are of `Defaulted`.
+    Return the object with its defaulted values wrapped as `Defaulted`.
 
-    Only fields inside of others, such as ``spec``, are marked, and only if clients own some fields beside them.
+    Only nested fields are wrapped, and only if clients own other fields of the same parent.
     """
     entries = body.get('metadata', {}).get('managedFields') or ()
     owned = [entry.get('fieldsV1') or {} for entry in entries]
@@ -39,8 +39,8 @@ def mark(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _mark(value: Any, owned: Sequence[Mapping[str, Any]]) -> Any:
-    """Mark the parts of a value that are in none of the sets of owned fields."""
-    if not owned or not all(owned):  # a set without any parts is that of a client that owns the whole value
+    """Wrap the parts of a value that are in none of the sets of owned fields."""
+    if not owned or not all(owned):  # an empty set of fields means that the client owns the whole value
         return value
     if isinstance(value, Mapping):
         marked = {}
@@ -58,7 +58,7 @@ def _descend(owned: Sequence[Mapping[str, Any]], key: str) -> list[Mapping[str, 
 
 
 def _find(owned: Sequence[Mapping[str, Any]], item: Any) -> list[Mapping[str, Any]]:
-    """Return the sets of owned fields of an item of a list, which is identified by some of its fields."""
+    """Return the sets of owned fields of an item of a list; some of the item's fields identify it."""
     found = []
     for fields in owned:
         for key, below in fields.items():

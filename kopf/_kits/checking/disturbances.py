@@ -1,19 +1,19 @@
 """
-Disturbances: crashes, network faults, and writes of other clients, at the point of the course that the plan names.
+Disturbances: crashes, network faults, and writes of other clients, at the moment that the plan names.
 
-They happen during a request or between two requests. A disturbance ends before the states are compared.
+A disturbance begins during a request or between two requests, and ends before the states are compared.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from kopf._kits.checking.end_states import is_bookkeeping
-from kopf._kits.checking.grounds import Ground, Write
 from kopf._kits.checking.plans import CALL, Moment, Plan, Target
+from kopf._kits.checking.testbeds import Testbed, Write
 from kopf._kits.testing.serving.faults import SeenRequest
 
 EDITING = frozenset({'edit', 'stale', 'tamper', 'annotate'})
-"""The disturbances that make the first edit of the plan at their own moment. Other edits are made at rest."""
+"""The disturbances that make the first edit of the plan themselves. All other edits are made at rest."""
 
 ACTIONS: Mapping[str, str] = {
     'kill': 'the operator is killed, and started again',
@@ -34,10 +34,10 @@ ACTIONS: Mapping[str, str] = {
 """The disturbances, with their descriptions."""
 
 
-class Stage(Protocol):
-    """The operations on a course that disturbances need."""
+class DisturbedCourse(Protocol):
+    """The operations of a course that disturbances need."""
 
-    ground: Ground
+    testbed: Testbed
 
     def kill_operator(self) -> None:
         """Kill the operator at once."""
@@ -59,23 +59,23 @@ class Disturbance:
     """
     The one disturbance of a plan.
 
-    In real time, its methods are called in several threads, but one after another: a request starts a timer, which
-    starts the next timer. So the methods need no lock.
+    In real time, several threads call the methods, but never at the same time: a request starts a timer, which starts
+    the next timer. So the methods need no lock.
     """
 
-    def __init__(self, stage: Stage, plan: Plan) -> None:
-        self._stage = stage
+    def __init__(self, course: DisturbedCourse, plan: Plan) -> None:
+        self._course = course
         self._plan = plan
         self._count = 0
         self._failed = 0
         self.has_begun = False
-        """Whether the course has reached the point of the plan, and the writes of other clients were possible there."""
+        """Whether the course has reached the moment of the plan, and any writes of other clients were possible then."""
         self.ends_at = 0.0
         """The time when the disturbance ends (in seconds)."""
 
     @property
-    def _ground(self) -> Ground:
-        return self._stage.ground
+    def _testbed(self) -> Testbed:
+        return self._course.testbed
 
     @property
     def happens_at_rest(self) -> bool:
@@ -83,8 +83,8 @@ class Disturbance:
         return self._plan.step == 0
 
     def arm(self) -> None:
-        """Set the faults that begin when the operator makes the request of the plan."""
-        plan, faults = self._plan, self._ground.faults
+        """Set the faults that take effect when the operator makes the request of the plan."""
+        plan, faults = self._plan, self._testbed.faults
         if plan.request is None:
             return
         moment = plan.request
@@ -112,7 +112,7 @@ class Disturbance:
         return True
 
     def is_due_at_call(self, name: str) -> bool:
-        """Check whether the operator is to be killed now, as it has called this function; it is started again later."""
+        """Check whether the plan kills the operator after this call of a function; if so, start it again later."""
         moment = self._plan.request
         if moment is None or (moment.verb, moment.resource) != (CALL, name):
             return False
@@ -120,50 +120,50 @@ class Disturbance:
         if self._count != moment.number:
             return False
         self._begin(0)
-        self._later(self._plan.seconds or self._ground.pace.killed, self._stage.start_operator)
+        self._later(self._plan.seconds or self._testbed.pace.killed, self._course.start_operator)
         return True
 
     def _begin(self, seconds: float) -> None:
         self.has_begun = True
-        self.ends_at = self._ground.now + seconds
+        self.ends_at = self._testbed.now + seconds
 
     def _happen_in_request(self) -> Any:
         if self._plan.when == 'after':
-            self._later(self._ground.pace.answered, self._happen)
+            self._later(self._testbed.pace.answered, self._happen)
             return None
-        return self._ground.call_in_request(self._happen, ends=self._plan.do == 'kill' and self._plan.replicas == 1)
+        return self._testbed.call_in_request(self._happen, ends=self._plan.do == 'kill' and self._plan.replicas == 1)
 
     def _later(self, seconds: float, function: Callable[[], object]) -> None:
-        self.ends_at = max(self.ends_at, self._ground.now + seconds)
-        self._ground.call_later(seconds, function)
+        self.ends_at = max(self.ends_at, self._testbed.now + seconds)
+        self._testbed.call_later(seconds, function)
 
     def _happen(self) -> None:
-        """Do what the plan says, during a request or between two requests."""
+        """Do the action of the plan, during a request or between two requests."""
         plan = self._plan
         match plan.do:
             case 'kill':
-                self._stage.kill_operator()
-                self._later(plan.seconds or self._ground.pace.killed, self._stage.start_operator)
+                self._course.kill_operator()
+                self._later(plan.seconds or self._testbed.pace.killed, self._course.start_operator)
             case 'hang':
-                self._stage.hang_operator(plan.seconds)
+                self._course.hang_operator(plan.seconds)
             case 'freeze':
                 self._freeze()
             case 'stale':
                 self._freeze()
-                self._later(self._ground.pace.stale, self._write)
+                self._later(self._testbed.pace.stale, self._write)
             case 'edit' | 'tamper' | 'annotate' | 'delete':
                 self._write()
 
     def _freeze(self) -> None:
-        faults = self._ground.faults
+        faults = self._testbed.faults
         if self._plan.target is not None:
             faults.freeze_watches(resource=self._plan.target.resource.partition('.')[0])
             self._later(self._plan.seconds, faults.clear)
 
     def _write(self, *, waits: bool = False) -> None:
-        """Change or delete the object as another client; do nothing if the object does not exist any more."""
+        """Change or delete the object as another client; do nothing if it does not exist any more."""
         self.has_begun = False
-        self._ground.write(self._list_writes, self._note_written, waits=waits)
+        self._testbed.write(self._list_writes, self._note_written, waits=waits)
 
     def _note_written(self) -> None:
         self.has_begun = True
@@ -174,13 +174,13 @@ class Disturbance:
         targets: list[tuple[Target | None, Mapping[str, Any] | None]] = [*wanted] or [(plan.target, None)]
         found: list[Write] = []
         for target, patch in targets:
-            body = self._stage.find(target) if target is not None else None
+            body = self._course.find(target) if target is not None else None
             if target is not None and body is not None:
                 meta = body['metadata']
                 found.append(Write(target.resource, meta['name'], meta.get('namespace', ''), patch))
         return found
 
-    # Between the writes of the scenario.
+    # Disturbances between the writes of the scenario.
 
     def before_step(self, number: int) -> None:
         """Called before a write of the user."""
@@ -189,29 +189,29 @@ class Disturbance:
             return
         self._begin(plan.seconds)
         if plan.do == 'kill':
-            self._stage.kill_operator()
+            self._course.kill_operator()
         elif plan.do == 'stop':
-            self._stage.stop_operator()
+            self._course.stop_operator()
         elif plan.do == 'hang':
-            self._stage.hang_operator(plan.seconds)
+            self._course.hang_operator(plan.seconds)
         elif plan.do == 'freeze':
             self._freeze()
 
     def after_step(self, number: int) -> None:
         """Called after a write of the user."""
         if self._plan.step == number and number != 0 and self._plan.do in ('kill', 'stop'):
-            self._ground.advance(self._plan.seconds)
-            self._stage.start_operator()
+            self._testbed.advance(self._plan.seconds)
+            self._course.start_operator()
 
     def happen_at_rest(self) -> None:
-        """Called after the scenario and the edits."""
+        """Called at rest, after the scenario and the edits."""
         plan = self._plan
         if plan.step != 0:
             return
         self._begin(0)
         is_away = plan.when == 'away'
         if is_away:
-            self._stage.kill_operator()
+            self._course.kill_operator()
         match plan.do:
             case 'edit' | 'tamper' | 'annotate' | 'delete':
                 self._write(waits=True)
@@ -219,33 +219,33 @@ class Disturbance:
                 self._recreate()
             case 'hang':
                 self._begin(plan.seconds)
-                self._stage.hang_operator(plan.seconds)
+                self._course.hang_operator(plan.seconds)
             case 'kill':
-                self._stage.kill_operator()
+                self._course.kill_operator()
                 is_away = True
             case 'stop':
-                self._stage.stop_operator()
+                self._course.stop_operator()
                 is_away = True
         if is_away:
-            self._ground.advance(plan.seconds or self._ground.pace.killed)
-            self._stage.start_operator()
+            self._testbed.advance(plan.seconds or self._testbed.pace.killed)
+            self._course.start_operator()
 
     def _recreate(self) -> None:
-        ground, target = self._ground, self._plan.target
-        body = self._stage.find(target) if target is not None else None
+        testbed, target = self._testbed, self._plan.target
+        body = self._course.find(target) if target is not None else None
         if target is None or body is None:
             return
-        user, meta = ground.user, body['metadata']
+        user, meta = testbed.user, body['metadata']
         with user.writes.unrecorded():
             user.delete(target.resource, meta['name'], namespace=meta.get('namespace'))
             user.wait_gone(target.resource, meta['name'], namespace=meta.get('namespace'))
-            # Wait for the garbage collector: until then, the old children occupy the names of the new ones.
-            ground.advance(ground.pace.collected)
+            # Let the garbage collector delete the old children, which occupy the names of the new ones.
+            testbed.advance(testbed.pace.collected)
             user.create(clean(body))
 
 
 def clean(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the object as its user would recreate it: without its status and its bookkeeping annotations."""
+    """Return the object as its user would create it again: without its status and its bookkeeping annotations."""
     kept = ('name', 'namespace', 'labels', 'annotations', 'ownerReferences', 'generateName')
     metadata = {key: body['metadata'][key] for key in kept if key in body['metadata']}
     annotations = metadata.get('annotations') or {}

@@ -1,9 +1,9 @@
 """
-States of different courses, made comparable.
+The comparison of the states of objects in different courses.
 
-End states differ even without disturbances: in uids, versions, times, generated names. Several undisturbed courses
-show which fields vary. The normalizer removes these fields, and replaces generated names with numbers. Normalized
-states must be equal.
+Even undisturbed courses have different end states: with other uids, versions, times, and generated names. From several
+undisturbed courses, the normalizer learns which fields vary. It removes these fields, and replaces generated names by
+numbers. Then, the states of two courses must be equal.
 """
 
 import re
@@ -16,7 +16,7 @@ from kopf._kits.checking.defaulted_fields import Defaulted, mark, unwrap
 
 Path = tuple[str, ...]
 Flat = dict[str, Any]
-"""A normalized state: the objects by their resource and name, without the fields that vary."""
+"""A normalized state: the objects by resource and name, without the fields that vary."""
 
 _TIME = re.compile(r'\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:?\d\d)?')
 _UID = re.compile(r'[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}')
@@ -37,15 +37,15 @@ class StoredObject(NamedTuple):
     body: Mapping[str, Any]
     is_bookkeeping: bool = False
     """
-    Whether a controller of the cluster has created it for another object, as its own bookkeeping.
+    Whether a controller of the cluster has created the object for its own bookkeeping about another object.
 
-    Such objects depend on the past of that object: a deployment keeps the replica sets of its earlier templates. They
-    are not compared, but their names are recognized in other objects.
+    Bookkeeping objects depend on the past of the other object: for example, a deployment keeps the replica sets of its
+    earlier templates. They are not compared, but their names are recognized in other objects.
     """
 
 
 class State(NamedTuple):
-    """The objects of the cluster at one moment, and the observed values from outside of the cluster."""
+    """The objects of the cluster at one moment, and the observed states of systems outside of the cluster."""
 
     objects: Sequence[StoredObject]
     outside: Mapping[str, Any]
@@ -56,7 +56,7 @@ class Normalizer:
     Removes from states everything that varies between undisturbed courses.
 
     Args:
-        groups: for each compared moment, the states of all undisturbed courses.
+        groups: for each moment at which states are compared, the states of all undisturbed courses.
         result_fields: the fields of the status with the results of handlers.
     """
 
@@ -66,7 +66,7 @@ class Normalizer:
         self._varying: set[Path] = set()
         """The fields whose values vary."""
         self._bags: set[Path] = set()
-        """The mappings whose keys vary: only their values are compared."""
+        """The mappings and lists of which only the values are compared, because their keys vary."""
         self.unstable: set[str] = set()
         """The resources for which the number of objects varies."""
         for states in groups:
@@ -82,7 +82,7 @@ class Normalizer:
 
         Args:
             state: the state to normalize.
-            history: whether to keep the results of handlers, which depend on the past of the objects.
+            history: whether to keep the results of handlers. They depend on the past of the objects.
         """
         names = _Names(state, self._names)
         found: list[tuple[str, StoredObject, Any]] = []
@@ -146,13 +146,13 @@ class Normalizer:
 
 
 def _as_stored(path: Path) -> Path:
-    """Return the path for all objects of the resource: its first part is the resource, without the object's name."""
+    """Return the same path in all objects of the resource: without the name of the object in its first part."""
     head = path[0] if path[0].startswith('outside ') else path[0].partition(' ')[0]
     return (head, *path[1:])
 
 
 def find_differences(expected: Flat, actual: Flat) -> list[str]:
-    """Return the differences, one line each: missing (``-``), superfluous (``+``), and different (``~``) values."""
+    """Return one line for each missing (``-``), superfluous (``+``), or different (``~``) value."""
     lines = [f'- {key}' for key in expected.keys() - actual.keys()]
     lines += [f'+ {key}' for key in actual.keys() - expected.keys()]
     lines.sort()
@@ -196,7 +196,7 @@ def _key(item: StoredObject) -> tuple[str, str, str]:
 
 
 def _index(values: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the items with their keys: the type or name of the item if it has one, otherwise its position."""
+    """Yield the items with keys for comparison: the type or name of the item if it has one, otherwise its position."""
     items = list(values) if isinstance(values, (list, tuple)) else sorted(values, key=_dump)
     for field in ('type', 'name', 'uid'):
         if items and all(isinstance(item, Mapping) and isinstance(item.get(field), str) for item in items):
@@ -220,23 +220,23 @@ def _strip(body: Mapping[str, Any], results: frozenset[str]) -> dict[str, Any]:
         metadata['annotations'] = annotations
     status = given.pop('status', None)
     if isinstance(status, Mapping):
-        # The ids of sub-handlers contain the ids of their parents, so the first part of the id is compared.
+        # Compare the first part of the id only: the ids of sub-handlers begin with the id of their parent.
         status = {key: value for key, value in status.items() if key != 'kopf' and key.partition('/')[0] not in results}
         status = _relate_generations(status, body.get('metadata', {}).get('generation'))
     return {'metadata': metadata, **given, **({'status': status} if status else {})}
 
 
 ANNOTATION = 'kopf.dev/check'
-"""The annotation that another client adds to children; it is not compared."""
+"""The annotation that a disturbance adds to children as another client; it is not compared."""
 
 
 def is_bookkeeping(annotation: str) -> bool:
-    """Check whether a framework, a tool, or a controller of the cluster keeps its own state in the annotation."""
+    """Check whether the annotation is for the own use of a framework, a tool, or a controller of the cluster."""
     return annotation.partition('/')[0].endswith(_BOOKKEEPERS)
 
 
 def _relate_generations(value: Any, generation: Any) -> Any:
-    """Replace observed generations with whether they are the last one: the numbers depend on the object's past."""
+    """Replace observed generations, which depend on the object's past, by whether they are the last one."""
     if isinstance(value, Mapping):
         return {
             key: ('(the last one)' if item == generation else '(an old one)')
@@ -250,7 +250,7 @@ def _relate_generations(value: Any, generation: Any) -> Any:
 
 
 class _Names:
-    """Replaces uids, generated names and times in all texts of a state."""
+    """Replaces the uids, generated names and times in all texts of a state."""
 
     def __init__(self, state: State, known: set[tuple[str, str, str]]) -> None:
         self._uids = {
@@ -273,7 +273,7 @@ class _Names:
             replaced: dict[Any, Any] = {}
             for key, item in value.items():
                 name, number = self.replace(key), 1
-                while name in replaced:  # several generated names have the same replacement
+                while name in replaced:  # not unique: several generated names can have the same replacement
                     number += 1
                     name = f'{self.replace(key)} {number}'
                 replaced[name] = self.replace(item)

@@ -1,8 +1,8 @@
 """
-Forks of the process: each runs one plan, and sends its result back.
+Forked copies of this process: each of them runs one plan, and sends the result back.
 
-A copy has all modules imported already, and its changes end with it, including the state of the user's modules. So
-plans do not influence each other, and no plan has to start a Python interpreter.
+A copy has all modules imported already, and its changes of any state, including that of the user's modules, are lost at
+its end. So plans do not influence each other, and no plan has to start a Python interpreter.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ T = TypeVar('T')
 
 
 class ForkFailed(Exception):
-    """Stands for the result of a copy that has failed; the message has the reason."""
+    """The result of a copy that has failed; the message has the reason."""
 
 
 class _Copy(NamedTuple):
@@ -33,7 +33,7 @@ class _Copy(NamedTuple):
 
 class ForkPool(Generic[T]):
     """
-    Copies that run at the same time.
+    Runs functions in copies of this process, several at the same time.
 
     Args:
         jobs: the maximal number of copies that run at the same time.
@@ -52,11 +52,11 @@ class ForkPool(Generic[T]):
         """
         Call the functions in copies; yield their tags and results in the order in which they finish.
 
-        The result is a `ForkFailed` if the copy has failed. The next task is taken when a copy has ended. At the
-        deadline (on the monotonic clock), the running copies are killed, and not reported.
+        The result is a `ForkFailed` if the copy has failed. The next task is taken from the iterator when a copy has
+        ended. At the deadline (on the monotonic clock), the running copies are killed, and have no results.
         """
         copies: dict[int, _Copy] = {}
-        is_frozen = gc.get_freeze_count() > 0  # by the program, for example by tests: it stays so
+        is_frozen = gc.get_freeze_count() > 0  # by the caller: keep it so
         gc.freeze()
         try:
             with selectors.DefaultSelector() as selector:
@@ -104,7 +104,7 @@ class ForkPool(Generic[T]):
     ) -> None:
         reader, writer = os.pipe()
         with warnings.catch_warnings():
-            # Python warns about forks in processes with threads. The copy does not use the threads of its parent.
+            # Ignore Python's warning about forks in processes with threads: the copy does not use its parent's threads.
             warnings.simplefilter('ignore', DeprecationWarning)
             pid = os.fork()
         if pid == 0:
@@ -115,7 +115,7 @@ class ForkPool(Generic[T]):
 
 
 def _serve(function: Callable[[], Any], writer: int) -> None:
-    """Called in the copy: send the result, and exit without the cleanups of the original process."""
+    """Called in the copy: send the result, and exit without the exit handlers of the original process."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,5 +1,5 @@
 """
-Oracles: decide whether a course is correct, and describe its violations.
+Oracles: they decide whether a course is correct, and describe its violations.
 
 Most oracles compare the end state with that of an undisturbed course. So a check needs no description of the state that
 the operator should reach.
@@ -18,7 +18,7 @@ LIMIT = 12
 
 
 class Violation(NamedTuple):
-    """A requirement that a course violates."""
+    """A requirement that a course violates: which one, and how."""
 
     oracle: str
     """The name of the oracle: one word."""
@@ -29,7 +29,7 @@ class Violation(NamedTuple):
 
     @property
     def essence(self) -> tuple[str, ...]:
-        """The key of violations with the same cause: the oracle, and the fields that differ."""
+        """The key by which violations with the same cause are recognized: the oracle, and the fields that differ."""
         return (self.oracle, *sorted({line.partition(':')[0] for line in self.details})[:3])
 
 
@@ -39,7 +39,7 @@ class Expectation(NamedTuple):
     outcome: Outcome
     normalizer: Normalizer
     has_history: bool = True
-    """Whether both courses have the same edits, so that the results of handlers must be the same."""
+    """Whether both courses have the same edits, so that the results of handlers must be the same, too."""
 
 
 def judge(outcome: Outcome, expected: Expectation) -> list[Violation]:
@@ -55,7 +55,7 @@ def judge(outcome: Outcome, expected: Expectation) -> list[Violation]:
 
 
 def judge_annotation(outcome: Outcome, target: Target) -> list[Violation]:
-    """Return a violation if the annotation of another client is lost, although its object exists."""
+    """Return a violation if the object exists, but has lost the annotation of another client."""
     lost = [
         item
         for item in outcome.end.objects
@@ -68,13 +68,13 @@ def judge_annotation(outcome: Outcome, target: Target) -> list[Violation]:
 
 def judge_undisturbed(outcome: Outcome, normalizer: Normalizer, *, is_refused: bool = False) -> list[Violation]:
     """
-    Return the violations in a course without disturbances, which is not compared with another one.
+    Return the violations in a course that is not compared with another one.
 
     Args:
         outcome: the outcome of the course.
-        normalizer: the differences between equal courses.
-        is_refused: whether handlers cannot apply the values of an edit. They may be retried for ever then, and store
-            their progress, as long as there are delays between the attempts.
+        normalizer: removes the fields that vary between undisturbed courses.
+        is_refused: whether handlers fail with the values of the edit. Then, they may be retried for ever and store
+            their progress, but only with delays between the attempts.
     """
     found = []
     if outcome.overlaps:
@@ -87,7 +87,7 @@ def judge_undisturbed(outcome: Outcome, normalizer: Normalizer, *, is_refused: b
         found.append(Violation('leftovers', text, _add(sorted(left))))
     if is_refused:
         return [*found, _unrest(outcome)] if len(outcome.quiet_writes) > MAX_WRITES else found
-    # One write a second is too much even for periodic operators.
+    # One write per second is too much even for operators that write periodically.
     if len(outcome.quiet_writes) > outcome.quiet + (5 if outcome.quiet < 60 else 0):
         found.append(_unrest(outcome))
     elif outcome.quiet_writes and not outcome.facts.is_periodic:

@@ -1,7 +1,7 @@
 """
-The result of a course: the requests and calls that were observed, the states of the objects, and the errors.
+The result of a course: the observed requests and calls, the states of the objects, and the errors.
 
-It also contains facts about the operator, from which a check makes its plans.
+The result of an undisturbed course also has the facts about the operator from which the check makes its plans.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from kopf._kits.testing.operator_processes import WEBHOOKS
 from kopf._kits.testing.sandbox import UNIMPORTANT
 
 MAX_WRITES = 600
-"""The number of writes after which an operator that has not come to rest is considered to be in a loop."""
+"""The number of writes before the rest after which the operator is considered to be in a loop."""
 
 HIDDEN = UNIMPORTANT | WEBHOOKS | {'selfsubjectrulesreviews', 'selfsubjectaccessreviews', 'selfsubjectreviews'}
 """
@@ -38,11 +38,11 @@ class Request:
     phase: str
     """The phase of the course: ``start``, ``scenario``, ``edits``, ``quiet``, ``restart``, ``deletion``."""
     is_apply: bool = False
-    """Whether it is a server-side apply."""
+    """Whether the request is a server-side apply."""
 
     @property
     def is_write(self) -> bool:
-        """Return whether it can change something."""
+        """Return whether the request can change something."""
         return self.method not in ('GET', 'HEAD')
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class Facts:
     """The facts about an operator and its objects that an undisturbed course has shown."""
 
     created: list[tuple[Target, Mapping[str, Any]]] = dataclasses.field(default_factory=list)
-    """The objects of the user, as they were created, in the order of their creation."""
+    """The objects of the user, as the user has created them, in the order of their creation."""
     parents: list[Target] = dataclasses.field(default_factory=list)
     """The objects of the user that the operator handles."""
     children: list[Target] = dataclasses.field(default_factory=list)
@@ -62,23 +62,23 @@ class Facts:
     watched: list[str] = dataclasses.field(default_factory=list)
     """The resources that the operator watches."""
     owned: list[str] = dataclasses.field(default_factory=list)
-    """The resources whose objects level-triggered handlers restore after edits by others."""
+    """The resources whose objects level-triggered handlers restore when other clients have changed them."""
     updated: dict[str, list[tuple[str, ...]]] = dataclasses.field(default_factory=dict)
-    """The fields whose changes the handlers handle, by the resource."""
+    """The fields whose changes are handled, by their resource."""
     results: list[str] = dataclasses.field(default_factory=list)
-    """The ids of the handlers whose results are stored in the status."""
+    """The ids of handlers that store their results in the status."""
     schemas: dict[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     """The schemas of custom resources."""
     is_limited: bool = False
-    """Whether some handlers have a limit for their retries or their time."""
+    """Whether any handler has a limit of its retries or its time."""
     is_coordinated: bool = False
-    """Whether several operators would agree on the one that works: by peering, or by the election of a leader."""
+    """Whether only one of several operators works at a time, because they use peering or elect a leader."""
     is_periodic: bool = False
     """Whether some handlers are called periodically."""
     imports: list[str] = dataclasses.field(default_factory=list)
     """The modules that the operator imports from the standard library and from installed packages."""
     untried: list[str] = dataclasses.field(default_factory=list)
-    """The parts of the check that the ground of the course does not support: one sentence each."""
+    """The parts of the check that the testbed does not support, one sentence each."""
 
 
 @dataclasses.dataclass
@@ -86,13 +86,13 @@ class Outcome:
     """The result of a course."""
 
     problem: str = ''
-    """Why the course was not completed, if the operator is not necessarily the cause."""
+    """Why the course was not completed, if the reason is outside of the operator."""
     exceeds_virtual_time: bool = False
-    """Whether the problem is that something is impossible in virtual time."""
+    """Whether the problem is an action that is impossible in virtual time."""
     failure: str = ''
-    """The failure of the operator that has ended the course: it has not started, or has exited, or a wait timed out."""
+    """The failure of the operator that has ended the course: no start, an exit, or a timeout."""
     scenario_error: str = ''
-    """The error of the scenario."""
+    """The error that the scenario has raised."""
     has_begun: bool = False
     """Whether the disturbance has happened."""
     rests: bool = True
@@ -106,16 +106,16 @@ class Outcome:
     """How long the operator was observed at rest (in seconds)."""
     end: State = State((), {})
     final: State = State((), {})
-    """The state after the deletion of the user's objects."""
+    """The state after the deletion of all objects of the user."""
     restarted: State | None = None
-    """The state after a restart at rest."""
+    """The state after a restart at rest, if there was one."""
     restart_writes: list[str] = dataclasses.field(default_factory=list)
     quiet_writes: list[str] = dataclasses.field(default_factory=list)
     needless_writes: list[str] = dataclasses.field(default_factory=list)
-    """The writes at rest that were repeated without need."""
+    """The writes at rest that were repeated although nothing had changed."""
     overlaps: list[str] = dataclasses.field(default_factory=list)
     early: list[str] = dataclasses.field(default_factory=list)
-    """The children that were created although their owners were Ready already."""
+    """The children that were created when their owners were already Ready."""
     failed: list[Call] = dataclasses.field(default_factory=list)
     """The handlers that have failed for good."""
     retried: list[Call] = dataclasses.field(default_factory=list)

@@ -1,9 +1,9 @@
 """
 Calls of the modules that simulate systems outside of the cluster, such as a fake cloud.
 
-The functions of these modules, and the methods of their classes, are wrapped during one run of ``kopf check``. The
-wrappers record the calls. When a call returns, its wrapper can kill the operator in the middle of a handler: after one
-change of the outside system, and before the next one.
+During a course, the functions of these modules and the methods of their classes are wrapped. The wrappers record the
+calls. A wrapper can also kill the operator when a call returns, in the middle of a handler: after one change of the
+outside system, and before the next one.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from typing import Any
 
 
 class Killed(BaseException):
-    """Raised in a killed operator instead of the return from a call, so that the caller does not continue."""
+    """Raised by a wrapper in a killed operator, so that the caller does not continue after the call."""
 
 
 class OutsideCalls:
@@ -26,8 +26,9 @@ class OutsideCalls:
 
     Args:
         modules: the names of the modules.
-        note: called with the name of a function when it has returned; raises `Killed` to kill the operator.
-        may_call: returns false if the operator was killed. Its calls then fail, including those in ``finally`` blocks.
+        note: called with the name of each function that has returned; raises `Killed` to kill the operator.
+        may_call: returns false if the operator was killed. Then, all its calls fail, including those in ``finally``
+            blocks.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class OutsideCalls:
                 result = function(*args, **kwargs)
             finally:
                 self._depth -= 1
-            if not self._depth:  # only the outermost of nested calls is reported
+            if not self._depth:  # of nested calls, only the outermost one is reported
                 self._note(name)
             return result
 
@@ -85,7 +86,7 @@ class OutsideCalls:
 
 
 def _iter_functions(module: ModuleType) -> Iterator[tuple[Any, str, FunctionType]]:
-    """Yield the public functions that the module defines, and the methods of its classes, with their owners."""
+    """Yield the public functions of the module, and the methods of its classes, each with the module or class."""
     for name, value in vars(module).items():
         if name.startswith('_') or getattr(value, '__module__', None) != module.__name__:
             continue

@@ -1,8 +1,9 @@
 """
-Plans: the disturbance of one course, and its moment. A plan is a small readable file, and the whole input of a course.
+Plans: which disturbance happens in a course, and when. A plan can be written to a small file that people read and edit.
 
-A request is identified by its verb, its resource, and its number among the requests with this verb and resource. So a
-plan stays valid when its author changes other parts of the operator; a number among all requests would not.
+A plan identifies a request by its verb, its resource, and its number among the requests with this verb and resource.
+Why not by its number among all requests? The plan would become invalid whenever other parts of the operator are
+changed.
 """
 
 import dataclasses
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 CALL = 'call'
-"""The verb of the calls of external services, which are no requests to the API."""
+"""The verb by which plans refer to calls of external services, which are no requests to the API."""
 
 ORDINALS = {1: 'first', 2: 'second', 3: 'third'}
 
@@ -44,7 +45,7 @@ class Moment:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Target:
-    """An object, by its name; if the name is generated in each course, by its number among such objects."""
+    """The identity of an object: its name, or its number among the objects with generated names."""
 
     resource: str
     namespace: str = ''
@@ -82,18 +83,18 @@ class Plan:
     """The request at which the disturbance begins."""
     when: str = 'before'
     """
-    When the disturbance begins: ``before`` the request, before its response (``unanswered``), or ``after`` both.
+    When it begins: ``before`` the request is executed, before the response (``unanswered``), or ``after`` that.
 
     For disturbances at rest, ``away`` means that the operator is killed before it, and restarted after it.
     """
     step: int | None = None
-    """The number of the user's write before which it begins; 0 is the moment at rest after all writes and edits."""
+    """The number of the user's write before which the disturbance begins; 0: at rest, after all writes and edits."""
     target: Target | None = None
     """The object or the resource that the disturbance concerns."""
     status: int = 0
     """The HTTP status of the injected error."""
     times: int = 1
-    """The number of such requests that fail."""
+    """How many requests of this verb and resource fail, beginning with that one."""
     seconds: float = 0
     """The duration of the disturbance."""
     replicas: int = 1
@@ -103,13 +104,13 @@ class Plan:
     fresh: bool = False
     """Whether the user creates the objects with the edits included, instead of editing them later."""
     restart: bool = False
-    """Whether the operator is restarted at rest; a restart must change nothing."""
+    """Whether the operator is restarted at rest, which must not change anything."""
     without: tuple[int, ...] = ()
-    """The numbers of the loaded objects that this course omits."""
+    """The numbers of the objects of ``--load`` that this course omits."""
 
     @property
     def is_disturbing(self) -> bool:
-        """True if the plan has a disturbance at a certain moment, in addition to the edits at rest."""
+        """True if the plan has a disturbance besides the edits at rest."""
         return self.request is not None or self.step is not None
 
     @classmethod

@@ -1,4 +1,4 @@
-"""A record of children that are created after their owner has become Ready, which is too late."""
+"""A record of the children that an operator creates too late: when their owner is already Ready."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -7,13 +7,13 @@ from kopf._kits.checking.end_states import StoredObject
 
 
 class ReadinessRecord:
-    """The objects that are Ready, in one course."""
+    """Records which objects of one course are Ready, and which children were created too late."""
 
     def __init__(self) -> None:
         self._known: set[str] = set()
         self._ready: set[str] = set()
         self.early: list[str] = []
-        """The children that were created although their owners were Ready already."""
+        """The children that were created when their owners were already Ready."""
 
     def note(self, objects: Iterable[StoredObject]) -> None:
         """Called after each write with all existing objects."""
@@ -28,9 +28,9 @@ class ReadinessRecord:
 
 def is_ready(body: Mapping[str, Any]) -> bool:
     """
-    Check whether the Ready condition is true for the present generation of the object.
+    Check whether the condition Ready is true for the present generation of the object.
 
-    A status without ``observedGeneration`` is taken to be about the first generation.
+    If the status has no ``observedGeneration``, it is assumed to be that of the first generation.
     """
     status = body.get('status')
     if not isinstance(status, Mapping) or not isinstance(status.get('conditions'), list):

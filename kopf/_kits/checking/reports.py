@@ -12,6 +12,8 @@ from kopf._kits.checking.oracles import Violation
 from kopf._kits.checking.plans import Plan
 
 WIDTH = 100
+BUDGET_OPTION = '--budget {}s'
+"""The option of the command that gives a check more time, with a place for the seconds."""
 
 
 def describe(plan: Plan) -> str:
@@ -97,8 +99,8 @@ def format_finding(number: int, finding: Finding, command: str) -> str:
     return '\n'.join(lines)
 
 
-def format_report(report: Report, commands: Sequence[str]) -> str:
-    """Return the whole report."""
+def format_report(report: Report, commands: Sequence[str], *, option: str = BUDGET_OPTION) -> str:
+    """Return the whole report; for `option`, see `summarize`."""
     parts = [
         format_finding(number, finding, command)
         for number, (finding, command) in enumerate(zip(report.findings, commands, strict=True), 1)
@@ -110,14 +112,14 @@ def format_report(report: Report, commands: Sequence[str]) -> str:
         parts.append('\n'.join(['Seen once, but not when the plan was run again:', *lines]))
     if report.noticed:
         parts.append('\n'.join(['Noticed:', *(f'- {text}' for text in report.noticed)]))
-    return '\n\n'.join([*parts, summarize(report)])
+    return '\n\n'.join([*parts, summarize(report, option=option)])
 
 
-def summarize(report: Report) -> str:
-    """Return the last line, which says what was tried and found."""
+def summarize(report: Report, *, option: str = BUDGET_OPTION) -> str:
+    """Return the last line, which says what was tried and found; with `option` as the way to try more."""
     count, rate = len(report.tried), len(report.tried) / max(report.seconds, 0.001) * 60
     if report.left and not report.findings:
-        more = f'--budget {max(60, math.ceil(2 * report.budget))}s tries more'
+        more = f'{option.format(max(60, math.ceil(2 * report.budget)))} tries more'
         ended = f'the budget has ended before the others; {more}'
         found = f'nothing found, but {ended}' if report.is_disturbed else f'nothing was disturbed, as {ended}'
         return f'{count} of {count + report.left} plans in {report.seconds:.1f} s: {found}.'

@@ -1,8 +1,8 @@
 """
 Edits that a user can make in the spec of an object, derived from its schema and its present values.
 
-The edits use extreme values: the limits, zero, empty values, the other alternatives. For fields that the schema does
-not describe, they vary the present values. If the API refuses a value, its plan is skipped.
+The edits use extreme values: limits, zero, empty values, other members of enums. For fields that the schema does not
+describe, they use variations of the present values. If the API refuses a value, its plan is skipped.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from kopf._kits.definitions.schema_extensions import INT_OR_STRING
 
 MAX_DEPTH = 4
 MAX_STEP = 3
-"""The largest change of a number without limits: larger numbers could mean thousands of children."""
+"""The largest change of a number without limits: larger numbers could result in thousands of children."""
 
 _EMPTY: Mapping[str, Any] = {}
 
@@ -67,7 +67,7 @@ def _iter_changes(
 
 
 def _iter_values(present: Any, schema: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield other values for a field, beginning with those that operators handle wrongly most often."""
+    """Yield other values for a field; first, the values that operators most often handle wrongly."""
     if schema.get('enum'):
         yield from schema['enum']
         return
@@ -116,11 +116,11 @@ def _iter_texts(present: Any, schema: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _iter_similar(present: str, pattern: str) -> Iterator[str]:
-    """Yield similar texts, which the API probably accepts; it refuses the others, and their plans are skipped."""
+    """Yield similar texts that the API probably accepts; if it refuses one, the plan is skipped."""
     last = present[-1]
     candidates = [present[:-1] + ('2' if last != '2' else '3')] if last.isdigit() else []
     for text in [*candidates, *([f'{present}{last}', present[:-1]] if pattern else [])]:
-        with contextlib.suppress(re.error):  # some patterns of ECMA 262 are invalid in Python
+        with contextlib.suppress(re.error):  # patterns are of ECMA 262, so some of them are invalid in Python
             if re.search(pattern, text):
                 yield text
 
@@ -143,7 +143,7 @@ def _iter_lists(present: Any, schema: Mapping[str, Any]) -> Iterator[list[Any]]:
 
 
 def _iter_objects(present: Any, schema: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield an object with all required properties, if the field is unset."""
+    """Yield an object with all required properties for a field that is unset."""
     if not isinstance(present, Mapping):
         properties: Mapping[str, Any] = schema.get('properties') or _EMPTY
         filled = {name: _get_sample(properties.get(name) or _EMPTY) for name in schema.get('required') or properties}

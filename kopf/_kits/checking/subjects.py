@@ -26,20 +26,20 @@ class Subject:
     folder: Path
     """The folder for temporary files."""
     outside: Sequence[str] = ()
-    """The names of the modules that stand for the world outside of the cluster."""
+    """The names of the modules that simulate these systems."""
     rest: float = 0.0
-    """In real time: after how long without writes the operator is at rest (in seconds). In virtual time, it is 0."""
+    """In real time, how long the operator must have written nothing to be at rest (in seconds); 0 in virtual time."""
 
     cluster: ClusterPlace | None = None
-    """The cluster, in real time; None for the sandbox."""
+    """The cluster, if the check runs on one; None for the sandbox."""
 
     @property
     def is_real(self) -> bool:
-        """Return whether time is real."""
+        """Return whether the operators run in real time."""
         return self.rest > 0
 
     def choose_scenario(self, plan: Plan) -> Scenario:
-        """Return the scenario, without the objects that the plan omits."""
+        """Return the scenario without the objects that the plan omits."""
         return self.scenario.reduce(plan.without) if isinstance(self.scenario, Loading) else self.scenario
 
 
@@ -47,7 +47,7 @@ class Loading:
     """
     A scenario that creates the given objects, one after another.
 
-    If an object is given twice, the second one is an edit: it is made when the operator is at rest.
+    If an object is given twice, the second one is an edit, which is made when the operator is at rest.
     """
 
     def __init__(self, bodies: Sequence[Mapping[str, Any]]) -> None:

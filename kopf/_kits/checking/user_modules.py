@@ -1,10 +1,10 @@
 """
-The modules of the operator's author, which are imported again for each operator, as in a restarted process.
+The modules of the operator's author, which are imported again for each operator, as by a restarted process.
 
-Modules with handlers are imported again for each operator of a course, since a second operator would have no handlers
-otherwise. The same holds for the modules that have imported these. Other modules stay: they can simulate systems
-outside of the operator, such as a cloud, whose state survives the operator. Modules that were imported before the
-first operator was started always stay.
+Modules with handlers are imported again for each operator of a course: otherwise, a second operator would have no
+handlers. Modules that have imported these are imported again, too. All other modules are kept, as they can simulate
+systems outside of the operator, such as a cloud, whose state must survive the operator. Modules that were imported
+before the first operator started are always kept.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ _FOREIGN = (
 
 
 class UserModules:
-    """The modules that the operators of one course import."""
+    """The modules that the operators of one course have imported."""
 
     def __init__(self) -> None:
         self._before = frozenset(sys.modules)
@@ -47,7 +47,7 @@ class UserModules:
         )
 
     def _find_stale(self, declaring: set[str]) -> set[str]:
-        """Return the modules with handlers, their packages, and all modules that refer to these."""
+        """Return the modules with handlers, their packages, and all modules that refer to any of them."""
         own = {
             name: module for name, module in list(sys.modules.items()) if name not in self._before and is_users(module)
         }
@@ -58,13 +58,13 @@ class UserModules:
 
 
 def is_users(module: ModuleType) -> bool:
-    """Check whether the module is neither of the standard library nor of an installed package."""
+    """Check whether the module belongs neither to the standard library nor to an installed package."""
     path = getattr(module, '__file__', None)
     return isinstance(path, str) and not path.startswith(_FOREIGN)
 
 
 def _refers(module: ModuleType, names: set[str]) -> bool:
-    """Check whether the module has imported one of the others, or an object from it."""
+    """Check whether the module has imported one of the named modules, or an object from one."""
     return any(_get_origin(value) in names for value in list(vars(module).values()))
 
 

@@ -1,7 +1,7 @@
 """
-The user of an operator in a course: the writes of the scenario, of which the course is notified.
+The writes of the operator's user in a course: each write of the scenario is reported to the course.
 
-Disturbances can begin at these writes. The course is not notified of the writes that disturbances make.
+Disturbances can begin at these writes. Writes that disturbances make are not reported.
 """
 
 import contextlib
@@ -18,19 +18,19 @@ from kopf._kits.testing.wire.statuses import Refusal
 T = TypeVar('T')
 
 WAIT = 3600.0
-"""The minimal timeout of the waits in scenarios (in seconds): disturbances delay the expected states."""
+"""The minimal timeout of waits in scenarios (in seconds): disturbances delay the expected states."""
 
 _is_unrecorded: ContextVar[bool] = ContextVar('_is_unrecorded', default=False)
 
 
 class Host(Protocol):
-    """The operations on a course that its user needs."""
+    """The operations of a course that its user needs."""
 
     def settle(self) -> bool:
         """Wait until the operator is at rest."""
 
     def step(self, text: str) -> AbstractContextManager[None]:
-        """Record a write of the user, which is made within the context."""
+        """Record a write of the user, which is to be made within the context."""
 
     def note_created(self, body: Mapping[str, Any]) -> None:
         """Record an object of the user."""
@@ -38,11 +38,11 @@ class Host(Protocol):
 
 class RecordedWrites:
     """
-    Notifies the course of each write.
+    Reports each write of the user to the course.
 
     Args:
         host: the course.
-        pause: called before a refused write is tried again.
+        pause: called before a refused write is retried.
     """
 
     def __init__(self, host: Host, pause: Callable[[], None]) -> None:
@@ -55,7 +55,7 @@ class RecordedWrites:
 
     @contextlib.contextmanager
     def unrecorded(self) -> Iterator[None]:
-        """Do not notify the course of the writes in this context."""
+        """Do not report the writes in this context."""
         token = _is_unrecorded.set(True)
         try:
             yield
@@ -63,7 +63,7 @@ class RecordedWrites:
             _is_unrecorded.reset(token)
 
     def write(self, text: str, write: Callable[[], T]) -> T:
-        """Do a write of the user; retry it while the operator's webhooks are unavailable."""
+        """Make a write of the user; retry it while the operator's webhooks are unavailable."""
         if _is_unrecorded.get():
             return write()
         try:
@@ -93,10 +93,10 @@ class RecordedWrites:
 
 class CourseSandbox(Sandbox):
     """
-    The sandbox of a course.
+    The sandbox of a course, as its scenario gets it.
 
     Args:
-        writes: the notification of the course.
+        writes: reports the writes to the course.
         wait: the minimal timeout of waits (in seconds).
         options: the options of the sandbox.
     """

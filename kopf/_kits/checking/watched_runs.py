@@ -1,5 +1,5 @@
 """
-``kopf run`` in a process of its own, for checks in real time: the calls of its handlers are written to a file.
+``kopf run`` in a process of its own, for checks in real time: it writes the calls of its handlers to a file.
 
 All operators of a course append to the same file, one line at a time, so the lines are in the order of the events. The
 process ends at once when its parent has ended, even if the parent was killed. It is in a process group of its own,
@@ -26,25 +26,25 @@ from kopf._kits.checking.outside_calls import OutsideCalls
 from kopf._kits.child_operators import make_sandbox_vault
 
 VARIABLE = 'KOPF_CHECK'
-"""The environment variable with the orders."""
+"""The environment variable with the `Orders`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Orders:
-    """What a process is told by the check."""
+    """The parameters of a process, which the check sets."""
 
     number: int
     """The number of the operator in its course."""
     path: str
     """The file to append to."""
     outside: Sequence[str] = ()
-    """The modules that stand for the world outside of the cluster."""
+    """The modules that simulate systems outside of the cluster."""
     folders: Sequence[str] = ()
-    """The folders to import these modules from."""
+    """The folders from which to import these modules."""
     call: str = ''
-    """The function of these modules after whose call the process is to be killed."""
+    """The function of these modules after which the process must be killed."""
     count: int = 0
-    """The number of that call."""
+    """The number of the call of that function after which the process must be killed."""
 
     def make_environment(self) -> dict[str, str]:
         """Return the environment for the process."""
@@ -65,17 +65,17 @@ class CallWriter(Instrument):
         self._file = os.open(orders.path, os.O_WRONLY | os.O_APPEND)
 
     def handler_begins(self, call: HandlerCall) -> None:
-        """Write the start."""
+        """Write the start of a call."""
         if (observed := ObservedCall.of(call)) is not None:
             self._write('begin', observed)
 
     def handler_ends(self, call: HandlerCall) -> None:
-        """Write the end."""
+        """Write the end of a call."""
         if (observed := ObservedCall.of(call)) is not None:
             self._write('end', observed)
 
     def note_call(self, name: str) -> None:
-        """Write a call of an external service; kill the process if this is the moment for it."""
+        """Write a call of an external service; kill the process if the orders name this call."""
         self._write('call', [name])
         if name == self._orders.call:
             self._left -= 1
@@ -89,7 +89,7 @@ class CallWriter(Instrument):
 
     def _write(self, what: str, fields: Sequence[str]) -> None:
         line = json.dumps([self._orders.number, what, time.monotonic(), *fields]) + '\n'
-        os.write(self._file, line.encode())  # at once, so that lines of several processes are never mixed
+        os.write(self._file, line.encode())  # in one piece, so that lines of several processes are never mixed
 
 
 def end() -> None:
@@ -98,7 +98,7 @@ def end() -> None:
 
 
 def end_with_parent() -> None:
-    """End the process when its standard input ends, as the parent holds the other end."""
+    """End the process when its standard input ends, which happens when the parent ends."""
 
     def wait() -> None:
         while os.read(0, 1):
@@ -120,17 +120,22 @@ def main(arguments: Sequence[str]) -> None:
 
     def run(**options: Any) -> None:
         with OutsideCalls(orders.outside, writer.note_call, lambda: True).recorded():
-            running.run(**options, instruments=[writer])
+            running.run(**options, identity=make_identity(orders.number), instruments=[writer])
 
     ready = threading.Event()
     threading.Thread(target=writer.note_ready, args=[ready], name='kopf-ready', daemon=True).start()
-    # No login handlers: they could lead to another cluster.
+    # Remove the login handlers: they could lead to another cluster.
     controls = cli.CLIControls(vault=make_sandbox_vault(), ready_flag=ready, run=run)
     cli.main.main(['run', *arguments], prog_name='kopf', obj=controls)
 
 
+def make_identity(number: int) -> str:
+    """Return the name of an operator among its peers, by its number in the course."""
+    return f'kopf-check-{number}'
+
+
 def parse(line: str) -> tuple[int, str, float, Sequence[str]]:
-    """Return the fields of a line: the number of the operator, the type of the event, the time, and further fields."""
+    """Return the number of the operator, the type of the event, the time, and the further fields of a line."""
     number, what, at, *fields = json.loads(line)
     return number, what, at, fields
 

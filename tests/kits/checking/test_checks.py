@@ -177,6 +177,42 @@ def test_plans_that_have_found_something_find_it_again(check, tmp_path):
         assert "2 plans in " in report
 
 
+UNSUPPORTED = """
+    import dataclasses
+
+    @kopf.kind('example.com/v1')
+    @dataclasses.dataclass
+    class Shop:
+        spec: complex
+
+    @kopf.on.create(Shop)
+    def created(**_):
+        pass
+"""
+CONVERTING = """
+    import dataclasses
+
+    @kopf.kind('example.com/v1beta1', 'Alarm')
+    @dataclasses.dataclass
+    class OldAlarm:
+        spec: dict[str, str]
+
+    @kopf.kind('example.com/v1')
+    @dataclasses.dataclass
+    class Alarm:
+        spec: dict[str, str]
+
+    @kopf.on.startup()
+    def configure(settings, **_):
+        settings.admission.server = kopf.WebhookServer()
+
+    @kopf.on.convert(OldAlarm, Alarm)
+    def upgrade(obj: OldAlarm, **_) -> Alarm:
+        return Alarm(obj.spec)
+"""
+OLD_ALARM = {"apiVersion": "example.com/v1beta1", "kind": "Alarm"}
+
+
 @pytest.mark.parametrize(
     "text, scenario, reason",
     [
@@ -193,8 +229,18 @@ def test_plans_that_have_found_something_find_it_again(check, tmp_path):
             None,
             "A connection to 10.0.0.1:1 was attempted by a socket. .* For a check, simulate that service by",
         ),
+        (
+            UNSUPPORTED,
+            None,
+            "^Shop.spec has a type that msgspec does not support: [^\n]*complex",
+        ),
+        (
+            CONVERTING,
+            lambda sandbox: sandbox.create({**OLD_ALARM, "metadata": {"name": "a"}, "spec": {}}),
+            "operator-not-started.invalid.* this kind, but does not write .*: set settings.admission.managed",
+        ),
     ],
-    ids=["nothing", "scenario", "start", "controllers", "sockets"],
+    ids=["nothing", "scenario", "start", "controllers", "sockets", "models", "conversions"],
 )
 def test_what_cannot_be_checked_is_explained(check, text, scenario, reason):
     with pytest.raises(CannotCheck, match=reason):
@@ -318,7 +364,7 @@ def test_the_budget_is_kept(check):
 
 
 def test_a_budget_without_any_disturbance_is_no_success(check):
-    with pytest.raises(CannotCheck, match=r"1 of \d+ plans in .* s: nothing was disturbed, as the budget has ended"):
+    with pytest.raises(CannotCheck, match=r"1 of \d+ plans in .*: nothing was disturbed, as .*; budget=60 tries more"):
         check(RIGHT, budget=0.01, plans=1000)
 
 

@@ -55,10 +55,33 @@ def test_objects_are_written_to_the_namespace_of_the_course(user, host, sandbox)
     assert host.created == [first, second, {**MAP, **host.created[2]}]
 
 
+def test_scenarios_of_the_sandbox_can_be_played(user, host):
+    user.create("cm", "b", namespace="default", labels={"app": "x"}, data={"x": "1"})
+    assert user.wait_for("ConfigMap", "b", lambda body: body["data"]["x"] == "1")["metadata"]["namespace"] == "default"
+    user.patch("configmaps", "b", [{"op": "replace", "path": "/data/x", "value": "2"}])
+    body = user.get("configmap", "b")
+    user.replace({**body, "data": {"x": "3"}})
+    user.create("configmaps.v1", "c")
+    assert [item["data"] for item in user.list("configmaps", label_selector="app=x")] == [{"x": "3"}]
+    assert {item["kind"] for item in user.list("configmaps")} == {"ConfigMap"}
+    user.delete("cm", "b", propagation="Foreground")
+    user.wait_gone("cm", "b")
+    assert host.steps[1:3] == ["patch configmaps b", "replace ConfigMap b"]
+
+
 def test_a_wait_ends_at_its_timeout(user):
     user.create(MAP)
     with pytest.raises(WaitTimeout, match=r"configmaps a is still there after 0\.3 s"):
         user.wait_gone("configmaps", "a")
+    with pytest.raises(WaitTimeout, match=r"cm 'a' is not as expected after 0\.3 s; it is: \{"):
+        user.wait_for("cm", "a", lambda body: body["data"]["x"] == "2")
+    with pytest.raises(WaitTimeout, match=r"cm 'b' is not there after 0\.3 s; it is: absent"):
+        user.wait_for("cm", "b")
+
+
+def test_unknown_kinds_are_named(user):
+    with pytest.raises(ClusterError, match="The cluster of the context 'sandbox' has no kind 'things'"):
+        user.get("things", "a")
 
 
 def test_refusals_are_those_of_the_sandbox(user):
@@ -70,6 +93,8 @@ def test_refusals_are_those_of_the_sandbox(user):
 def test_other_namespaces_are_impossible(user):
     with pytest.raises(ClusterError, match="The namespace other is not that of the other objects, default"):
         user.delete("configmaps", "a", namespace="other")
+    with pytest.raises(ClusterError, match="The namespace other is not that of the other objects, default"):
+        user.create({**MAP, "metadata": {"name": "a", "namespace": "other"}})
 
 
 def test_the_namespace_is_translated_wherever_it_is():

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from forkserver import run_process
 
-from kopf._kits.checking.command_line import Options
+from kopf._kits.checking.command_line import Options, choose_budget
 
 RIGHT = """
     @kopf.on.create('webs')
@@ -197,13 +197,13 @@ def test_commands_that_repeat_a_check_have_its_options():
     assert Options(**options).make_arguments() == ["--namespace", "one", "--namespace", "two", *operator, "app.py"]
     command = ["kopf", "check", "app.py", "--crd", "crd.yaml", "--load", "web.yaml", "-n", "one", "-n", "two"]
     assert Options(**options).make_command() == [*command, *operator, "--pods", "--real-time", "--rest=5s"]
-    assert Options(**options).choose_budget() == 300
+    assert choose_budget(None, is_real=Options(**options).is_real) == 300
     assert Options(**{**options, "real_time": False}).make_command() == [*command, *operator, "--pods"]
     options |= {"real_time": False, "cluster": "kind", "apply_crds": True, "pods": False, "namespaces": []}
     where = ["--cluster", "kind", "--apply-crds", "--rest=5s"]
     assert Options(**options).make_command() == [*command[:-4], *operator, *where]
     assert Options(**options).make_arguments() == [*operator, "app.py"]
-    assert Options(**options).choose_budget() == 300
+    assert choose_budget(None, is_real=Options(**options).is_real) == 300
 
 
 @pytest.mark.parametrize(

@@ -219,6 +219,6 @@ def test_an_operator_that_is_killed_while_the_course_looks_at_it_has_not_failed(
     course._replicas = [operator]
     # The course reads what has happened, and only then sees that the operator has ended.
     checks = iter([lambda: None, lambda: course.release_operator(operator)])
-    monkeypatch.setattr(course.ground, "check", lambda: next(checks)())
+    monkeypatch.setattr(course.testbed, "check", lambda: next(checks)())
     course._check_operator()
     assert course._replicas == [None]

@@ -12,10 +12,10 @@ import pytest
 from kopf._kits.checking.command_line import import_observers
 from kopf._kits.checking.courses import Course
 from kopf._kits.checking.forks import ForkPool
-from kopf._kits.checking.grounds import GroundFailed, make_real_pace
 from kopf._kits.checking.plans import CALL, Edit, Moment, Plan, Target
-from kopf._kits.checking.real_grounds import RealSandboxGround, find_root
+from kopf._kits.checking.real_testbeds import RealSandboxTestbed, find_root
 from kopf._kits.checking.subjects import Loading, Subject
+from kopf._kits.checking.testbeds import CannotContinue, make_real_pace
 from kopf._kits.testing.wire.manifests import read
 
 WEB = Target(resource="webs", namespace="default", name="w1")
@@ -151,6 +151,28 @@ def test_requests_are_retried_although_that_takes_longer_than_the_rest(run):
     assert web.body["status"]["size"] == 2
 
 
+ELECTED = """
+    @kopf.on.startup()
+    def configure(settings, **_):
+        settings.leadership.enabled = True
+        settings.leadership.duration, settings.leadership.renew_deadline = 6, 4
+
+    @kopf.on.create('webs')
+    async def serve(spec, patch, **_):
+        patch.status['size'] = spec['size']
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_the_successor_of_a_killed_leader_works_before_the_rest(run, replicas):
+    plan = Plan(do="kill", when="before", request=Moment(verb="patch", resource="webs"), replicas=replicas)
+    outcome = run(plan, ELECTED)
+    assert (outcome.problem, outcome.failure, outcome.has_begun, outcome.rests) == ("", "", True, True)
+    [web] = [item for item in outcome.end.objects if item.resource == "webs"]
+    assert web.body["status"]["size"] == 2 and not outcome.quiet_writes
+
+
 @pytest.mark.long
 def test_an_operator_is_killed_after_a_call_of_the_outside(run, tmp_path):
     (tmp_path / "cloud.py").write_text(CLOUD)
@@ -176,17 +198,17 @@ def test_child_processes_are_killed_with_their_operator(run, tmp_path):
 
 @pytest.fixture
 def act(tmp_path):
-    """Call the function with an open ground, in a copy of this process; return its result."""
+    """Call the function with an open testbed, in a copy of this process; return its result."""
 
     def act(function):
         def call():
             subject = Subject(arguments=[], options={}, scenario=Loading([]), observers={}, folder=tmp_path, rest=1)
-            ground = RealSandboxGround(subject, None, Plan(), make_real_pace(1, 0))
-            ground.open()
+            testbed = RealSandboxTestbed(subject, None, Plan(), make_real_pace(1, 0))
+            testbed.open()
             try:
-                return function(ground)
+                return function(testbed)
             finally:
-                ground.close()
+                testbed.close()
 
         return ForkPool(1, 60).call(call, None)
 
@@ -194,28 +216,28 @@ def act(tmp_path):
 
 
 def test_a_disturbance_that_fails_is_no_mistake_of_the_operator(act):
-    def wait(ground):
-        ground.call_later(0, lambda: 1 / 0)
+    def wait(testbed):
+        testbed.call_later(0, lambda: 1 / 0)
         try:
             while True:
-                ground.advance(0.01)
-        except GroundFailed as error:
+                testbed.advance(0.01)
+        except CannotContinue as error:
             return str(error)
 
     assert act(wait) == "The disturbance has failed: ZeroDivisionError: division by zero."
 
 
 def test_nothing_is_stable_while_a_disturbance_goes_on(act):
-    def watch(ground):
-        before = ground.is_stable()
-        ground.call_later(60, lambda: None)
-        return before, ground.is_stable()
+    def watch(testbed):
+        before = testbed.is_stable()
+        testbed.call_later(60, lambda: None)
+        return before, testbed.is_stable()
 
     assert act(watch) == (True, False)
 
 
 def test_the_end_waits_for_a_timer_that_is_starting_something(act):
-    def end(ground):
+    def end(testbed):
         entered, proceeds, done = threading.Event(), threading.Event(), []
 
         def start():
@@ -223,10 +245,10 @@ def test_the_end_waits_for_a_timer_that_is_starting_something(act):
             proceeds.wait()
             done.append(1)
 
-        ground.call_later(0, start)
+        testbed.call_later(0, start)
         entered.wait()
         threading.Timer(0.2, proceeds.set).start()
-        ground.close()
+        testbed.close()
         return done
 
     assert act(end) == [1]
@@ -251,7 +273,7 @@ def test_modules_are_imported_from_the_folders_of_their_packages(tmp_path, monke
 SUSPENDING = """
 import pathlib, sys, time
 from kopf._kits.checking.call_records import CallRecord
-from kopf._kits.checking.real_grounds import RealOperator
+from kopf._kits.checking.real_testbeds import RealOperator
 from kopf._kits.checking.watched_runs import Orders
 import os
 

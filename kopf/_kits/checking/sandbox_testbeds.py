@@ -1,11 +1,11 @@
-"""The common part of the grounds with sandboxes: their objects and kinds are read without requests."""
+"""The common part of the testbeds with sandboxes: objects and kinds are read from the sandbox without requests."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kopf._kits.checking.end_states import StoredObject
-from kopf._kits.checking.grounds import Ground, KindFacts
 from kopf._kits.checking.outcomes import HIDDEN
+from kopf._kits.checking.testbeds import KindFacts, Testbed
 from kopf._kits.checking.user_writes import CourseSandbox
 from kopf._kits.testing.controllers import workloads
 from kopf._kits.testing.kinds.kinds import Kind
@@ -16,13 +16,13 @@ Versions = Mapping[tuple[str, str], tuple[str, int]]
 """The uids and versions of objects."""
 
 
-class SandboxGround(Ground):
+class SandboxTestbed(Testbed):
     """
-    A ground with a sandbox.
+    A testbed with a sandbox.
 
     Args:
         sandbox: the sandbox, which is not running yet.
-        pods: whether the sandbox emulates the controllers of deployments, and so on.
+        pods: whether the sandbox emulates the controllers of pods, jobs, deployments, and so on.
     """
 
     def __init__(self, sandbox: CourseSandbox, *, pods: bool) -> None:
@@ -46,7 +46,7 @@ class SandboxGround(Ground):
         return self.sandbox.faults
 
     def is_stable(self) -> bool:
-        """Return true: the controllers of the sandbox act immediately, so they never have work left."""
+        """Return true: the sandbox's controllers act immediately, so they never have work left."""
         return True
 
     @property

@@ -1,8 +1,9 @@
 """
-The ground on a real cluster: operators are processes that reach it through a proxy, each course in its own namespace.
+The testbed on a real cluster: operators are processes that reach the cluster through a proxy.
 
-What the check has created is removed at the end of the check, even after interruptions: the namespaces, and the CRDs
-that were not there before.
+Each course has a namespace of its own.
+
+At its end, even after an interruption, a check removes the namespaces and the CRDs that it has created.
 """
 
 import contextlib
@@ -16,35 +17,39 @@ from kopf._kits.checking.cluster_proxies import ClusterProxy
 from kopf._kits.checking.cluster_users import ClusterUser, Translation
 from kopf._kits.checking.clusters import LABEL, Body, Cluster, ClusterError, ClusterKind, ClusterPlace, explain_scope
 from kopf._kits.checking.end_states import StoredObject
-from kopf._kits.checking.grounds import GroundFailed, KindFacts, Pace
+from kopf._kits.checking.forks import ForkFailed, ForkPool
 from kopf._kits.checking.outcomes import HIDDEN
 from kopf._kits.checking.plans import Plan
-from kopf._kits.checking.real_grounds import RealGround
+from kopf._kits.checking.real_testbeds import RealTestbed, declare_crds, load_handlers
 from kopf._kits.checking.subjects import Subject
+from kopf._kits.checking.testbeds import CannotContinue, KindFacts, Pace
 from kopf._kits.checking.user_writes import RecordedWrites
-from kopf._kits.checking.virtual_grounds import CallHost
+from kopf._kits.checking.virtual_testbeds import CallHost
 from kopf._kits.testing.serving.faults import Faults, SeenRequest
 from kopf._kits.testing.wire.statuses import Refusal
 
+LOADING_TIMEOUT = 60.0
+"""How long it may take to load the handlers (in seconds)."""
+
 COLLECTING_TIMEOUT = 20.0
-"""How long to wait until the garbage collector has deleted the objects without owners (in seconds)."""
+"""How long to wait until the garbage collector deletes objects whose owners are gone (in seconds)."""
 
 DERIVED = frozenset({'controllerrevisions', 'endpoints', 'endpointslices'})
-"""The resources that controllers of the cluster derive from others."""
+"""The resources whose objects the cluster's controllers derive from other objects."""
 
 OF_NAMESPACES = frozenset({('configmaps', 'kube-root-ca.crt'), ('serviceaccounts', 'default')})
-"""The objects that controllers of the cluster create in each namespace, sooner or later."""
+"""The objects that the cluster's controllers create in each namespace."""
 
 WORKLOADS = frozenset(
     {'CronJob', 'DaemonSet', 'Deployment', 'Job', 'ReplicaSet', 'ReplicationController', 'StatefulSet'}
 )
-"""The kinds whose controllers in the cluster create other objects."""
+"""The kinds whose objects make the cluster's controllers create other objects."""
 
 UNTRIED = 'On a cluster, the children were not compared with the condition Ready of their owners after each write.'
 
 
-class ClusterGround(RealGround):
-    """The ground on a cluster, in real time."""
+class ClusterTestbed(RealTestbed):
+    """The testbed on a cluster, in real time."""
 
     has_cheap_lists = False
     untried = (UNTRIED,)
@@ -56,13 +61,13 @@ class ClusterGround(RealGround):
         self._kinds = [kind for kind in place.namespaced if kind.resource.plural not in HIDDEN | DERIVED]
         self._stack = contextlib.ExitStack()
         self._versions: Mapping[tuple[str, str], Any] = {}
-        """The versions of the objects when it was asked for the last time whether the ground is stable."""
+        """The versions of the objects at the last call of `is_stable`."""
         self._left_since: float | None = None
-        """Since when there have been objects whose owners are gone (in seconds)."""
+        """Since when (in seconds) there are objects whose owners are gone; None if there are none."""
 
     @property
     def kubeconfig(self) -> Path:
-        """The credentials of the operators, which lead to the proxy."""
+        """The kubeconfig of the operators, which leads to the proxy."""
         return self._folder / 'kubeconfig'
 
     def open(self) -> None:
@@ -78,7 +83,7 @@ class ClusterGround(RealGround):
         super().open()
 
     def close(self) -> None:
-        """End all processes, and remove the namespace; if that fails, it is removed at the end of the check."""
+        """End all processes, and remove the namespace. If that fails, the end of the check removes it."""
         try:
             super().close()
         finally:
@@ -96,30 +101,31 @@ class ClusterGround(RealGround):
         return self._proxy.faults
 
     def advance(self, seconds: float) -> None:
-        """Let time pass; fail if the proxy has refused a write that leaves the namespace."""
+        """Let time pass; raise an error if the proxy has refused a write outside of the namespace."""
         super().advance(seconds)
         if self._proxy.refused:
-            raise GroundFailed(self._proxy.refused)
+            raise CannotContinue(self._proxy.refused)
 
     def _list_arguments(self) -> Sequence[str]:
         """Return the arguments of ``kopf run``."""
         return ['--namespace', self._translation.namespace, *super()._list_arguments()]
 
     def _load(self) -> None:
-        """Load the handlers; refuse those of cluster-scoped objects, which are not in the namespace."""
+        """Load the handlers; raise an error if any of them handles cluster-scoped objects."""
         super()._load()
         handlers = [] if self.registry is None else list(self.registry.iter_resource_handlers())
         for kind in self._place.kinds:
             if not kind.resource.namespaced:
                 for handler in handlers:
                     if handler.selector is not None and handler.selector.check(kind.resource):
-                        raise GroundFailed(explain_scope(f'The objects of {kind.name}, which {handler.id!r} handles,'))
+                        what = f'The objects of {kind.name}, which {handler.id!r} handles,'
+                        raise CannotContinue(explain_scope(what))
 
     def define(self, crds: Sequence[Mapping[str, Any]]) -> None:
-        """Do nothing: the kinds were created before the first course, if that was permitted."""
+        """Do nothing: `prepared` has already created the kinds."""
 
     def is_stable(self) -> bool:
-        """Check whether also nothing has changed since the last time, and no objects have lost their owners."""
+        """Check also whether no object has changed since the last call, and the garbage collector has no work left."""
         if not super().is_stable():
             return False
         found = self._list()
@@ -128,7 +134,7 @@ class ClusterGround(RealGround):
         return versions == before and not self._is_collecting(found)
 
     def _is_collecting(self, found: Sequence[tuple[ClusterKind, Body]]) -> bool:
-        """Check whether the garbage collector is going to delete objects; it ignores wrong references."""
+        """Check whether the garbage collector is going to delete objects; after a timeout, assume that it is not."""
         kinds = {kind.resource.kind for kind in self._kinds}
         uids = {body['metadata']['uid'] for _, body in found}
         owners = [body['metadata'].get('ownerReferences') or [] for _, body in found]
@@ -185,13 +191,43 @@ def _get_versions(found: Sequence[tuple[ClusterKind, Body]]) -> Mapping[tuple[st
 
 @contextlib.contextmanager
 def _typed_errors() -> Iterator[None]:
-    """Raise the error of a ground instead of those of the cluster."""
+    """Convert errors of the cluster to the error of a testbed."""
     try:
         yield
     except ClusterError as error:
-        raise GroundFailed(str(error)) from None
+        raise CannotContinue(str(error)) from None
     except Refusal as error:
-        raise GroundFailed(f'The cluster refuses what a check needs: {error}') from None
+        raise CannotContinue(f'The cluster refuses what a check needs: {error}') from None
+
+
+@contextlib.contextmanager
+def prepared_for(
+    arguments: Sequence[str],
+    context: str,
+    *,
+    crds: Sequence[Mapping[str, Any]],
+    bodies: Sequence[Mapping[str, Any]],
+    applies_crds: bool,
+) -> Iterator[ClusterPlace]:
+    """
+    Do the same as `prepared`, also with the kinds that the operator declares as classes.
+
+    Args:
+        arguments: the arguments of ``kopf run``.
+        context: the name of the context in the kubeconfig.
+        crds: other definitions that the operator needs.
+        bodies: the objects of the user, as far as they are known.
+        applies_crds: whether missing CRDs may be created.
+
+    Raises:
+        ClusterError: the operator cannot be checked there.
+    """
+    # In a copy of this process, so that the modules of the operator are not imported here.
+    declared = ForkPool[None](1, LOADING_TIMEOUT).call(lambda: declare_crds(load_handlers(arguments)), None)
+    if isinstance(declared, ForkFailed):
+        raise ClusterError(f'The handlers cannot be loaded: {declared}.')
+    with prepared(context, crds=[*declared, *crds], bodies=bodies, applies_crds=applies_crds) as place:
+        yield place
 
 
 @contextlib.contextmanager
@@ -204,14 +240,14 @@ def prepared(
     tell: Callable[[str], object] = lambda text: print(text, file=sys.stderr),
 ) -> Iterator[ClusterPlace]:
     """
-    Prepare the cluster for a check, and remove at the end all that the check has created.
+    Prepare the cluster for a check; at the end, remove everything that the check has created.
 
     Args:
         context: the name of the context in the kubeconfig.
-        crds: the definitions that the operator needs. Those that are there already stay as they are.
+        crds: the CRDs that the operator needs. If a CRD exists already, it is neither changed nor removed.
         bodies: the objects of the user.
         applies_crds: whether missing CRDs may be created.
-        tell: the function to call with a sentence about what could not be removed.
+        tell: called with a sentence about the objects that could not be removed.
 
     Raises:
         ClusterError: the operator cannot be checked there.
@@ -222,7 +258,7 @@ def prepared(
         with Cluster(context) as cluster, _explained():
             for crd in crds:
                 if _is_missing(cluster, crd, context=context, applies_crds=applies_crds):
-                    has_created = True  # before the request, as its response can be lost
+                    has_created = True  # noted before the request, because its response can be lost
                     cluster.create_crd(crd, run)
             kinds += cluster.list_kinds()
         place = ClusterPlace(context=context, run=run, namespace=_find_namespace(bodies), kinds=kinds)

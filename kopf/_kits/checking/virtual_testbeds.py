@@ -1,7 +1,7 @@
 """
-The ground in virtual time: the operators and the sandbox are in one event loop, so ten minutes take no real time.
+The testbed in virtual time: the operators and the sandbox run in one event loop, whose clock jumps over idle times.
 
-What happens there depends only on the plan: the same plan gives the same requests at the same times.
+Its events depend only on the plan: the same plan gives the same requests at the same times.
 """
 
 import asyncio
@@ -14,31 +14,31 @@ from typing import NoReturn, Protocol
 
 from kopf._core.intents.registries import OperatorRegistry
 from kopf._kits.checking.call_records import CallRecorder
-from kopf._kits.checking.grounds import VIRTUAL, RunningOperator, Write
 from kopf._kits.checking.outside_calls import Killed, OutsideCalls
-from kopf._kits.checking.sandbox_grounds import SandboxGround
+from kopf._kits.checking.sandbox_testbeds import SandboxTestbed
 from kopf._kits.checking.subjects import Subject
+from kopf._kits.checking.testbeds import VIRTUAL, RunningOperator, Write
 from kopf._kits.checking.user_modules import UserModules
 from kopf._kits.checking.user_writes import CourseSandbox, Host, RecordedWrites
 from kopf._kits.testing.inline_operators import InlineOperator
 from kopf._kits.testing.serving.faults import SeenRequest
 from kopf._kits.testing.virtual.outputs import output_var
+from kopf._kits.testing.virtual.simulations import Simulation
 from kopf._kits.testing.virtual.virtual_clocks import EPOCH
-from kopf._kits.testing.virtual.worlds import World
 from kopf._kits.testing.wire.statuses import Refusal
 
 UNREACHABLE = 60.0
-"""After how long the user retries a write that was refused because a webhook was unavailable (in seconds)."""
+"""The delay of retries of a write that was refused because a webhook was unavailable (in seconds)."""
 
 
 class CallHost(Host, Protocol):
-    """The operations on a course that the ground needs."""
+    """The operations of a course, i.e. of one run of the scenario, that the testbed needs."""
 
     def note_call(self, name: str) -> bool:
         """Record a call of an external service; return whether the caller must be killed now."""
 
     def release_operator(self, operator: RunningOperator) -> None:
-        """Called when the operator is going to be killed: another one can be started in its place."""
+        """Called before the operator is killed, so that another one can be started in its place."""
 
 
 class VirtualOperator:
@@ -50,7 +50,7 @@ class VirtualOperator:
 
     @property
     def returncode(self) -> int | None:
-        """The exit code; None while it runs."""
+        """The exit code; None while the operator runs."""
         return self.inline.returncode
 
     @property
@@ -59,24 +59,24 @@ class VirtualOperator:
         return self.inline.output
 
     def kill(self) -> None:
-        """Kill it at once."""
+        """Kill the operator immediately."""
         self.inline.kill()
         self.recorder.forget()
 
     def stop(self) -> None:
-        """Stop it gracefully."""
+        """Stop the operator gracefully."""
         self.inline.stop(60)
         self.recorder.forget()
 
     def hang(self, seconds: float) -> None:
-        """Suspend it for a time: its running handlers may continue later, but it must not start others."""
+        """Suspend the operator for a time (in seconds). Running handlers may continue later, but none may start."""
         self.recorder.forget()
         self.inline.freeze(seconds)
 
 
-class VirtualGround(SandboxGround):
+class VirtualTestbed(SandboxTestbed):
     """
-    The ground of a course in virtual time.
+    The testbed of a course in virtual time.
 
     Args:
         subject: the operator and its user.
@@ -88,7 +88,7 @@ class VirtualGround(SandboxGround):
     pace = VIRTUAL
 
     def __init__(self, subject: Subject, host: CallHost, *, seed: int, replicas: int) -> None:
-        # The copies of one process have equal ids of objects; courses with other seeds have other tokens.
+        # Why the id of the process? Forked copies have equal ids of objects, and their sandboxes have different tokens.
         kubeconfig = subject.folder / f'kubeconfig-{os.getpid()}-{id(self)}'
         sandbox = CourseSandbox(
             RecordedWrites(host, lambda: self.advance(UNREACHABLE)),
@@ -115,18 +115,18 @@ class VirtualGround(SandboxGround):
         self._stack.enter_context(self._calls.recorded())
 
     def close(self) -> None:
-        """Do not change the process any more. The sandbox is left as it is: the process ends after one course."""
+        """Stop replacing functions. The sandbox keeps running, since this process ends after the course anyway."""
         self._stack.close()
 
     @property
-    def _world(self) -> World:
-        assert self.sandbox.world is not None
-        return self.sandbox.world
+    def _simulation(self) -> Simulation:
+        assert self.sandbox.simulation is not None
+        return self.sandbox.simulation
 
     @property
     def now(self) -> float:
         """The virtual time (in seconds)."""
-        return self._world.clock.now
+        return self._simulation.clock.now
 
     def get_time(self, request: SeenRequest) -> float:
         """Return the time of a request, on the scale of `now`."""
@@ -138,11 +138,12 @@ class VirtualGround(SandboxGround):
 
     def call_later(self, seconds: float, function: Callable[[], object]) -> None:
         """Call the function in the event loop after the time."""
-        # Not in the context of an operator: it would not be called if that operator was killed.
-        self._world.loop.call_later(seconds, function, context=self._context.copy())
+        # Why an empty context? In the context of an operator, the function would not be called if the operator was
+        # killed.
+        self._simulation.loop.call_later(seconds, function, context=self._context.copy())
 
     def call_in_request(self, function: Callable[[], object], *, ends: bool) -> None:
-        """Call the function at once. Requests of a killed operator end by themselves."""
+        """Call the function immediately. Why ignore ``ends``? The requests of a killed operator end with its tasks."""
         function()
 
     def write(self, get_writes: Callable[[], Sequence[Write]], done: Callable[[], None], *, waits: bool) -> None:
@@ -161,16 +162,16 @@ class VirtualGround(SandboxGround):
         if waits:
             self.sandbox.run(write())
         else:
-            task = self._world.loop.create_task(write())
+            task = self._simulation.loop.create_task(write())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     def start_operator(self, number: int, recorder: CallRecorder) -> VirtualOperator:
         """Start one operator."""
-        inline = InlineOperator(self.sandbox, self._world, instruments=[recorder])
+        inline = InlineOperator(self.sandbox, self._simulation, instruments=[recorder])
         operator = VirtualOperator(inline, recorder)
         self._operators.append(operator)
-        # Peers with equal priorities would all pause.
+        # With equal priorities, all peers would pause.
         priority = ['--priority', str(100 - number)] if self._has_peers else []
         with self._modules.loading(inline.registry):
             inline.start([*self._subject.arguments, *priority], env={}, cwd=None, loaded=self._create_kinds)
@@ -182,7 +183,7 @@ class VirtualGround(SandboxGround):
         return self._modules.foreign
 
     def _create_kinds(self, registry: OperatorRegistry) -> None:
-        """Create the kinds that the operator declares as classes, when it starts for the first time."""
+        """Create the kinds that the operator declares as classes, at its first start."""
         if registry.kinds and self.registry is None:
             from kopf._kits.definitions.crd_conversions import add_conversions  # most operators declare no kinds
             from kopf._kits.definitions.crd_documents import make_crds
@@ -194,11 +195,11 @@ class VirtualGround(SandboxGround):
     def check(self) -> None:
         """Do nothing: the instruments of the operators have recorded everything."""
 
-    # What the operators do besides requests.
+    # The actions of the operators besides requests.
 
     def _find_owner(self) -> object:
-        """Return the output of the operator that is running at this moment."""
-        strand = self._world.turns.current
+        """Return the operator whose code is running: its output stream, as each operator has a stream of its own."""
+        strand = self._simulation.turns.current
         return output_var.get() if strand is None else strand.owner
 
     def _find_operator(self, owner: object) -> VirtualOperator | None:
@@ -213,16 +214,16 @@ class VirtualGround(SandboxGround):
         operator = self._find_operator(self._find_owner())
         if operator is not None and self._host.note_call(name):
             self._host.release_operator(operator)
-            if self._world.turns.current is None:
+            if self._simulation.turns.current is None:
                 operator.kill()
             else:
-                # Not from within its own thread, which has to end first.
-                self._world.loop.call_soon(operator.kill, context=contextvars.Context())
+                # Why not kill it here? This is its own thread, which has to end first.
+                self._simulation.loop.call_soon(operator.kill, context=contextvars.Context())
             raise Killed
 
     def _end_process(self, code: int) -> NoReturn:
-        """Called instead of `os._exit`, which would end this process, not only that operator."""
+        """Called instead of `os._exit`, which would end this process with all operators."""
         operator = self._find_operator(self._find_owner())
         if operator is not None and operator.returncode is None:
-            self._world.loop.call_soon(operator.kill, context=contextvars.Context())
+            self._simulation.loop.call_soon(operator.kill, context=contextvars.Context())
         raise SystemExit(code)

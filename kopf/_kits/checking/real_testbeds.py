@@ -1,5 +1,5 @@
 """
-Grounds (see `grounds`) in real time: each operator is a process of its own, with real sockets and threads.
+Testbeds in real time: each operator is a process of its own, with real sockets and threads.
 
 A course takes some seconds there, and two courses are never exactly equal. Therefore, an operator counts as being at
 rest after some seconds without writes, and a check runs a plan again before it reports a finding.
@@ -23,42 +23,43 @@ from typing import Any
 from kopf._core.intents.handlers import DaemonHandler
 from kopf._core.intents.registries import OperatorRegistry, SmartOperatorRegistry
 from kopf._kits.checking.call_records import CallRecorder, ObservedCall
-from kopf._kits.checking.grounds import Ground, GroundFailed, Pace, Write
 from kopf._kits.checking.plans import CALL, Plan
-from kopf._kits.checking.sandbox_grounds import SandboxGround
+from kopf._kits.checking.sandbox_testbeds import SandboxTestbed
 from kopf._kits.checking.subjects import Subject
+from kopf._kits.checking.takeovers import find_takeover
+from kopf._kits.checking.testbeds import CannotContinue, Pace, Testbed, Write
 from kopf._kits.checking.user_writes import CourseSandbox, RecordedWrites
-from kopf._kits.checking.virtual_grounds import CallHost
-from kopf._kits.checking.watched_runs import Orders, parse, without_cluster
+from kopf._kits.checking.virtual_testbeds import CallHost
+from kopf._kits.checking.watched_runs import Orders, make_identity, parse, without_cluster
 from kopf._kits.testing.serving.faults import SeenRequest
 from kopf._kits.testing.wire.httpexchanges import Dropped
 from kopf._kits.testing.wire.statuses import Refusal
 
 FOLDER = 'KOPF_CHECK_FOLDER'
-"""The environment variable with the folder, new in each course, where fakes of external services keep their data."""
+"""The environment variable with the folder of a course, where fakes of external services keep their data."""
 
 READY_TIMEOUT = 15.0
-"""How long to wait until a started operator says that it is ready (in seconds): not all of them do."""
+"""How long to wait for a started operator to report that it is ready (in seconds); some operators never do."""
 
 STOP_TIMEOUT = 30.0
 """How long an operator may take to stop gracefully (in seconds)."""
 
 RETRIED_WITHIN = 25.0
-"""How long after a failure a client may retry a request (in seconds): the framework's longest default delay is 21."""
+"""How long after a failure a retry of the request is expected (in seconds): the framework's longest delay is 21."""
 
 UNREACHABLE = 1.0
-"""The pause (in seconds) between the start of operators and the retry of a write that failed without their webhooks."""
+"""How long after the start of operators a write is retried that needs their webhooks (in seconds)."""
 
 
 class RealOperator:
     """
     One operator in a process of its own, with a process group of its own.
 
-    It is killed and suspended together with its child processes, as a container is.
+    Signals that kill or suspend the operator reach its child processes, too, as in a container.
 
     Args:
-        recorder: the calls of its handlers.
-        forget: called when it has been killed or suspended, with the recorder.
+        recorder: records the calls of its handlers.
+        forget: called with the recorder when the operator has been killed or suspended.
         output: the file for its output.
         now: the time (in seconds).
     """
@@ -68,11 +69,11 @@ class RealOperator:
     ) -> None:
         self.recorder = recorder
         self.quiet_since = now + READY_TIMEOUT
-        """The time of the last activity of its handlers (in seconds); a time in the future while it starts."""
+        """The time of the last activity of handlers (in seconds); while the operator starts, a time in the future."""
         self.is_starting = True
-        """Whether it has not said yet that it is ready."""
+        """Whether the operator has not yet reported that it is ready."""
         self.is_released = False
-        """Whether it has killed itself after a call of an external service: its later reports do not count."""
+        """Whether the operator has killed itself after a call of an external service: later reports are ignored."""
         self._forget = forget
         self._path = output
         self._process: subprocess.Popen[bytes] | None = None
@@ -92,7 +93,7 @@ class RealOperator:
 
     @property
     def returncode(self) -> int | None:
-        """The exit code; None while it runs."""
+        """The exit code; None while the operator runs."""
         return None if self._process is None else self._process.poll()
 
     @property
@@ -101,16 +102,16 @@ class RealOperator:
         return self._path.read_text(errors='replace')
 
     def note_activity(self, now: float) -> None:
-        """Called when it has become ready, or when a handler has begun or ended."""
+        """Called when the operator becomes ready, and when a handler begins or ends."""
         self.is_starting = False
         self.quiet_since = now
 
     def release(self) -> None:
-        """Called when it is going to kill itself."""
+        """Called before the operator kills itself."""
         self.is_released = True
 
     def kill(self) -> None:
-        """Kill it at once."""
+        """Kill the processes immediately."""
         if self._process is not None:
             self._signal(signal.SIGKILL)
             self._process.wait()
@@ -119,13 +120,13 @@ class RealOperator:
         self._forget(self.recorder)
 
     def stop(self) -> None:
-        """Stop it gracefully."""
+        """Stop the operator gracefully."""
         if self._process is not None:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(STOP_TIMEOUT)
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)  # its child processes
+                os.killpg(self._process.pid, signal.SIGKILL)  # the child processes that still run
         self.kill()
 
     def hang(self, seconds: float) -> None:
@@ -138,13 +139,13 @@ class RealOperator:
 
     def _signal(self, number: int) -> None:
         if self._process is not None and self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS does not permit it for zombies
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS does not permit signals to zombies
                 os.killpg(self._process.pid, number)
 
 
-class RealGround(Ground):
+class RealTestbed(Testbed):
     """
-    The common part of the grounds in real time.
+    The common part of the testbeds in real time.
 
     Args:
         subject: the operator and its user.
@@ -165,15 +166,17 @@ class RealGround(Ground):
         self._reading = threading.RLock()
         self._operators: list[RealOperator] = []
         self._started_last = self._started_at
-        """When an operator was started for the last time (in seconds since the epoch)."""
+        """When the last operator was started (in seconds since the epoch)."""
+        self._changed_at = self._started_at
+        """When an operator was started, killed, or suspended for the last time (in seconds since the epoch)."""
         self._calls = 0
         self._is_open = False
         self._timers: set[threading.Timer] = set()
-        """The timers of functions that have not ended yet."""
+        """The timers whose functions have not ended yet."""
         self._requests: set[object] = set()
-        """One object for each request that waits for a function."""
+        """A token for each request that waits for a function."""
         self._failure = ''
-        """Why a function has failed in another thread."""
+        """The error of a function in another thread."""
 
     @property
     @abstractmethod
@@ -181,7 +184,7 @@ class RealGround(Ground):
         """The credentials of the operators."""
 
     def open(self) -> None:
-        """Prepare the folder and the environment. This process is a copy, so it keeps the environment."""
+        """Prepare the folder and the environment variables. This process is a copy for one course: it keeps them."""
         outside = self._folder / 'outside'
         outside.mkdir()
         self._events.touch()
@@ -190,7 +193,7 @@ class RealGround(Ground):
         self._is_open = True
 
     def close(self) -> None:
-        """End all processes. Wait for the timers first, as they can be starting another process at this moment."""
+        """End all processes. Wait for the timers first: one of them can be starting a process at this moment."""
         self._is_open = False
         for timer in list(self._timers):
             timer.cancel()
@@ -213,10 +216,10 @@ class RealGround(Ground):
         """Let time pass."""
         time.sleep(seconds)
         if self._failure:
-            raise GroundFailed(f'The disturbance has failed: {self._failure}.')
+            raise CannotContinue(f'The disturbance has failed: {self._failure}.')
 
     def await_operators(self) -> None:
-        """Wait for the operators that are started again, and for their webhooks."""
+        """Wait for the operators that are being started again, and for their webhooks."""
         ends_at = self.now + READY_TIMEOUT
         while self._is_disturbing() and self.now < ends_at:
             self.advance(self.pace.short_stride)
@@ -224,12 +227,12 @@ class RealGround(Ground):
         self.advance(UNREACHABLE)
 
     def _is_disturbing(self) -> bool:
-        """Check whether an operator is starting, or the disturbance goes on by itself."""
+        """Check whether an operator is starting, or the disturbance has not ended yet."""
         starting = any(operator.is_starting and operator.returncode is None for operator in self._operators)
         return bool(starting or self._timers or self._requests)
 
     def call_later(self, seconds: float, function: Callable[[], object]) -> None:
-        """Call the function in a thread after the time."""
+        """Call the function in a thread after the time (in seconds)."""
 
         def call() -> None:
             if self._is_open:
@@ -242,7 +245,7 @@ class RealGround(Ground):
         timer.start()
 
     def call_in_request(self, function: Callable[[], object], *, ends: bool) -> Coroutine[Any, Any, None]:
-        """Call the function in a thread; the request waits for it."""
+        """Call the function in a thread; the request waits for its end."""
 
         async def call() -> None:
             self._requests.add(call)
@@ -251,19 +254,19 @@ class RealGround(Ground):
             finally:
                 self._requests.discard(call)
             if ends:
-                raise Dropped  # the server does not necessarily know yet that its client is dead
+                raise Dropped  # the server possibly does not know yet that its client is dead
 
         return call()
 
     def _call(self, function: Callable[[], object]) -> None:
-        """Call the function in another thread; if it fails, the course ends."""
+        """Called in another thread: call the function; if it fails, the course ends with an error."""
         try:
             function()
         except Exception as error:
             self._failure = self._failure or f'{type(error).__name__}: {error}'
 
     def write(self, get_writes: Callable[[], Sequence[Write]], done: Callable[[], None], *, waits: bool) -> None:
-        """Make the writes of another client now: this is never called in the thread of a server."""
+        """Make the writes of another client at once: the caller is never in the thread of a server."""
         with self.user.writes.unrecorded(), contextlib.suppress(Refusal):
             for resource, name, namespace, patch in get_writes():
                 if patch is None:
@@ -285,10 +288,10 @@ class RealGround(Ground):
             **self._find_due_call(),
         )
         self._operators.append(operator)
-        # Peers with equal priorities would all pause.
+        # With equal priorities, all peers would pause.
         priority = ['--priority', str(100 - number)] if self._plan.replicas > 1 else []
         environment = {**without_cluster(os.environ), 'PYTHONUNBUFFERED': '1', **orders.make_environment()}
-        self._started_last = time.time()
+        self._started_last = self._changed_at = time.time()
         operator.start([*self._list_arguments(), *priority], environment)
         return operator
 
@@ -297,14 +300,14 @@ class RealGround(Ground):
         return self._subject.arguments
 
     def _find_due_call(self) -> Mapping[str, Any]:
-        """Return the external call after which the next operator must be killed; nothing if the call has been made."""
+        """Return the external call after which the next operator must be killed; None if that call has been made."""
         moment = self._plan.request
         if moment is None or moment.verb != CALL or self._calls >= moment.number:
             return {}
         return {'call': moment.resource, 'count': moment.number - self._calls}
 
     def _load(self) -> None:
-        """Load the handlers into this process, to know what they handle; the operators load them by themselves."""
+        """Load the handlers into this process, too, because the course needs to know what they handle."""
         self.registry = load_handlers(self._list_arguments())
         self.define(declare_crds(self.registry))
 
@@ -313,12 +316,12 @@ class RealGround(Ground):
         """Create the kinds that the operator declares as classes."""
 
     def check(self) -> None:
-        """Read what the operators have told since the last time."""
+        """Read the operators' reports since the last call."""
         with self._reading:
             with open(self._events, 'rb') as file:
                 file.seek(self._read)
                 data = file.read()
-            data = data[: data.rfind(b'\n') + 1]  # the last line may be incomplete
+            data = data[: data.rfind(b'\n') + 1]  # the last line may still be incomplete
             self._read += len(data)
             for line in data.decode().splitlines():
                 self._take(*parse(line))
@@ -328,6 +331,7 @@ class RealGround(Ground):
         with self._reading:
             self.check()
             recorder.forget()
+            self._changed_at = time.time()
 
     def _take(self, number: int, what: str, at: float, fields: Sequence[str]) -> None:
         operator = self._operators[number]
@@ -343,18 +347,19 @@ class RealGround(Ground):
             moment = self._plan.request
             self._calls += moment is not None and fields[0] == moment.resource
             if self._host.note_call(fields[0]):
-                self._host.release_operator(operator)  # it has killed itself
+                self._host.release_operator(operator)  # the operator has killed itself
                 operator.release()
                 operator.recorder.forget()
+                self._changed_at = time.time()
 
     def is_stable(self) -> bool:
         """
-        Check whether nothing is going to happen.
+        Check whether no further events are to be expected.
 
-        No operator is starting, no requests are retried, and no handlers are running or have just run, except for
-        daemons.
+        No operator is starting or takes over, no requests are retried, and no handlers are running or have just run,
+        except for daemons.
         """
-        if self._timers or self._requests or self._is_retrying():
+        if self._timers or self._requests or self._is_retrying() or self._is_taking_over():
             return False
         daemons = self._list_handlers(periodic=False)
         with self._reading:
@@ -366,11 +371,21 @@ class RealGround(Ground):
         return True
 
     def _is_retrying(self) -> bool:
-        """Check whether the last of several equal requests has failed recently: its client will probably retry it."""
-        # Killed operators repeat nothing.
+        """Check whether the last attempt of a request has failed recently: its client will probably retry it."""
+        # Killed operators retry nothing.
         last = {(seen.verb, seen.path): seen for seen in list(self.requests) if seen.time >= self._started_last}
         failed = [seen for seen in last.values() if seen.status == 429 or seen.status >= 500]
         return any(self.now - self.get_time(seen) < RETRIED_WITHIN for seen in failed)
+
+    def _is_taking_over(self) -> bool:
+        """Check whether an operator is going to work in the place of a dead one, or has just begun to do so."""
+        ended = {
+            make_identity(number)
+            for number, operator in enumerate(self._operators)
+            if operator.is_released or operator.returncode is not None
+        }
+        taken_at = find_takeover(list(self.requests), changed_at=self._changed_at, ended=ended)
+        return time.time() - taken_at < self.pace.silence
 
     def _list_handlers(self, *, periodic: bool) -> frozenset[str]:
         """Return the ids of the daemons; with ``periodic``, also those of timers and other periodic handlers."""
@@ -382,16 +397,16 @@ class RealGround(Ground):
         )
 
 
-class RealSandboxGround(RealGround, SandboxGround):
-    """The ground with a sandbox on the loopback interface, in real time."""
+class RealSandboxTestbed(RealTestbed, SandboxTestbed):
+    """The testbed with a sandbox on the loopback interface, in real time."""
 
     def __init__(self, subject: Subject, host: CallHost, plan: Plan, pace: Pace) -> None:
-        RealGround.__init__(self, subject, host, plan, pace)
+        RealTestbed.__init__(self, subject, host, plan, pace)
         writes = RecordedWrites(host, self.await_operators)
         sandbox = CourseSandbox(
             writes, wait=pace.patience, kubeconfig=self._folder / 'kubeconfig', seed=plan.seed, **subject.options
         )
-        SandboxGround.__init__(self, sandbox, pods=bool(subject.options.get('pods')))
+        SandboxTestbed.__init__(self, sandbox, pods=bool(subject.options.get('pods')))
 
     @property
     def kubeconfig(self) -> Path:
@@ -400,13 +415,13 @@ class RealSandboxGround(RealGround, SandboxGround):
 
     def open(self) -> None:
         """Start the sandbox."""
-        SandboxGround.open(self)
-        RealGround.open(self)
+        SandboxTestbed.open(self)
+        RealTestbed.open(self)
 
     def close(self) -> None:
         """End all processes, and the sandbox."""
         try:
-            RealGround.close(self)
+            RealTestbed.close(self)
         finally:
             self.sandbox.__exit__(None, None, None)
 
@@ -417,14 +432,14 @@ class RealSandboxGround(RealGround, SandboxGround):
 
 
 def find_root(name: str) -> str:
-    """Return the folder from which a module was imported, even if it is in a package, or is one."""
+    """Return the folder from which a module was imported; of a package or its module, the folder with the package."""
     path = Path(str(sys.modules[name].__file__))
     levels = name.count('.') + (path.stem == '__init__')
     return str(path.parents[levels])
 
 
 def _end_with_parent(parent: int) -> None:
-    """Kill this process when its parent has ended, even if that was killed. Then, the operators end, too."""
+    """Kill this process when its parent has ended or was killed, so that its operators end, too."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -440,11 +455,11 @@ def declare_crds(registry: OperatorRegistry) -> list[Mapping[str, Any]]:
 
 
 def load_handlers(arguments: Sequence[str]) -> OperatorRegistry:
-    """Load the handlers as ``kopf run`` would do it, but run nothing. If that fails, there are only some of them."""
+    """Load the handlers as ``kopf run`` does, but run nothing; if that fails, return the handlers loaded so far."""
     registry = SmartOperatorRegistry()
     # Imported by its name at run time, as the layers do not allow the kits to import the command line.
     cli = importlib.import_module('kopf.cli')
     controls = cli.CLIControls(registry=registry, run=lambda **options: None)
-    with contextlib.suppress(Exception, SystemExit):  # the process of the operator will report it
+    with contextlib.suppress(Exception, SystemExit):  # the process of the operator will report the error
         cli.main.main(['run', *arguments], prog_name='kopf', standalone_mode=False, obj=controls)
     return registry

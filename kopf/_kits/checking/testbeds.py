@@ -1,8 +1,8 @@
 """
-Grounds: where a course takes place. A ground is an API with faults, a clock, and operators that work with that API.
+Testbeds: the environment of a course, which is an API with faults, a clock, and the operators that use that API.
 
-There is a ground in virtual time, one in real time with a sandbox, and one in real time with a cluster. Courses and
-disturbances are the same on all of them.
+There is one in virtual time, one in real time with a sandbox, and one in real time with a cluster. Courses and
+disturbances are the same in all of them.
 """
 
 from abc import ABC, abstractmethod
@@ -20,31 +20,31 @@ class Pace(NamedTuple):
     """The times of a course (in seconds)."""
 
     start: float
-    """How long an operator may take until it watches its resources."""
+    """How long an operator may take to start watching its resources."""
     silence: float
-    """After how long without writes an operator is at rest."""
+    """How long an operator must have written nothing to be at rest."""
     patience: float
     """How long an operator may take to come to rest."""
     periodic_patience: float
-    """The same for operators that write periodically, and so never rest."""
+    """The same for operators that write periodically: they never come to rest, so this is shorter."""
     quiet: float
     """How long an operator at rest is observed."""
     idle: float
     """The additional idle time of each undisturbed course, compared with the previous one."""
     stride: float
-    """By how much time is advanced at once."""
+    """The length of one step of time."""
     short_stride: float
     """The same while the operator writes often."""
     killed: float
     """How long a killed operator does not run, if the plan has no duration."""
     answered: float
-    """How long to wait until a response has reached the operator."""
+    """How long a response takes to reach the operator."""
     stale: float
-    """How long a watch is silent before the user edits the object."""
+    """How long a watch has been silent before the user edits the object."""
     collected: float
-    """How long the user waits between the deletion and the creation."""
+    """How long the user waits between the deletion and the recreation of an object."""
     moment: float
-    """The longest duration of a call of a handler that does nothing."""
+    """The longest duration of a handler's call that does nothing."""
 
 
 VIRTUAL = Pace(
@@ -70,13 +70,13 @@ def make_real_pace(rest: float, disturbed: float) -> Pace:
     Return the pace of courses in real time.
 
     Args:
-        rest: after how long without writes the operators are at rest (in seconds).
-        disturbed: the duration of the disturbance (in seconds): only after it, an operator must come to rest.
+        rest: how long the operators must have written nothing to be at rest (in seconds).
+        disturbed: the duration of the disturbance (in seconds); the time for coming to rest begins after it.
     """
     return Pace(
         start=60.0,
         silence=rest,
-        patience=disturbed + 150.0 + 10 * rest,  # two usual delays of retries
+        patience=disturbed + 150.0 + 10 * rest,  # twice the usual delay of retries
         periodic_patience=disturbed + 10 * rest,
         quiet=rest,
         idle=1.0,
@@ -91,11 +91,11 @@ def make_real_pace(rest: float, disturbed: float) -> Pace:
 
 
 class KindFacts(NamedTuple):
-    """A kind of objects, as far as checks need to know it."""
+    """The properties of a kind that checks need."""
 
     resource: Resource
     schema: Mapping[str, Any] | None = None
-    """The schema of a custom resource; None for others."""
+    """The schema of a custom resource; None for other kinds."""
 
 
 class Write(NamedTuple):
@@ -107,53 +107,53 @@ class Write(NamedTuple):
     patch: Mapping[str, Any] | None
 
 
-class GroundFailed(Exception):
-    """Raised when a course cannot continue, though the operator is not necessarily the cause; it has the reason."""
+class CannotContinue(Exception):
+    """Raised when a course cannot continue for a reason outside of the operator; the message has the reason."""
 
 
 class RunningOperator(Protocol):
-    """One operator on a ground."""
+    """One operator in a testbed."""
 
     recorder: CallRecorder
 
     @property
     def returncode(self) -> int | None:
-        """The exit code; None while it runs."""
+        """The exit code; None while the operator runs."""
 
     @property
     def output(self) -> str:
         """The output so far, including the log."""
 
     def kill(self) -> None:
-        """Kill it at once."""
+        """Kill the operator immediately."""
 
     def stop(self) -> None:
-        """Stop it gracefully."""
+        """Stop the operator gracefully."""
 
     def hang(self, seconds: float) -> None:
-        """Suspend it for a time (in seconds)."""
+        """Suspend the operator for a time (in seconds)."""
 
 
-class Ground(ABC):
-    """The base class of all grounds; each is used for one course."""
+class Testbed(ABC):
+    """The base class of all testbeds; each is used for one course."""
 
     pace: Pace
     user: Any
     """The API for the user: the sandbox, or an object with its methods."""
     registry: OperatorRegistry | None = None
-    """The handlers of the operator; None before it was started."""
+    """The handlers of the operator; None before its first start."""
     has_cheap_lists: bool = True
-    """Whether all objects can be listed after each write."""
+    """Whether listing all objects is fast enough to do so after each write."""
     untried: Sequence[str] = ()
-    """The parts of a check that are impossible on this ground, for the report: one sentence each."""
+    """The parts of a check that are impossible in this testbed, one sentence each, for the report."""
 
     @abstractmethod
     def open(self) -> None:
-        """Open the ground."""
+        """Open the testbed."""
 
     @abstractmethod
     def close(self) -> None:
-        """Stop everything that was started."""
+        """Stop the operators and the API."""
 
     @property
     @abstractmethod
@@ -185,27 +185,27 @@ class Ground(ABC):
     @abstractmethod
     def call_in_request(self, function: Callable[[], object], *, ends: bool) -> Any:
         """
-        Call the function during a request; return a coroutine to wait for, if there is one.
+        Call the function during a request; return a coroutine if the request must wait for it.
 
         Args:
             function: the function to call.
-            ends: whether the function kills the client of the request, so that the request ends there.
+            ends: whether the function kills the client of the request, so that the request must not continue.
         """
 
     @abstractmethod
     def write(self, get_writes: Callable[[], Sequence[Write]], done: Callable[[], None], *, waits: bool) -> None:
         """
-        Make the writes of another client, and call ``done`` after each one; ignore refusals.
+        Make the writes of another client; ignore refusals.
 
         Args:
             get_writes: returns the writes.
-            done: the function to call.
+            done: called after each write.
             waits: whether to wait for the writes. It must be false while a request is processed.
         """
 
     @abstractmethod
     def start_operator(self, number: int, recorder: CallRecorder) -> RunningOperator:
-        """Start one operator: the only one, or one of several (by its number, from 0)."""
+        """Start an operator; the number (from 0) distinguishes several operators of one course."""
 
     def list_imports(self) -> Sequence[str]:
         """Return the modules that the operator imports from the standard library and from installed packages."""
@@ -213,11 +213,11 @@ class Ground(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Update the facts about the operators, such as the calls of their handlers."""
+        """Update the records about the operators, such as the calls of their handlers."""
 
     @abstractmethod
     def is_stable(self) -> bool:
-        """Check whether nothing happens by itself, even if the operators have written nothing for a while."""
+        """Check whether operators that have written nothing for a while have nothing left to do."""
 
     @abstractmethod
     def list_objects(self) -> list[StoredObject]:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from kopf._kits.checking.cluster_grounds import prepared
+from kopf._kits.checking.cluster_testbeds import prepared
 from kopf._kits.checking.clusters import LABEL, Cluster, ClusterError
 from kopf._kits.testing.wire.manifests import read
 from kopf.testing import Sandbox
