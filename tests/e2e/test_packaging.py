@@ -1,6 +1,8 @@
 """What `kopf manifests` makes: accepted without warnings, unchanged at the second time, and enough for the operator."""
 
 import contextlib
+import json
+import os
 import pathlib
 import re
 import secrets
@@ -10,11 +12,13 @@ import urllib.request
 
 import pytest
 import yaml
+from controlplane import binary
 from forkserver import run_process
 from kubeapi import KubeApi, wait
 from operatorprocess import OperatorProcess
 from ports import free_port
 from sandboxplane import SandboxPlane
+from snippets import find_page, read_page
 
 from kopf.testing import Sandbox
 
@@ -65,12 +69,12 @@ def kubectl(plane):
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed")
 
-    def run(*args, text=None):
+    def run(*args, text=None, succeeds=True):
         command = ["kubectl", "--kubeconfig", str(plane), *args]
         done = subprocess.run(command, input=text, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+        assert (done.returncode == 0) == succeeds, done.stderr
         assert "Warning" not in done.stderr
-        return done.stdout
+        return done.stdout if succeeds else done.stderr
 
     return run
 
@@ -81,27 +85,97 @@ def make(path, *options):
     return done.stdout
 
 
-def test_manifests_are_applied_twice_without_a_change_and_are_enough(plane, kubectl, tmp_path, monkeypatch):
+@pytest.mark.parametrize("form", ["stream", "kustomize"])
+def test_manifests_are_applied_twice_without_a_change_and_are_enough(plane, kubectl, tmp_path, monkeypatch, form):
     monkeypatch.setenv("KUBECONFIG", str(plane))
     suffix = secrets.token_hex(3)
     name, namespace = f"notes-{suffix}", f"ns-{suffix}"
     path = tmp_path / "app.py"
     path.write_text(APP.replace("GROUP", f"g{suffix}.example.dev"))
-    text = make(path, "--name", name, "--in", namespace)
-    assert text == make(path, "--name", name, "--in", namespace)
+    options = ["--kustomize", tmp_path / "deploy"] if form == "kustomize" else []
+    text = make(path, "--name", name, "--in", namespace, *options)
+    assert text == make(path, "--name", name, "--in", namespace, *options)
+    given = ["-k", str(tmp_path / "deploy")] if form == "kustomize" else ["-f", "-"]
     kubectl("create", "namespace", namespace)
     try:
-        kubectl("apply", "-f", "-", text=text)
-        again = kubectl("apply", "-f", "-", text=text)
+        assert "deployment.apps" in kubectl("apply", *given, text=text)
+        again = kubectl("apply", *given, text=text)
         assert [line for line in again.splitlines() if not line.endswith(" unchanged")] == []
         config = make_kubeconfig(KubeApi(), plane, namespace, name, tmp_path)
         operate(path, config, kubectl, namespace, tmp_path)
     finally:
-        kubectl("delete", "-f", "-", "--wait=false", text=text)
+        kubectl("delete", *given, "--wait=false", text=text)
         kubectl("delete", "namespace", namespace, "--wait=false")
 
 
-def operate(path, config, kubectl, namespace, folder):
+@pytest.mark.thorough
+def test_a_chart_is_installed_twice_without_a_change_and_is_enough(plane, kubectl, tmp_path, monkeypatch):
+    """In another namespace than the one that the chart was made for; the operator serves this and a second one."""
+    helm = Helm(plane)
+    monkeypatch.setenv("KUBECONFIG", str(plane))
+    suffix = secrets.token_hex(3)
+    name, namespace, other = f"notes-{suffix}", f"ns-{suffix}", f"other-{suffix}"
+    path, chart = tmp_path / "app.py", tmp_path / "chart"
+    path.write_text(APP.replace("GROUP", f"g{suffix}.example.dev"))
+    make(path, "--name", name, "--in", "made-for", "-n", "made-for", "-n", other, "--helm", chart)
+    kubectl("create", "namespace", other)
+    try:
+        helm("lint", "--strict", chart)
+        install = ["upgrade", "--install", "--create-namespace", "--namespace", namespace, name, chart]
+        helm(*install)
+        manifest = helm("get", "manifest", "--namespace", namespace, name)
+        assert {each["kind"] for each in yaml.safe_load_all(manifest)} >= {"Deployment", "ClusterRole", "Role"}
+        before = read_versions(kubectl, manifest)
+        helm(*install)
+        assert helm("get", "manifest", "--namespace", namespace, name) == manifest
+        assert read_versions(kubectl, manifest) == before
+        [deployment] = [each for each in yaml.safe_load_all(manifest) if each["kind"] == "Deployment"]
+        command = deployment["spec"]["template"]["spec"]["containers"][0]["command"]
+        assert command[2:4] == [f"--namespace={namespace}", f"--namespace={other}"]
+        config = make_kubeconfig(KubeApi(), plane, namespace, name, tmp_path)
+        operate(path, config, kubectl, other, tmp_path, scope=command[2:4])
+        refused = helm("upgrade", "--namespace", namespace, "--set", "replicas=2", name, chart, succeeds=False)
+        assert "Several replicas need a leader election or shards" in refused
+    finally:
+        helm("uninstall", "--namespace", namespace, name)
+        kubectl("delete", "customresourcedefinition", f"notes.g{suffix}.example.dev", "--wait=false")
+        kubectl("delete", "namespace", namespace, other, "--wait=false")
+
+
+class Helm:
+    """The command line of Helm: the installed one, or one that is built with Go (two minutes of CPU) and kept."""
+
+    VERSION = "v3.21.4"
+
+    def __init__(self, kubeconfig):
+        self._kubeconfig = kubeconfig
+        self._binary = shutil.which("helm") or str(self._build())
+
+    def _build(self):
+        folder = binary().parent
+        path = folder / "helm"
+        if not path.exists():
+            if shutil.which("go") is None:
+                pytest.skip("there is neither Helm nor Go to build it")
+            environment = {**os.environ, "GOBIN": str(folder), "CGO_ENABLED": "0"}
+            subprocess.run(["go", "install", f"helm.sh/helm/v3/cmd/helm@{self.VERSION}"], env=environment, check=True)
+        return path
+
+    def __call__(self, *args, succeeds=True):
+        command = [self._binary, "--kubeconfig", str(self._kubeconfig), *map(str, args)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert (done.returncode == 0) == succeeds, done.stderr
+        assert not re.search("(?i)warning", done.stderr)
+        return done.stdout if succeeds else done.stderr
+
+
+def read_versions(kubectl, manifest):
+    """Return the versions of all objects of the manifest, which change with each write."""
+    found = yaml.safe_load(kubectl("get", "-f", "-", "-o", "yaml", text=manifest))["items"]
+    return {(each["kind"], each["metadata"]["name"]): each["metadata"]["resourceVersion"] for each in found}
+
+
+def operate(path, config, kubectl, namespace, folder, scope=("-A",)):
     group = re.search(r"'(g\w+\.example\.dev)/v1'", path.read_text())[1]
     note = {
         "apiVersion": f"{group}/v1",
@@ -109,7 +183,7 @@ def operate(path, config, kubectl, namespace, folder):
         "metadata": {"name": "a", "namespace": namespace},
         "spec": {"text": "hello"},
     }
-    with OperatorProcess("-A", "--standalone", path, log=folder / "log", kubeconfig=str(config)) as operator:
+    with OperatorProcess(*scope, "--standalone", path, log=folder / "log", kubeconfig=str(config)) as operator:
         operator.wait_output("Starting the watch|serves|Initial authentication", timeout=30)
         kubectl("apply", "-f", "-", text=yaml.safe_dump(note))
         get = ("get", f"notes.{group}", "a", "-n", namespace, "-o", "jsonpath={.status.done}")
@@ -176,7 +250,7 @@ def test_the_replicas_of_a_deployment_hand_over_with_just_its_roles(
 class Replica:
     """One pod of a Deployment, as a process with the command of its container."""
 
-    def __init__(self, deployment, path, config, log):
+    def __init__(self, deployment, path, config, log, **environment):
         [container] = deployment["spec"]["template"]["spec"]["containers"]
         port, probe = free_port(), container["readinessProbe"]["httpGet"]["path"]
         self._url = f"http://127.0.0.1:{port}{probe}"
@@ -186,6 +260,7 @@ class Replica:
             *[str(path) if word == f"/app/{path.name}" else word for word in words[2:]],
             log=log,
             kubeconfig=str(config),
+            **environment,
         )
 
     def is_ready(self):
@@ -194,6 +269,71 @@ class Replica:
             with urllib.request.urlopen(self._url, timeout=5) as response:
                 return response.status == 200
         return False
+
+
+def test_the_operator_of_the_tutorial_is_deployed_as_the_page_says(plane, kubectl, tmp_path, monkeypatch):
+    """With its Service, its roles, and the command of its container; only the image is not there."""
+    monkeypatch.setenv("KUBECONFIG", str(plane))
+    suffix = secrets.token_hex(3)
+    namespace, group, port = f"webapps-{suffix}", f"g{suffix}.example.dev", free_port()
+    path = write_tutorial(tmp_path, group, f"name='webapp-operator', namespace='{namespace}', port={port}")
+    text = make(path, "--name", "webapp-operator", "--in", namespace)
+    path = write_tutorial(
+        tmp_path, group, f"name='webapp-operator', namespace='{namespace}', port={port}, service_port={port}"
+    )
+    kubectl("create", "namespace", namespace)
+    try:
+        kubectl("apply", "-f", "-", text=text)
+        # There are no pods, nor a network between them: the name of the Service leads to this machine.
+        kubectl("delete", "service", "webapp-operator", "-n", namespace)
+        kubectl("create", "service", "externalname", "webapp-operator", "-n", namespace, "--external-name=localhost")
+        config = make_kubeconfig(KubeApi(), plane, namespace, "webapp-operator", tmp_path)
+        [deployment] = [each for each in yaml.safe_load_all(text) if each["kind"] == "Deployment"]
+        replica = Replica(deployment, path, config, tmp_path / "log", KUBERNETES_SERVICE_HOST="localhost")
+        with replica.operator as operator:
+            wait(replica.is_ready, "the operator to be ready")
+            operator.wait_output("Reconfiguring the validating webhook")
+            kubectl("apply", "-n", namespace, "-f", str(tmp_path / "obj.yaml"))
+            run_deployment(kubectl, namespace, "shop")
+            get = ("get", f"webapps.{group}", "-n", namespace, "--no-headers")
+            wait(lambda: kubectl(*get).split()[:3] == ["shop", "True", "2"], "the WebApp to be ready")
+            kubectl("delete", "service", "shop", "-n", namespace)
+            wait(lambda: "shop" in kubectl("get", "services", "-n", namespace), "the Service to be restored")
+            for patch, reason in [({"replicas": 11}, "replicas must be from 0 to 10"), ({"image": "x"}, "has no tag")]:
+                refused = ["patch", f"webapps.{group}", "shop", "-n", namespace, "--type", "merge", "-p"]
+                assert reason in kubectl(*refused, json.dumps({"spec": patch}), succeeds=False)
+            assert operator.stop()[0] == 0
+        assert "ermitted" not in operator.output and "orbidden" not in operator.output, operator.output
+    finally:
+        kubectl("delete", "-f", "-", "--wait=false", "--ignore-not-found", text=text)
+        kubectl("delete", "namespace", namespace, "--wait=false")
+
+
+def write_tutorial(folder, group, service):
+    """Write the files of the tutorial, with another group and other arguments of the server for the Service."""
+    page = read_page(find_page("operator"))
+    parts = [block.text for block in page.files if block.caption in ("app.py", "app.py, at the end")]
+    code = "\n".join(parts).replace("example.com", group).replace("name='webapp-operator'", service)
+    assert len(parts) == 3 and service in code
+    (folder / "app.py").write_text(code)
+    [obj] = [block.text for block in page.shells if block.text.startswith("cat > obj.yaml")]
+    (folder / "obj.yaml").write_text("\n".join(obj.replace("example.com", group).splitlines()[1:-1]))
+    return folder / "app.py"
+
+
+def run_deployment(kubectl, namespace, name):
+    """Report the pods of the Deployment as ready, as its controller does."""
+    found = ("get", "deployment", "-n", namespace, "-o", "name")
+    wait(lambda: f"deployment.apps/{name}" in kubectl(*found), "the Deployment")
+    body = yaml.safe_load(kubectl("get", "deployment", name, "-n", namespace, "-o", "yaml"))
+    count = body["spec"]["replicas"]
+    numbers = dict.fromkeys(("replicas", "readyReplicas", "availableReplicas", "updatedReplicas"), count)
+    status = {"status": {"observedGeneration": body["metadata"]["generation"], **numbers}}
+    kubectl(
+        *("patch", "deployment", name, "-n", namespace, "--subresource=status", "--type=merge"),
+        "-p",
+        json.dumps(status),
+    )
 
 
 def handle(kubectl, group, namespace, name):

@@ -6,8 +6,12 @@ from typing import Any
 
 import click
 
+from kopf._cogs.clients.api import ApiClient
+from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.helpers.explanations import ExplainedError
+from kopf._cogs.structs.credentials import Vault
 from kopf._core.actions.execution import PermanentError
+from kopf._core.engines.conversion_strategies import NONE, is_placeholder
 from kopf._core.intents.causes import Activity
 from kopf._core.intents.declarations import declare_activity
 from kopf._core.intents.field_checks import find_doubts_of_kinds
@@ -16,7 +20,13 @@ from kopf._core.intents.registries import OperatorRegistry
 from kopf._kits.definitions.crd_changes import find_breaking_changes
 from kopf._kits.definitions.crd_conversions import Service, add_conversions, find_gaps
 from kopf._kits.definitions.crd_documents import make_crds
-from kopf._kits.provisioning import ensure_crds, read_crds
+from kopf._kits.provisioning import ensure_crds, ensure_crds_by, read_crds
+
+_PLACEHOLDER_NOTE = (
+    "Note: {}: the operator replaces the address in spec.conversion, which is a placeholder. If the operator has "
+    "kopf.WebhookService(), name that Service by --service: otherwise, the API server refuses this CRD when it is "
+    "applied again."
+)
 
 _NAME = re.compile(r'[a-z0-9]([-a-z0-9]*[a-z0-9])?')
 
@@ -44,11 +54,16 @@ def print_crds(registry: OperatorRegistry, *, former: str | None, service: str |
         _warn(doubt)
     if former is None:
         click.echo(dump_yaml(crds), nl=False)
+        for crd in crds:
+            if is_placeholder(crd['spec'].get('conversion') or NONE) and service is None:
+                click.echo(_PLACEHOLDER_NOTE.format(crd['metadata']['name']), err=True)
         return 0
     try:
         old = list(read_crds([former]))
     except PermanentError as error:
-        raise ExplainedError(f"--check: {error}") from error
+        raise ExplainedError(f"--check: {error}") from None
+    if not old:
+        raise ExplainedError(f"--check: there are no CRDs in {former}, so nothing can be compared.")
     changes = list(find_breaking_changes(old, crds))
     for change in changes:
         click.echo(str(change))
@@ -93,12 +108,22 @@ def _warn(text: str) -> None:
     click.echo(f'Warning: {text}', err=True)
 
 
-def apply_at_start(registry: OperatorRegistry) -> None:
-    """Add a startup handler that creates or updates the CRDs of all kinds of the registry."""
+def apply_at_start(registry: OperatorRegistry, *, vault: Vault | None = None) -> None:
+    """
+    Add a startup handler that creates or updates the CRDs of all kinds of the registry.
+
+    Args:
+        registry: the handlers and the kinds.
+        vault: the credentials for that; by default, those of the operator.
+    """
     crds = make_declared_crds(registry)
 
     async def apply_crds(**_: Any) -> None:
-        await ensure_crds(crds)
+        if vault is None:
+            await ensure_crds(crds)
+            return
+        async with ApiClient(vault, OperatorSettings()) as client:
+            await ensure_crds_by(client, crds)
 
     options = {'registry': registry, 'id': 'apply_crds'}
     declare_activity(ActivityHandler, 'startup', (), options, activity=Activity.STARTUP)(apply_crds)

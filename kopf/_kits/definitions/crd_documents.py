@@ -12,6 +12,7 @@ from kopf._kits.definitions.schema_conversion import Schema, convert_schema
 from kopf._kits.definitions.schema_extensions import INT_OR_STRING, LIST_KEYS, LIST_TYPE, RULES
 
 COLUMN_TYPES = ('integer', 'number', 'string', 'boolean', 'date')
+_PROTECTED = ('.k8s.io', '.kubernetes.io')
 AGE: Mapping[str, Any] = {'name': 'Age', 'type': 'date', 'jsonPath': '.metadata.creationTimestamp'}
 
 
@@ -39,6 +40,11 @@ def _make_crd(versions: list[Kind], warn: Callable[[str], None]) -> dict[str, An
     if stored is None:
         raise ModelError(f"No version of {versions[0].plural}.{versions[0].group} is stored: one needs storage=True.")
     first = versions[0]
+    if first.group.endswith(_PROTECTED):
+        warn(
+            f"{first.plural}.{first.group}: Kubernetes reserves this group: the API server refuses the CRD without the "
+            f"annotation api-approved.kubernetes.io. Use a group in a domain of yours."
+        )
     names: dict[str, Any] = {
         'kind': first.kind,
         'listKind': f'{first.kind}List',

@@ -100,7 +100,8 @@ class _Converter:
         elif node.get('allOf'):
             raise self._error(path, "a combination of several schemas (allOf)", "one class that has all the fields")
         if alternatives:
-            return self._describe(self._unite(alternatives, path), node, path)
+            tag = (node.get('discriminator') or {}).get('propertyName')
+            return self._describe(self._unite(alternatives, path, tag=tag), node, path)
         if isinstance(types := node.get('type'), list):
             return self._describe(self._unite([{**node, 'type': each} for each in types], path), {}, path)
         return self._describe(self._convert_one(node, path), node, path)
@@ -219,8 +220,8 @@ class _Converter:
 
     # Unions.
 
-    def _unite(self, alternatives: Iterable[Any], path: tuple[str, ...]) -> Schema:
-        """Return the schema of values that conform to any of the alternatives."""
+    def _unite(self, alternatives: Iterable[Any], path: tuple[str, ...], *, tag: str | None = None) -> Schema:
+        """Return the schema of values that conform to any of the alternatives, which the field `tag` tells apart."""
         nullable, schemas = False, list[Schema]()
         for each in alternatives:
             if isinstance(each, Mapping) and each.get('type') == 'null':
@@ -228,6 +229,9 @@ class _Converter:
                 continue
             schema = self.convert(each, path)
             nullable = bool(schema.pop('nullable', False)) or nullable
+            if tag in schema.get('properties', {}):
+                # The model cannot choose the class without this field, even if the class has a default for it.
+                schema['required'] = list(dict.fromkeys([*schema.get('required', ()), tag]))
             if schema not in schemas:
                 schemas.append(schema)
         if not schemas:

@@ -39,6 +39,10 @@ class Options(NamedTuple):
     """How the replicas share the objects (``auto``); otherwise, they elect a leader."""
     monitoring: bool = False
     """Whether the operator has metrics, for the Prometheus operator."""
+    env: Sequence[tuple[str, str]] = ()
+    """The variables of the environment, by their names and values."""
+    env_from: Sequence[tuple[str, str]] = ()
+    """The Secrets (``secret``) and config maps (``configmap``) whose keys are variables, by their kinds and names."""
 
     @property
     def elected(self) -> bool:
@@ -52,8 +56,17 @@ class Options(NamedTuple):
 
     @property
     def coordinated(self) -> bool:
-        """Return whether replicas never handle the same object at once, by their Leases."""
+        """Return whether Leases prevent that two replicas handle the same object at the same time."""
         return self.elected or self.sharded
+
+    @property
+    def lease(self) -> str:
+        """
+        Return the name of the Lease of the replicas, so that other operators in the namespace have another one.
+
+        The Lease of a group of shards is not the one of a leader: replicas can be switched from one to the other.
+        """
+        return f'{self.name}-shards' if self.sharded else self.name
 
 
 def make_manifests(
@@ -161,6 +174,7 @@ def make_command(options: Options) -> list[str]:
         f'--liveness=http://0.0.0.0:{PROBES_PORT}/healthz',
         *(['--leader-election'] if options.elected else []),
         *([f'--shards={options.shards}'] if options.sharded else []),
+        *([f'--lease={options.lease}'] if options.coordinated else []),
         *([f'--metrics=http://0.0.0.0:{METRICS_PORT}/metrics'] if options.monitoring else []),
         *[f'--module={name}' for name in options.modules],
         *options.paths,
@@ -177,6 +191,7 @@ def _make_deployment(options: Options, *, called: bool) -> dict[str, Any]:
         'name': 'operator',
         'image': options.image,
         'command': make_command(options),
+        **_make_environment(options),
         'ports': ports,
         'livenessProbe': {'httpGet': {'path': '/healthz', 'port': 'probes'}, 'periodSeconds': 10, 'timeoutSeconds': 5},
         'readinessProbe': {'httpGet': {'path': '/readyz', 'port': 'probes'}, 'periodSeconds': 5, 'timeoutSeconds': 5},
@@ -210,6 +225,13 @@ def _make_deployment(options: Options, *, called: bool) -> dict[str, Any]:
         'template': {'metadata': {'labels': _label(options)}, 'spec': pod},
     }
     return _make(options, 'apps/v1', 'Deployment', spec=spec)
+
+
+def _make_environment(options: Options) -> dict[str, Any]:
+    """Return the fields of the container with its variables, without those that are empty."""
+    variables = [{'name': name, 'value': value} for name, value in options.env]
+    sources = [{'secretRef' if kind == 'secret' else 'configMapRef': {'name': name}} for kind, name in options.env_from]
+    return {**({'env': variables} if variables else {}), **({'envFrom': sources} if sources else {})}
 
 
 def _make_network_policy(options: Options, *, called: bool) -> dict[str, Any]:

@@ -10,13 +10,17 @@ import click
 from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._core.actions.execution import PermanentError
 from kopf._core.intents.registries import OperatorRegistry
+from kopf._core.reactor.sharding_coordinator import NAME_LIMIT
 from kopf._kits.definitions.crd_commands import dump_yaml, make_declared_crds
 from kopf._kits.definitions.crd_conversions import Service, add_conversions
 from kopf._kits.packaging.deployment_manifests import Options, make_manifests
 from kopf._kits.packaging.manifest_folders import write_chart, write_kustomization
 from kopf._kits.provisioning import read_crds
 
+_LABEL = re.compile(r'[a-z0-9]([-a-z0-9]*[a-z0-9])?')
 _NAME = re.compile(r'[a-z]([-a-z0-9]*[a-z0-9])?')  # of Services; other objects may begin with digits, too
+_OBJECT = re.compile(r'[a-z0-9]([-.a-z0-9]*[a-z0-9])?')  # of Secrets and config maps
+_VARIABLE = re.compile(r'[-._A-Za-z][-._A-Za-z0-9]*')
 
 
 def print_manifests(
@@ -43,20 +47,11 @@ def print_manifests(
     """
     if not any(registry.iter_handlers()):
         raise ExplainedError("There are no handlers in these files, so there is nothing to deploy.")
-    if not _NAME.fullmatch(options.name) or len(options.name) > 63:
-        raise ExplainedError(
-            f"--name: {options.name!r} cannot be the name of objects: use lower-case letters, digits, and dashes."
-        )
-    for namespace in options.namespaces:
-        if not _NAME.fullmatch(namespace):
-            raise ExplainedError(
-                f"--namespace: {namespace!r} is a pattern, and roles are for named namespaces. "
-                f"Name them, or use --all-namespaces."
-            )
+    _check_names(options)
     try:
         given: list[dict[str, Any]] = list(read_crds(crds))
     except PermanentError as error:
-        raise ExplainedError(f"--crd: {error}") from error
+        raise ExplainedError(f"--crd: {error}") from None
     service = Service(options.namespace, options.name)
     all_crds = [
         *make_declared_crds(registry, service=service),
@@ -64,13 +59,68 @@ def print_manifests(
     ]
     objects = [*all_crds, *make_manifests(registry, all_crds, options)]
     if kustomize is not None:
-        write_kustomization(pathlib.Path(kustomize), objects, namespace=options.namespace)
+        write_kustomization(pathlib.Path(kustomize), objects)
     if helm is not None:
-        write_chart(pathlib.Path(helm), objects, name=options.name, image=options.image)
+        write_chart(pathlib.Path(helm), objects, options)
     if kustomize is None and helm is None:
         click.echo(dump_yaml(objects), nl=False)
     else:
         click.echo(f"Written to {' and '.join(filter(None, [kustomize, helm]))}.", err=True)
+
+
+def _check_names(options: Options) -> None:
+    if not _NAME.fullmatch(options.name) or len(options.name) > 63:
+        raise ExplainedError(
+            f"--name: {options.name!r} cannot be the name of objects: use lower-case letters, digits, and dashes."
+        )
+    if options.sharded and len(options.lease) > NAME_LIMIT:
+        raise ExplainedError(
+            f"--name: with --shards, it can have {NAME_LIMIT - len(options.lease) + len(options.name)} characters, as "
+            f"the Leases are named after it: {options.name!r}."
+        )
+    if not options.image.strip():
+        raise ExplainedError("--image: it is empty. Name the image of the operator: registry.example.com/shop:1.0.")
+    if not _LABEL.fullmatch(options.namespace):
+        raise ExplainedError(f"--in: {options.namespace!r} cannot be the name of a namespace.")
+    for namespace in options.namespaces:
+        if not _LABEL.fullmatch(namespace):
+            raise ExplainedError(
+                f"--namespace: {namespace!r} is a pattern, and roles are for named namespaces. "
+                f"Name them, or use --all-namespaces."
+            )
+
+
+def parse_variables(values: Sequence[str]) -> list[tuple[str, str]]:
+    """
+    Return the names and values of ``--env``.
+
+    Raises:
+        ExplainedError: if a value is not of the form ``NAME=VALUE``.
+    """
+    variables = []
+    for given in values:
+        name, sign, value = given.partition('=')
+        if not sign or not _VARIABLE.fullmatch(name):
+            raise ExplainedError(f"--env: {given!r} is not of the form NAME=VALUE, such as LOG_LEVEL=debug.")
+        # In Kubernetes, $(NAME) in a value refers to another variable; the value is meant as it is.
+        variables.append((name, value.replace('$(', '$$(')))
+    return variables
+
+
+def parse_sources(values: Sequence[str]) -> list[tuple[str, str]]:
+    """
+    Return the kinds and names of ``--env-from``.
+
+    Raises:
+        ExplainedError: if a value is not of the form ``secret/NAME`` or ``configmap/NAME``.
+    """
+    sources = []
+    for given in values:
+        kind, _, name = given.partition('/')
+        if kind not in ('secret', 'configmap') or not _OBJECT.fullmatch(name):
+            raise ExplainedError(f"--env-from: {given!r} is not of the form secret/NAME or configmap/NAME.")
+        sources.append((kind, name))
+    return sources
 
 
 def guess_name(sources: Sequence[str]) -> str:

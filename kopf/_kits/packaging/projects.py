@@ -1,5 +1,6 @@
 """New projects: ``kopf init`` writes an operator with a kind, a test that passes, and a Dockerfile."""
 
+import keyword
 import pathlib
 import re
 from collections.abc import Mapping
@@ -159,7 +160,7 @@ def create_project(name: str, *, group: str, kind: str | None) -> None:
     own = re.sub(r'[^a-z0-9]+', '-', folder.resolve().name.lower()).strip('-')
     if kind is None:
         kind = ''.join(word.capitalize() for word in own.removesuffix('-operator').split('-')).lstrip('0123456789')
-    if not KIND.fullmatch(kind):
+    if not KIND.fullmatch(kind) or len(kind) > 60 or keyword.iskeyword(kind):
         raise ExplainedError(f"{kind!r} cannot be the name of a kind. Name one in CamelCase by --kind, e.g. WebApp.")
     if not DOMAIN.fullmatch(group):
         raise ExplainedError(f"--group: {group!r} is not a domain with a dot, such as example.com.")

@@ -58,6 +58,12 @@ def test_the_check_needs_crds(write, invoke, caplog):
     assert "--check: It is not a CRD: Pod 'a'" in caplog.text
 
 
+def test_files_without_former_crds_are_told_of(write, invoke, caplog):
+    app = write('app7.py', APP.replace('SIZE', '1'))
+    assert invoke(app, '--check', write('empty.yaml', '')).exit_code == 1
+    assert 'empty.yaml, so nothing can be compared' in caplog.text
+
+
 def test_files_without_kinds_are_told_of(write, invoke, caplog):
     assert invoke(write('empty.py', '')).exit_code == 1
     assert 'There are no kinds in these files' in caplog.text

@@ -150,3 +150,11 @@ def test_conditions_can_be_added_to_the_status(registry, declare):
     properties = crd['spec']['versions'][0]['schema']['openAPIV3Schema']['properties']['status']['properties']
     assert set(properties) == {'ready', 'when', 'conditions'}
     assert properties['conditions']['x-kubernetes-list-map-keys'] == ['type']
+
+
+def test_groups_that_kubernetes_reserves_are_warned_of(registry):
+    cls = pydantic.create_model('Shop', spec=(Spec, ...))
+    kopf.kind('shops.k8s.io/v1', registry=registry)(cls)
+    warnings = []
+    make_crds(registry.kinds, warn=warnings.append)
+    assert ['shops.shops.k8s.io: Kubernetes reserves this group' in text for text in warnings] == [True]

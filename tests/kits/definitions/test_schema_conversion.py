@@ -198,3 +198,19 @@ def test_a_status_that_is_always_none_is_left_out(cls, warnings):
         cls = pydantic.dataclasses.dataclass(cls)
     schema = convert_schema(get_adapter(cls).make_schema(), model='Model', warn=warnings.append)
     assert list(schema['properties']) == schema['required'] == ['spec']
+
+
+def test_the_field_that_tells_classes_apart_is_required_even_if_they_have_defaults_for_it():
+    class Git(pydantic.BaseModel):
+        type: Literal['git'] = 'git'
+
+    class File(pydantic.BaseModel):
+        type: Literal['file'] = 'file'
+        path: str
+
+    class Model(pydantic.BaseModel):
+        source: Annotated[Git | File, pydantic.Field(discriminator='type')]
+
+    source = convert_schema(Model.model_json_schema(), model='Model', warn=print)['properties']['source']
+    assert [set(each['required']) for each in source['anyOf']] == [{'type'}, {'type', 'path'}]
+    assert 'default' not in source['properties']['type']

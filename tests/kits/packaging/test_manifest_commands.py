@@ -48,6 +48,15 @@ def read(result):
     return {(each['kind'], each['metadata'].get('namespace')): each for each in yaml.safe_load_all(result.stdout)}
 
 
+def find_command(objects):
+    [command] = [
+        each['spec']['template']['spec']['containers'][0]['command']
+        for each in objects.values()
+        if each['kind'] == 'Deployment'
+    ]
+    return command
+
+
 def test_a_small_operator_has_these_objects(make):
     objects = read(make('--in', 'ops'))
     assert list(objects) == [
@@ -89,6 +98,8 @@ def test_one_replica_is_recreated_and_several_elect_a_leader(make):
     assert several['PodDisruptionBudget', 'default']['spec']['minAvailable'] == 1
     command = several['Deployment', 'default']['spec']['template']['spec']['containers'][0]['command']
     assert '--leader-election' in command
+    assert '--lease=shop' in command  # another operator in the namespace has another one
+    assert not any(part.startswith('--lease') for part in find_command(alone))
     [rule] = several['Role', 'default']['rules']
     assert rule == {
         'apiGroups': ['coordination.k8s.io'],
@@ -103,10 +114,18 @@ def test_replicas_with_shards_share_the_objects(make, replicas):
     spec = sharded['Deployment', 'default']['spec']
     command = spec['template']['spec']['containers'][0]['command']
     assert '--shards=auto' in command and '--leader-election' not in command
+    assert '--lease=shop-shards' in command
     assert spec['strategy'] == {'type': 'RollingUpdate'}
     assert (('PodDisruptionBudget', 'default') in sharded) == (replicas != '1')
     [rule] = sharded['Role', 'default']['rules']
     assert rule['resources'] == ['leases'] and 'delete' in rule['verbs']
+
+
+def test_names_that_are_too_long_for_the_leases_of_shards_are_refused(make, caplog):
+    assert make('--shards', 'auto', '--name', 45 * 'a').exit_code == 0
+    result = make('--shards', 'auto', '--name', 46 * 'a')
+    assert result.exit_code == 1 and 'it can have 45 characters' in caplog.text
+    assert make('--replicas', '2', '--name', 63 * 'a').exit_code == 0
 
 
 def test_an_operator_of_namespaces_has_roles_there_and_for_the_cluster_only_what_concerns_it(make):
@@ -138,6 +157,28 @@ def test_metrics_have_a_service_monitor(make):
     assert '--metrics=http://0.0.0.0:9090/metrics' in command
 
 
+def test_variables_come_from_options_secrets_and_config_maps(make):
+    objects = read(make('--env', 'URL=http://a/?b=$(c)', '--env-from', 'secret/db', '--env-from', 'configmap/etc.d'))
+    [container] = objects['Deployment', 'default']['spec']['template']['spec']['containers']
+    assert container['env'] == [{'name': 'URL', 'value': 'http://a/?b=$$(c)'}]
+    assert container['envFrom'] == [{'secretRef': {'name': 'db'}}, {'configMapRef': {'name': 'etc.d'}}]
+
+
+def test_operators_without_variables_have_no_fields_for_them(make):
+    [container] = read(make())['Deployment', 'default']['spec']['template']['spec']['containers']
+    assert 'env' not in container and 'envFrom' not in container
+
+
+def test_variables_are_values_of_charts(make, tmp_path):
+    make('--helm', str(tmp_path), '--env', 'A=1', '--env-from', 'secret/db')
+    values = yaml.safe_load((tmp_path / 'values.yaml').read_text())
+    assert values['env'] == [{'name': 'A', 'value': '1'}]
+    assert values['envFrom'] == [{'secretRef': {'name': 'db'}}]
+    text = (tmp_path / 'templates' / 'deployment.yaml').read_text()
+    assert (text.count('env:'), text.count('envFrom:')) == (1, 1)
+    assert 'secretRef' not in text
+
+
 def test_equal_operators_have_equal_manifests(make):
     assert make('--replicas', '2').stdout == make('--replicas', '2').stdout
 
@@ -145,7 +186,6 @@ def test_equal_operators_have_equal_manifests(make):
 def test_folders_for_kustomize_list_their_files(make, tmp_path):
     assert make('--kustomize', str(tmp_path / 'deploy'), '--in', 'ops').stdout == ''
     kustomization = yaml.safe_load((tmp_path / 'deploy' / 'kustomization.yaml').read_text())
-    assert kustomization['namespace'] == 'ops'
     assert kustomization['resources'] == ['crds.yaml', 'deployment.yaml', 'networkpolicy.yaml', 'rbac.yaml']
     assert all((tmp_path / 'deploy' / name).exists() for name in kustomization['resources'])
 
@@ -163,7 +203,7 @@ def test_charts_have_values_for_what_differs_between_clusters(make, tmp_path):
             rf'\{{\{{- toYaml .Values.{name} \| nindent 10 \}}\}}', f'\n{" " * 10}- name: {name}', rendered
         )
     rendered = re.sub(r'\{\{ .Values.image.(\w+) \}\}', lambda match: values['image'][match[1]], rendered)
-    rendered = rendered.replace('{{ .Values.replicas }}', '2').replace('{{ .Release.Namespace }}', 'ops')
+    rendered = rendered.replace('{{ .Values.replicas }}', '2').replace('{{ .Release.Namespace | quote }}', '"ops"')
     assert '{{' not in rendered
     deployment = yaml.safe_load(rendered)
     assert deployment['metadata']['namespace'] == 'ops'
@@ -173,14 +213,42 @@ def test_charts_have_values_for_what_differs_between_clusters(make, tmp_path):
     assert (container['env'], container['envFrom']) == ([{'name': 'env'}], [{'name': 'envFrom'}])
     assert yaml.safe_load((tmp_path / 'chart' / 'crds' / 'crds.yaml').read_text())['kind'] == 'CustomResourceDefinition'
     roles = (tmp_path / 'chart' / 'templates' / 'rbac.yaml').read_text()
-    assert 'namespace: {{ .Release.Namespace }}' in roles
+    assert 'namespace: {{ .Release.Namespace | quote }}' in roles
+
+
+def test_roles_in_other_namespaces_than_the_own_one_stay_there(make, tmp_path):
+    make('--helm', str(tmp_path / 'chart'), '--kustomize', str(tmp_path / 'base'), '-n', 'default', '-n', 'on')
+    roles = (tmp_path / 'chart' / 'templates' / 'rbac.yaml').read_text()
+    documents = list(yaml.safe_load_all(re.sub(r'\{\{ .Release.Namespace \| quote \}\}', 'released', roles)))
+    assert [each['metadata']['namespace'] for each in documents if each['kind'] == 'Role'] == ['released', 'on']
+    assert {subject['namespace'] for each in documents if 'subjects' in each for subject in each['subjects']} == {
+        'released'
+    }
+    deployment = (tmp_path / 'chart' / 'templates' / 'deployment.yaml').read_text()
+    assert '- --namespace={{ .Release.Namespace }}\n' in deployment and '- --namespace=on\n' in deployment
+    assert 'namespace' not in yaml.safe_load((tmp_path / 'base' / 'kustomization.yaml').read_text())
+
+
+@pytest.mark.parametrize(
+    'options, is_refused', [([], True), (['--replicas', '2'], False), (['--shards', 'auto'], False)]
+)
+def test_charts_refuse_replicas_that_would_handle_the_same_objects(make, tmp_path, options, is_refused):
+    make('--helm', str(tmp_path / 'chart'), *options)
+    text = (tmp_path / 'chart' / 'templates' / 'deployment.yaml').read_text()
+    assert ('{{- if gt (int .Values.replicas) 1 }}\n{{- fail "Several replicas need' in text) == is_refused
 
 
 @pytest.mark.parametrize(
     'options, message',
     [
         (['--name', 'My_App'], "--name: 'My_App' cannot be the name of objects"),
+        (['--in', 'Ops'], "--in: 'Ops' cannot be the name of a namespace"),
+        (['--image', ''], "--image: it is empty"),
         (['-n', 'team-*'], "--namespace: 'team-*' is a pattern, and roles are for named namespaces"),
+        (['--env', 'A'], "--env: 'A' is not of the form NAME=VALUE"),
+        (['--env', '1=2'], "--env: '1=2' is not of the form NAME=VALUE"),
+        (['--env-from', 'db'], "--env-from: 'db' is not of the form secret/NAME or configmap/NAME"),
+        (['--env-from', 'secret/'], "--env-from: 'secret/' is not of the form secret/NAME or configmap/NAME"),
         (['--kustomize', '/proc/nowhere'], 'The manifests cannot be written to /proc/nowhere'),
     ],
 )

@@ -57,6 +57,8 @@ def test_folders_with_files_are_left_alone(init, tmp_path, caplog):
         (['shop', '--group', 'example'], "--group: 'example' is not a domain with a dot"),
         (['shop', '--kind', 'shop'], "'shop' cannot be the name of a kind. Name one in CamelCase by --kind"),
         (['123'], "'' cannot be the name of a kind"),
+        (['none'], "'None' cannot be the name of a kind"),
+        (['shop', '--kind', 'S' * 61], f"'{'S' * 61}' cannot be the name of a kind"),
     ],
 )
 def test_wrong_names_are_told_of(init, caplog, args, message):
