@@ -3,6 +3,7 @@
 import dataclasses
 import datetime
 import enum
+import ipaddress
 import json
 import random
 import string
@@ -79,6 +80,14 @@ class Library:
         )
         return git | file
 
+    def tagged_by_default(self, tagged: Any) -> Any:
+        """Return a union of classes that have a default for the field that tells them apart, where that is possible."""
+        if self.name != "pydantic":
+            return tagged
+        left = self.make("Left", type=(Literal["a"], "a"), size=(int, 1))
+        right = self.make("Right", type=(Literal["b"], "b"), label=str)
+        return Annotated[left | right, pydantic.Field(discriminator="type")]
+
 
 def make_shapes(library: Library) -> dict[str, Any]:
     """Return the types of the fields that are tried, by names."""
@@ -145,10 +154,13 @@ def make_shapes(library: Library) -> dict[str, Any]:
         "tagged": tagged,
         "tagged_list": list[tagged],
         "tagged_null": tagged | None,
+        "tagged_by_default": library.tagged_by_default(tagged),
         "nested": make("Outer", one=make("Middle", two=make("Core", three=Literal["x"]))),
         "defaults": make("Defaults", n=(Annotated[int, limit(ge=1)], 1), s=(Literal["a", "b"], "b")),
         "uuid": uuid.UUID,
         "date": datetime.date,
+        "address": ipaddress.IPv4Address,
+        "address_null": ipaddress.IPv6Address | None,
     }
 
 
@@ -212,6 +224,10 @@ class Chance:
                 return chance.choice([0, 1, 2, 0.5, 0.25, 1.5, -0.5, 2.5, 1e3])
         if schema.get("format") == "uuid":
             return chance.choice([self.UUID, self.UUID.upper(), self.UUID[:-1], "x"])
+        if schema.get("format") in ("ipv4", "ipv6"):
+            return chance.choice(
+                ["10.0.0.1", "10.0.0.256", "10.0.0", "01.0.0.1", "::1", "fe80::1:2", ":::", "1::g", ""]
+            )
         return chance.choice([*self.TEXTS, "".join(chance.choices(string.ascii_lowercase[:4], k=chance.randrange(5)))])
 
     def _make_any(self, depth: int) -> Any:
@@ -232,7 +248,10 @@ def is_known(name: str, shape: str, value: Any, problem: str | None) -> bool:
         is_number = name == "pydantic" and shape in ("literal_int", "literal_mixed", "enum_int") and value is True
         return is_number or shape.startswith("tagged")
     # The server checks no type of lists where there is a format, and compares integers with the integer part of limits.
-    return (shape in ("uuid", "date") and isinstance(value, list)) or (shape, value) == ("float_bounds", 0)
+    has_format = shape in ("uuid", "date", "address", "address_null")
+    if shape == "address" and value == "01.0.0.1":
+        return True  # the server accepts leading zeros
+    return (has_format and isinstance(value, list)) or (shape, value) == ("float_bounds", 0)
 
 
 @pytest.mark.parametrize("name", LIBRARIES)

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import re
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from kopf._cogs.structs.model_adapters import Adapter, ModelError, get_adapter, is_model, list_fields
@@ -34,6 +34,12 @@ _CACHE_SIZE = 256
 
 SCALE_PATHS = ('specReplicasPath', 'statusReplicasPath', 'labelSelectorPath')
 """The keys of the scale subresource in CRDs."""
+
+COLUMN_KEYS = ('path', 'jsonPath', 'type', 'format', 'description', 'priority')
+"""The keys of printer columns in declarations."""
+
+RULE_KEYS = ('rule', 'message', 'messageExpression', 'reason', 'fieldPath', 'optionalOldSelf')
+"""The keys of rules in CRDs (``x-kubernetes-validations``)."""
 
 _SCALE_EXAMPLE = "{'specReplicasPath': '.spec.replicas', 'statusReplicasPath': '.status.replicas'}"
 
@@ -133,7 +139,8 @@ class Kind:
             source: Any = functools.reduce(lambda value, key: value[key], parents, body)
             target: Any = result
             for key in parents:
-                # Other fields than the status can be required together, so none of their parents is created.
+                # Create no parents, except for the status: a new structure could lack fields that the schema requires
+                # in it.
                 inner = target.get(key, {} if parents == ['status'] else None)
                 if not isinstance(inner, Mapping):
                     break
@@ -182,7 +189,7 @@ class Kind:
     def _schema(self) -> Schema:
         try:
             return Schema(self.adapter.make_schema(), is_structural=False)
-        except Exception:  # of any library: the class has no schema, so it is not known which fields it has
+        except Exception:  # any error of the library: without a schema, the fields are not known
             return Schema(True, is_structural=False)
 
     @functools.cached_property
@@ -250,6 +257,8 @@ def kind(
     """
     group, version = _parse_api_version(api_version)
     _check_lists(rules=rules, short_names=short_names, categories=categories)
+    short_names = [_check_name('short_names', name, _PLURAL, 'wa') for name in dict.fromkeys(short_names)]
+    categories = [_check_name('categories', name, _PLURAL, 'all') for name in dict.fromkeys(categories)]
     if scope not in typing.get_args(Scope):
         raise ValueError(f"@kopf.kind: scope= must be 'Namespaced' or 'Cluster', not {scope!r}.")
     _check_columns(columns := columns or {})
@@ -359,14 +368,19 @@ def _check_name(option: str, name: Any, pattern: re.Pattern[str], example: str) 
     return name
 
 
-def _check_columns(columns: Mapping[str, Column]) -> None:
+def _check_columns(columns: Any) -> None:
+    if not isinstance(columns, Mapping):
+        raise TypeError("@kopf.kind: columns= must be a mapping, such as {'Replicas': '.spec.replicas'}.")
     for name, column in columns.items():
-        path = column if isinstance(column, str) else column.get('jsonPath', column.get('path'))
+        is_mapping = isinstance(column, Mapping)
+        path = column.get('jsonPath', column.get('path')) if is_mapping else column
         if not isinstance(path, str) or not path.startswith('.'):
             raise ValueError(
                 f"@kopf.kind: columns={{{name!r}: {column!r}}} must be a path that begins with a dot, such as "
                 f"'.spec.replicas', or a mapping with 'path' and the fields of an additional printer column."
             )
+        if is_mapping:
+            _check_keys(f"columns={{{name!r}: ...}}", column, COLUMN_KEYS)
 
 
 def _check_scale(scale: Any) -> None:
@@ -374,13 +388,8 @@ def _check_scale(scale: Any) -> None:
         return
     if not isinstance(scale, Mapping):
         raise TypeError(f"@kopf.kind: scale= must be a mapping of paths, not {scale!r}: {_SCALE_EXAMPLE}.")
+    _check_keys("scale=", scale, SCALE_PATHS)
     for name, path in scale.items():
-        if name not in SCALE_PATHS:
-            import difflib  # only for mistakes
-
-            found = difflib.get_close_matches(str(name), SCALE_PATHS, n=1)
-            hint = f"Did you mean {found[0]!r}?" if found else f"There are: {', '.join(SCALE_PATHS)}."
-            raise ValueError(f"@kopf.kind: scale= has no {name!r}. {hint}")
         if not isinstance(path, str) or not path.startswith('.'):
             raise ValueError(
                 f"@kopf.kind: scale={{{name!r}: {path!r}}} must be a path that begins with a dot: {_SCALE_EXAMPLE}."
@@ -398,3 +407,15 @@ def _check_rules(rules: Collection[Any]) -> None:
                 f"@kopf.kind: {rule!r} in rules= must be a CEL expression, a pair of an expression and a message, or "
                 f"a mapping with 'rule' and the fields of x-kubernetes-validations."
             )
+        if isinstance(rule, Mapping):
+            _check_keys("rules=", rule, RULE_KEYS)
+
+
+def _check_keys(option: str, given: Iterable[Any], known: Sequence[str]) -> None:
+    for name in given:
+        if name not in known:
+            import difflib  # only for mistakes
+
+            found = difflib.get_close_matches(str(name), known, n=1)
+            hint = f"Did you mean {found[0]!r}?" if found else f"There are: {', '.join(known)}."
+            raise ValueError(f"@kopf.kind: {option} has no {name!r}. {hint}")

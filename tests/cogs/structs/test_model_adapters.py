@@ -3,9 +3,13 @@
 import dataclasses
 import datetime
 import enum
+import ipaddress
 import json
+import pathlib
 import subprocess
 import sys
+import typing
+from collections.abc import Callable
 from typing import Any, TypedDict
 
 import msgspec
@@ -130,3 +134,93 @@ def test_the_other_library_is_not_imported(library):
     )
     result = subprocess.run([sys.executable, '-c', check], capture_output=True, text=True, check=True)
     assert result.stdout.split() == [str(library == 'pydantic'), str(library == 'msgspec')]
+
+
+class Standard(msgspec.Struct):
+    address: ipaddress.IPv4Address
+    path: pathlib.PurePosixPath
+    names: set[str]
+    pair: tuple[int, ...]
+    counts: dict[int, str]
+
+
+def test_types_of_the_standard_library_are_loaded_and_dumped_as_lists_and_texts():
+    adapter = get_adapter(Standard)
+    data = {'address': '10.0.0.1', 'path': '/a/b', 'names': ['b', 'c', 'a'], 'pair': [2, 1], 'counts': {'5': 'five'}}
+    obj = adapter.load(data)
+    assert obj == Standard(
+        ipaddress.IPv4Address('10.0.0.1'), pathlib.PurePosixPath('/a/b'), {'a', 'b', 'c'}, (2, 1), {5: 'five'}
+    )
+    assert adapter.dump(obj) == {**data, 'names': ['a', 'b', 'c']}
+    properties = adapter.make_schema()['$defs']['Standard']['properties']
+    assert properties['address'] == {'type': 'string', 'format': 'ipv4'}
+    assert properties['path'] == {'type': 'string'}
+
+
+@pytest.mark.parametrize('value', ['10.0.0', 5])
+def test_values_that_are_no_addresses_are_named(value):
+    with pytest.raises(ValueError, match='address: '):
+        get_adapter(Standard).load({'address': value, 'path': '', 'names': [], 'pair': [], 'counts': {}})
+
+
+class Unsupported(msgspec.Struct):
+    known: int
+    number: complex
+
+
+class UnsupportedByPydantic(pydantic.BaseModel):
+    known: int
+    function: Callable[[], None]
+
+
+@dataclasses.dataclass
+class Mixed:
+    inner: list[PydanticModel]
+
+
+@dataclasses.dataclass
+class Recursive:
+    others: 'list[Recursive]'
+    number: complex
+    shared: typing.ClassVar[complex] = 0
+
+
+@pytest.mark.parametrize(
+    'cls, message',
+    [
+        (msgspec.defstruct('M', [('spec', list[Unsupported])]), "M.spec.number has a type that msgspec does not supp"),
+        (Recursive, "Recursive.number has a type that msgspec does not support: .*complex.* Use another type, or"),
+        (Mixed, "Mixed.inner has a type that msgspec does not support: .* Take all classes of the kind from one lib"),
+        (
+            pydantic.create_model('M', spec=(UnsupportedByPydantic, ...)),
+            "M.spec.function has a type that pydantic does not support: Cannot generate a JsonSchema for",
+        ),
+        (dataclasses.make_dataclass('M', [('spec', 'NoSuch')]), "M has a type that .*: name 'NoSuch' is not defined"),
+    ],
+)
+def test_types_that_a_library_does_not_support_are_named_with_their_attribute(cls, message):
+    with pytest.raises(ModelError, match=message):
+        get_adapter(cls).make_schema()
+
+
+def test_names_that_differ_in_reading_and_writing_are_refused():
+    class Aliased(pydantic.BaseModel):
+        name: str = pydantic.Field('', validation_alias='title')
+
+    cls = pydantic.create_model('Model', spec=(Aliased, ...))
+    with pytest.raises(ModelError, match="Aliased has a field that is written as 'name', but read by another name"):
+        get_adapter(cls).make_schema()
+
+
+def test_computed_fields_are_not_written():
+    class Computing(pydantic.BaseModel, extra='forbid'):
+        size: int
+
+        @pydantic.computed_field
+        @property
+        def double(self) -> int:
+            return 2 * self.size
+
+    adapter = get_adapter(Computing)
+    assert adapter.dump(Computing(size=2)) == {'size': 2}
+    assert list(adapter.make_schema()['properties']) == ['size']

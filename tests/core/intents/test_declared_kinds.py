@@ -86,6 +86,12 @@ def test_an_api_version_without_a_group_or_a_version_is_refused(registry, versio
         ({'columns': {'Size': 'spec.size'}}, "must be a path that begins with a dot"),
         ({'rules': 'self.x'}, r"rules= must be a list, even if there is only one: \['self.x'\]"),
         ({'rules': [('self.x',)]}, "must be a CEL expression, a pair"),
+        ({'columns': {'Size': 5}}, "must be a path that begins with a dot"),
+        ({'columns': ['.spec.size']}, "columns= must be a mapping"),
+        ({'columns': {'Size': {'path': '.spec.size', 'prio': 1}}}, "has no 'prio'. Did you mean 'priority'?"),
+        ({'rules': [{'rule': 'true', 'mesage': 'no'}]}, "rules= has no 'mesage'. Did you mean 'message'?"),
+        ({'short_names': ['WA']}, "short_names='WA' is not a name that the API accepts"),
+        ({'categories': [5]}, "categories=5 is not a name that the API accepts"),
         ({'short_names': 'wa'}, "short_names= must be a list"),
     ],
 )
