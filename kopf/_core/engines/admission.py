@@ -355,7 +355,7 @@ def _is_asked(handler: WebhookHandler, cause: WebhookCause) -> bool:
 
 
 class _Refusal(NamedTuple):
-    """A denial because of a handler's error. If there are several, the response reports that with the lowest rank."""
+    """A denial because of a handler's error. Of several denials, the response reports the one with the lowest rank."""
 
     rank: int
     message: str
@@ -406,8 +406,8 @@ class _Verdict:
         except Exception as error:  # raised by the patch's functions, or for values that are not JSON
             cause.logger.error("The patch cannot be applied: %s", describe(error), exc_info=error)
             if self.strict:
-                # The handlers share the patch, so it is unknown which of them made it fail: the request is refused if
-                # the failures of any of them are not ignored.
+                # The handlers share the patch, so it is unknown which of them has made it fail. So refuse the request
+                # unless the failures of all of them are ignored.
                 self.refusals.append(_refuse(error))
             else:
                 cause.warnings.append(f"The patch cannot be applied, which is ignored: {describe(error)}")

@@ -6,7 +6,8 @@ without a conversion, the API server would serve and store objects of one versio
 operator never overwrites a strategy that another client has changed meanwhile.
 
 For the same reason, the operator does not handle the objects of a kind until its conversion is in force: the API server
-would drop the fields that the versions do not share, and the first patch would store the rest.
+would drop the fields that the versions do not share, and the first patch would store the rest. This also holds if the
+conversion is removed later, for example by applying a former CRD again, until it is in force once more.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from typing import Any
 
 from kopf._cogs.clients import errors
 from kopf._cogs.clients.api import ApiClient
+from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.structs.references import Resource
 from kopf._cogs.structs.reviews import WebhookClientConfig
 from kopf._core.engines.conversion_reviews import ENDPOINT, Convertible, group_by_crd
@@ -37,12 +39,23 @@ SETTLING_TIME = 2.0
 REVIEW_INTERVAL = 30.0
 """The interval of reads while a strategy is missing that the operator must not write (in seconds)."""
 
+REFUSAL_LIMIT = 120.0
+"""
+How long objects may wait while the operator is not permitted to write their strategy (in seconds).
+
+Why not end at once? The roles can be applied a moment after the operator, and administrators can correct them.
+"""
+
 PLACEHOLDER_HOST = 'operator-not-started.invalid'
 """
 The host in generated CRDs of operators whose address is not known yet.
 
 The top-level domain never exists, so the API server refuses conversions, with the name of the host in the message.
 """
+
+
+class ConversionRefusedError(ExplainedError):
+    """Raised when objects wait in vain, because the operator is not permitted to write their conversion strategy."""
 
 
 class ConversionStrategies(WebhookRegistration):
@@ -52,17 +65,18 @@ class ConversionStrategies(WebhookRegistration):
     Args:
         client: the client of the API.
         managed: whether the operator writes the strategies; otherwise, it only checks that they exist.
-        released: called when the conversion of a kind comes into force, so that its objects can be handled.
+        switched: called when the conversion of a kind comes into force, so that its objects can be handled, and when
+            it is lost, so that they must not be handled any more.
     """
 
     rule = "{apiGroups: [apiextensions.k8s.io], resources: [customresourcedefinitions], verbs: [get, patch]}"
     consequence = "objects cannot be converted until the operator is back"
     title = "conversion strategy of the CRDs"
 
-    def __init__(self, client: ApiClient, *, managed: bool, released: Callable[[], None]) -> None:
+    def __init__(self, client: ApiClient, *, managed: bool, switched: Callable[[], None]) -> None:
         super().__init__(client)
         self._managed = managed
-        self._released = released
+        self._switched = switched
         # All keys are names of CRDs.
         self._persistent: dict[str, bool] = {}
         self._sent: dict[str, Mapping[str, Any]] = {}
@@ -72,6 +86,8 @@ class ConversionStrategies(WebhookRegistration):
         self._foreign: set[str] = set()
         self._in_force: set[str] = set()
         self._missing: set[str] = set()
+        self._placeholders: set[str] = set()  # those that were warned of
+        self._refused_since: dict[str, float] = {}  # by the clock of the event loop
         self._timers: dict[str | None, asyncio.TimerHandle] = {}
 
     def converts(self, resource: Resource) -> bool:
@@ -96,6 +112,7 @@ class ConversionStrategies(WebhookRegistration):
         # A CRD that is deleted and created again begins without a conversion.
         self._in_force.intersection_update(self._persistent)
         self._missing.intersection_update(self._persistent)
+        self._refused_since = {name: since for name, since in self._refused_since.items() if name in self._persistent}
         for name in [name for name in self._timers if name is not None and name not in self._persistent]:
             self._timers.pop(name).cancel()
         self._changed.set()
@@ -107,7 +124,7 @@ class ConversionStrategies(WebhookRegistration):
                 functools.partial(self._write_over, name, build_strategy(name, client_config)) for name in names
             )
         else:
-            await attempt_all(functools.partial(self._review, name) for name in names if name not in self._in_force)
+            await attempt_all(functools.partial(self._review, name) for name in names)
             if self.find_held():
                 # Without the permission to watch CRDs, nothing else notices that the strategy is written.
                 self._call_later(None, REVIEW_INTERVAL, self.recheck)
@@ -120,6 +137,19 @@ class ConversionStrategies(WebhookRegistration):
     def explain_failure(self) -> str:
         held = self.find_held()
         return f" The objects of {', '.join(held)} are not handled until then." if held else ''
+
+    def find_end(self) -> ExplainedError | None:
+        now = asyncio.get_running_loop().time()
+        held = set(self.find_held())
+        refused = [name for name, since in self._refused_since.items() if name in held and now - since > REFUSAL_LIMIT]
+        if not refused:
+            return None
+        # Why not handle the objects without a conversion? The API server would drop fields of theirs.
+        return ConversionRefusedError(
+            f"The objects of {', '.join(sorted(refused))} cannot be handled: their CRDs have no conversion, and for "
+            f"{REFUSAL_LIMIT:g} seconds, the operator was not permitted to write it. Add this rule to its ClusterRole: "
+            f"{self.rule}"
+        )
 
     def _open(self, name: str, *, delay: float = 0) -> None:
         """Let the objects be handled from now on, or after some seconds."""
@@ -135,7 +165,15 @@ class ConversionStrategies(WebhookRegistration):
             self._missing.discard(name)
             logger.info("The conversion of %s is in force: its objects are handled from now on.", name)
         self._in_force.add(name)
-        self._released()
+        self._switched()
+
+    def _hold(self, name: str) -> None:
+        """Let the objects not be handled from now on, as the API server does not convert them."""
+        if (timer := self._timers.pop(name, None)) is not None:
+            timer.cancel()
+        if name in self._in_force:
+            self._in_force.discard(name)
+            self._switched()
 
     def _call_later(self, key: str | None, delay: float, fn: Callable[[], None]) -> None:
         """Call the function once after the delay, unless such a call is pending already."""
@@ -150,9 +188,10 @@ class ConversionStrategies(WebhookRegistration):
     async def _review(self, name: str) -> None:
         """Let the objects be handled if the CRD, which other clients manage, makes the API server convert them."""
         try:
-            # Why a list? Operators can usually list CRDs, while few of them can get one by its name.
-            found = await self._client.get_json(f'{PATH}?fieldSelector=metadata.name%3D{name}', logger=logger)
+            crd = await self._find(name)
         except errors.APIForbiddenError as error:
+            if name in self._in_force:
+                return  # the warning below was logged before, or the conversion was found before
             logger.warning(
                 "It is not known whether the API server converts %s. If its CRD has no spec.conversion, fields get "
                 "lost. To let the operator check this, grant the verb list for "
@@ -162,20 +201,24 @@ class ConversionStrategies(WebhookRegistration):
             )
             self._open(name)
             return
-        crd = next(iter(found.get('items') or ()), None)
         if crd is None or _is_safe(crd):
-            if crd is not None and _has_placeholder_url(_get_strategy(crd)):
+            has_placeholder = crd is not None and _has_placeholder_url(_get_strategy(crd))
+            if has_placeholder and name not in self._placeholders:
                 logger.warning(
                     "The API server cannot convert %s: spec.conversion of the CRD has the address %s, which stands "
                     "for that of the operator. Let the operator write its address: set settings.admission.managed.",
                     name,
                     PLACEHOLDER_HOST,
                 )
+            (self._placeholders.add if has_placeholder else self._placeholders.discard)(name)
             self._open(name, delay=SETTLING_TIME if name in self._missing else 0)
-        elif name not in self._missing:
+            return
+        # Also while the kind waits to be opened: otherwise, it would be opened without a conversion.
+        self._hold(name)
+        if name not in self._missing:
             self._missing.add(name)
             logger.warning(
-                "The objects of %s are not handled yet: spec.conversion of the CRD has no webhook, so the API server "
+                "The objects of %s are not handled: spec.conversion of the CRD has no webhook, so the API server "
                 "would drop the fields that the versions do not share. Write the address of the webhook server there, "
                 "or let the operator do that: set settings.admission.managed.",
                 name,
@@ -202,11 +245,18 @@ class ConversionStrategies(WebhookRegistration):
             await self._patch(crd, self._previous.get(name, NONE))
 
     async def _write_over(self, name: str, strategy: Mapping[str, Any]) -> None:
-        for _ in range(ATTEMPTS - 1):
-            with contextlib.suppress(errors.APIUnprocessableError):  # also raised if the resource version has changed
+        try:
+            for _ in range(ATTEMPTS - 1):
+                # The error is also raised if the resource version has changed.
+                with contextlib.suppress(errors.APIUnprocessableError):
+                    await self._write(name, strategy)
+                    break
+            else:
                 await self._write(name, strategy)
-                return
-        await self._write(name, strategy)
+        except errors.APIForbiddenError:
+            self._refused_since.setdefault(name, asyncio.get_running_loop().time())
+            raise
+        self._refused_since.pop(name, None)
 
     async def _write(self, name: str, strategy: Mapping[str, Any]) -> None:
         """Write the strategy of one CRD, unless it is up to date, or another client has changed it."""
@@ -237,8 +287,9 @@ class ConversionStrategies(WebhookRegistration):
 
     async def _replace(self, crd: Mapping[str, Any], current: Mapping[str, Any], strategy: Mapping[str, Any]) -> None:
         name, is_safe = crd['metadata']['name'], _is_safe(crd)
-        if not is_safe and name not in self._in_force:
+        if not is_safe:
             self._missing.add(name)
+            self._hold(name)
         logger.info(
             "Reconfiguring the conversion strategy of %s.%s",
             name,
@@ -255,8 +306,8 @@ class ConversionStrategies(WebhookRegistration):
         try:
             await self._patch(crd, strategy)
         except errors.APIError:
-            # The API server calls some other address, or fails to: in both cases, it does not drop fields silently. Why
-            # not wait for a success? Policies of the cluster can refuse the patch for ever.
+            # The API server calls another address, or fails to call it: in both cases, it does not drop fields
+            # silently. Why not wait until the patch succeeds? Policies of the cluster can refuse it for ever.
             if is_safe:
                 self._open(name)
             raise
@@ -267,6 +318,17 @@ class ConversionStrategies(WebhookRegistration):
             return dict(await self._client.get_json(f'{PATH}/{name}', logger=logger))
         except errors.APINotFoundError:
             return None
+        except errors.APIForbiddenError as error:
+            refusal = error
+        try:
+            return await self._find(name)
+        except errors.APIForbiddenError:
+            raise refusal from None
+
+    async def _find(self, name: str) -> Mapping[str, Any] | None:
+        """Return the CRD from a list. Operators can usually list CRDs, while few of them can get one by its name."""
+        found = await self._client.get_json(f'{PATH}?fieldSelector=metadata.name%3D{name}', logger=logger)
+        return next(iter(found.get('items') or ()), None)
 
     async def _patch(self, crd: Mapping[str, Any], strategy: Mapping[str, Any]) -> None:
         metadata = crd['metadata']

@@ -14,6 +14,7 @@ from typing import ClassVar
 
 from kopf._cogs.clients import errors
 from kopf._cogs.clients.api import ApiClient
+from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.structs.credentials import LoginError
 from kopf._cogs.structs.reviews import WebhookClientConfig
 
@@ -83,6 +84,8 @@ class WebhookRegistration(ABC):
             except LoginError:
                 raise
             except Exception as error:
+                if (end := self.find_end()) is not None:
+                    raise end from error
                 delay = RETRY_DELAYS[min(failures, len(RETRY_DELAYS) - 1)]
                 failures += 1
                 self._report(error, delay)
@@ -92,6 +95,10 @@ class WebhookRegistration(ABC):
     def explain_failure(self) -> str:
         """Return a sentence on what waits until the objects are written; empty if nothing does."""
         return ''
+
+    def find_end(self) -> ExplainedError | None:
+        """Return the error with which the operator ends after a failure; ``None`` to try again."""
+        return None
 
     def _report(self, error: Exception, delay: float) -> None:
         if isinstance(error, errors.APIError):

@@ -77,10 +77,10 @@ class WebhookRuntime:
         self._converter = Converter(context, memos=memos)
         managed = self._settings.managed
         self._configurations = WebhookConfigurations(client, managed) if managed and len(registry.webhooks) else None
-        self.released = asyncio.Event()
-        """Set when the conversion of a kind comes into force: the orchestrator can watch its objects."""
+        self.switched = asyncio.Event()
+        """Set when the conversion of a kind comes into force or is lost: the orchestrator adjusts its watches."""
         self._strategies = (
-            ConversionStrategies(client, managed=managed is not None, released=self.released.set)
+            ConversionStrategies(client, managed=managed is not None, switched=self.switched.set)
             if len(registry.conversions)
             else None
         )
@@ -120,9 +120,9 @@ class WebhookRuntime:
         return self._strategies is not None and self._strategies.converts(resource)
 
     def find_warnings(self) -> Collection[str]:
-        """Return messages about the kinds that are not handled yet, for the probes."""
+        """Return messages about the kinds that are not handled, for the probes."""
         held = () if self._strategies is None else self._strategies.find_held()
-        return [f"The objects of {name} are not handled yet: their conversion is not in force." for name in held]
+        return [f"The objects of {name} are not handled: their conversion is not in force." for name in held]
 
     async def serve(self) -> None:
         """Serve until `close`, even if this is cancelled; raise the error of the server if it ends before."""

@@ -10,7 +10,7 @@ from operatorworld import in_virtual_time
 
 import kopf
 from kopf._core.engines import conversion_strategies, webhook_registration
-from kopf._core.engines.conversion_strategies import make_placeholder, make_service_strategy
+from kopf._core.engines.conversion_strategies import ConversionRefusedError, make_placeholder, make_service_strategy
 
 CRDS = 'customresourcedefinitions'
 CRD = 'kopfexamples.kopf.dev'
@@ -60,6 +60,7 @@ def declare(world, id='convert', resource='kopfexamples', **options):
         patch.spec['converted'] = f'{from_version}-{to_version}'
 
 
+@in_virtual_time
 async def test_conversions_are_configured_and_answered(world, server, strategy):
     declare(world)
     async with world.operator():
@@ -102,6 +103,7 @@ async def test_conversions_are_configured_and_answered(world, server, strategy):
 
 
 @pytest.mark.parametrize('before', [None, {'strategy': 'None'}, FOREIGN])
+@in_virtual_time
 async def test_strategies_that_are_not_persistent_are_restored_at_the_exit(world, server, strategy, before):
     if before is not None:
         await world.aio.patch(CRDS, CRD, {'spec': {'conversion': before}})
@@ -111,6 +113,7 @@ async def test_strategies_that_are_not_persistent_are_restored_at_the_exit(world
     assert await strategy(lambda conversion: not is_own(conversion)) == (before or {'strategy': 'None'})
 
 
+@in_virtual_time
 async def test_the_strategy_of_a_killed_operator_is_not_restored_by_the_next_one(world, server, strategy):
     await world.aio.patch(
         CRDS,
@@ -131,6 +134,7 @@ async def test_the_strategy_of_a_killed_operator_is_not_restored_by_the_next_one
 
 
 @pytest.mark.parametrize('persistent', [True, False])
+@in_virtual_time
 async def test_the_service_of_the_deployed_operator_is_called_again_after_the_development(
     world, server, strategy, persistent
 ):
@@ -143,6 +147,7 @@ async def test_the_service_of_the_deployed_operator_is_called_again_after_the_de
     assert await strategy(lambda conversion: not is_own(conversion)) == deployed
 
 
+@in_virtual_time
 async def test_one_persistent_handler_is_enough_to_stay(world, server, strategy):
     declare(world, 'one', persistent=False, from_version='v1')
     declare(world, 'two', persistent=True, from_version='v2')
@@ -151,6 +156,7 @@ async def test_one_persistent_handler_is_enough_to_stay(world, server, strategy)
     await strategy(is_own)
 
 
+@in_virtual_time
 async def test_new_addresses_are_written_to_the_crd(world, server, strategy):
     declare(world)
     async with world.operator():
@@ -163,6 +169,7 @@ async def test_new_addresses_are_written_to_the_crd(world, server, strategy):
         }
 
 
+@in_virtual_time
 async def test_a_reset_strategy_is_written_again(world, server, strategy):
     declare(world)
     async with world.operator():
@@ -171,6 +178,7 @@ async def test_a_reset_strategy_is_written_again(world, server, strategy):
         await strategy(is_own)
 
 
+@in_virtual_time
 async def test_the_strategy_of_another_client_is_not_overwritten(world, server, strategy):
     declare(world, persistent=False)
     async with world.operator():
@@ -180,6 +188,7 @@ async def test_the_strategy_of_another_client_is_not_overwritten(world, server, 
     assert (await world.aio.get(CRDS, CRD))['spec']['conversion'] == FOREIGN
 
 
+@in_virtual_time
 async def test_crds_that_are_created_later_are_configured_then(world, server, strategy):
     declare(world, resource='kopflates')
     async with world.operator():
@@ -190,12 +199,14 @@ async def test_crds_that_are_created_later_are_configured_then(world, server, st
         await world.until(lambda: len([line for line in world.log.texts if "Unresolved resources" in line]) == 2)
 
 
+@in_virtual_time
 async def test_builtin_resources_cannot_be_converted(world, server):
     declare(world, resource='pods')
     async with world.operator():
         await world.until_logged("Objects of pods. cannot be converted: it is no custom resource")
 
 
+@in_virtual_time
 async def test_missing_permissions_are_named_and_waited_for(world, server, strategy, monkeypatch):
     monkeypatch.setattr(webhook_registration, 'RETRY_DELAYS', (0.01,))
     world.sandbox.faults.error(403, times=2, method='PATCH')
@@ -207,6 +218,7 @@ async def test_missing_permissions_are_named_and_waited_for(world, server, strat
         await strategy(is_own)
 
 
+@in_virtual_time
 async def test_one_definition_that_is_refused_does_not_concern_others(world, server, strategy, monkeypatch):
     """Neither when the strategies are written, nor when they are restored."""
     monkeypatch.setattr(webhook_registration, 'RETRY_DELAYS', (0.05,))
@@ -223,6 +235,7 @@ async def test_one_definition_that_is_refused_does_not_concern_others(world, ser
     assert any("cannot be cleaned up" in line for line in world.log.texts)
 
 
+@in_virtual_time
 async def test_nothing_is_written_if_nothing_has_changed(world, server, strategy):
     declare(world)
     async with world.operator():
@@ -238,6 +251,7 @@ async def test_nothing_is_written_if_nothing_has_changed(world, server, strategy
         assert len(patches) == 2
 
 
+@in_virtual_time
 async def test_unmanaged_crds_are_left_alone(world, server, strategy):
     world.settings.admission.managed = None
     declare(world)
@@ -248,12 +262,14 @@ async def test_unmanaged_crds_are_left_alone(world, server, strategy):
     await strategy(is_none)
 
 
+@in_virtual_time
 async def test_conversions_without_a_server_are_an_error_at_the_start(world):
     declare(world)
     with pytest.raises(Exception, match=r"@kopf\.on\.convert"):
         await kopf.operator(registry=world.registry, settings=world.settings, standalone=True)
 
 
+@in_virtual_time
 async def test_conversions_need_no_watching(world, server, strategy):
     declare(world)
     async with world.operator():
@@ -268,15 +284,15 @@ TWO_VERSIONS['spec']['versions'].append({**LATE['spec']['versions'][0], 'name': 
 
 
 @pytest.fixture
-async def lates(world):
+def lates(world):
     """Create a kind in two versions without a conversion, one object of it, and one of the other kind."""
-    await world.aio.create(TWO_VERSIONS)
+    world.sandbox.create(TWO_VERSIONS)
     # In the stored version, which needs no conversion: the server is not reachable.
     world.declare(kopf.on.event, 'late', 'v1', 'kopflates', resource='kopf.dev')
     world.declare(kopf.on.event, 'other')
     declare(world, resource='kopflates')
-    await world.aio.create({'apiVersion': 'kopf.dev/v1', 'kind': 'KopfLate', 'metadata': {'name': 'one'}})
-    await world.create('two')
+    world.sandbox.create({'apiVersion': 'kopf.dev/v1', 'kind': 'KopfLate', 'metadata': {'name': 'one'}})
+    world.sandbox.create('kex', 'two', spec={'field': 'value'})
 
 
 @pytest.fixture
@@ -292,6 +308,7 @@ def list_watches(world):
     ]
 
 
+@in_virtual_time
 async def test_objects_are_not_handled_until_their_conversion_is_stored(world, server, strategy, refused):
     async with world.operator():
         await world.until_logged(f"The objects of {LATE_CRD} are not handled until then.")
@@ -304,6 +321,7 @@ async def test_objects_are_not_handled_until_their_conversion_is_stored(world, s
     assert f"The conversion of {LATE_CRD} is in force: its objects are handled from now on." in world.log.texts
 
 
+@in_virtual_time
 async def test_the_first_conversion_gets_time_to_come_into_force(world, server, lates, monkeypatch):
     monkeypatch.setattr(conversion_strategies, 'SETTLING_TIME', 0.5)
     async with world.operator():
@@ -313,6 +331,7 @@ async def test_the_first_conversion_gets_time_to_come_into_force(world, server, 
 
 
 @pytest.mark.parametrize('before', [FOREIGN, make_placeholder(LATE_CRD)])
+@in_virtual_time
 async def test_nothing_waits_if_the_api_server_called_a_webhook_before(world, server, lates, before, monkeypatch):
     monkeypatch.setattr(conversion_strategies, 'SETTLING_TIME', 600)
     await world.aio.patch(CRDS, LATE_CRD, {'spec': {'conversion': before}})
@@ -321,6 +340,7 @@ async def test_nothing_waits_if_the_api_server_called_a_webhook_before(world, se
 
 
 @pytest.mark.parametrize('code', [400, 403, 422, 500])
+@in_virtual_time
 async def test_another_webhook_is_enough_if_the_api_server_refuses_the_own_one(world, server, refused, code):
     world.settings.networking.error_backoffs = []
     world.sandbox.faults.clear()
@@ -347,16 +367,18 @@ async def test_a_kind_that_is_created_anew_waits_for_its_conversion_again(world,
         assert not list_watches(world)
 
 
+@in_virtual_time
 async def test_unmanaged_kinds_wait_for_the_strategy_of_another_client(world, server, refused):
     world.settings.admission.managed = None
     async with world.operator():
-        await world.until_logged(f"The objects of {LATE_CRD} are not handled yet: spec.conversion of the CRD has no")
+        await world.until_logged(f"The objects of {LATE_CRD} are not handled: spec.conversion of the CRD has no")
         await world.until_called('other')
         assert not list_watches(world)
         await world.aio.patch(CRDS, LATE_CRD, {'spec': {'conversion': FOREIGN}})
         await world.until_called('late')
 
 
+@in_virtual_time
 async def test_unmanaged_kinds_are_looked_at_periodically_without_the_watch_of_crds(
     world, server, refused, monkeypatch
 ):
@@ -364,28 +386,172 @@ async def test_unmanaged_kinds_are_looked_at_periodically_without_the_watch_of_c
     world.settings.admission.managed = None
     world.settings.scanning.disabled = True
     async with world.operator():
-        await world.until_logged("are not handled yet: spec.conversion of the CRD has no webhook")
+        await world.until_logged("are not handled: spec.conversion of the CRD has no webhook")
         await world.aio.patch(CRDS, LATE_CRD, {'spec': {'conversion': FOREIGN}})
         await world.until_called('late')
-    assert len([text for text in world.log.texts if "are not handled yet" in text]) == 1
+    assert len([text for text in world.log.texts if "are not handled: " in text]) == 1
 
 
+# When a conversion is lost.
+
+
+async def lose_conversion(world):
+    """Replace the CRD as an administrator does who applies its former file."""
+    crd = await world.aio.get(CRDS, LATE_CRD)
+    crd['spec']['conversion'] = {'strategy': 'None'}
+    await world.aio.replace(crd)
+
+
+async def create_late(world, name):
+    await world.aio.create({'apiVersion': 'kopf.dev/v1', 'kind': 'KopfLate', 'metadata': {'name': name}})
+
+
+@in_virtual_time
+async def test_objects_are_not_handled_while_their_conversion_is_lost(world, server, monkeypatch):
+    monkeypatch.setattr(conversion_strategies, 'SETTLING_TIME', 5)
+    world.declare(kopf.on.event, 'late', 'v1', 'kopflates', resource='kopf.dev')
+    declare(world, resource='kopflates')
+    await world.aio.create(TWO_VERSIONS)
+    await create_late(world, 'one')
+    async with world.operator():
+        await world.until_called('late', name='one')
+        world.sandbox.faults.error(403, times=None, method='PATCH', name=LATE_CRD)
+        await lose_conversion(world)
+        await world.until_logged(f"The objects of {LATE_CRD} are not handled until then.")
+        await create_late(world, 'two')
+        await asyncio.sleep(10)
+        assert not world.called('late', 'two')
+        world.sandbox.faults.clear()
+        await world.until_called('late', name='two')
+    assert has_url(f'https://localhost:1/root/convert/{LATE_CRD}')(
+        (await world.aio.get(CRDS, LATE_CRD))['spec']['conversion']
+    )
+
+
+@in_virtual_time
+async def test_the_time_to_come_into_force_begins_anew_if_a_conversion_is_lost_again(world, server, monkeypatch):
+    monkeypatch.setattr(conversion_strategies, 'SETTLING_TIME', 5)
+    world.declare(kopf.on.event, 'late', 'v1', 'kopflates', resource='kopf.dev')
+    declare(world, resource='kopflates')
+    await world.aio.create(TWO_VERSIONS)
+    async with world.operator():
+        await world.until_logged("Its objects are handled when the conversion is in force.")
+        await asyncio.sleep(4)
+        await lose_conversion(world)
+        await asyncio.sleep(4)
+        assert not list_watches(world)
+        await world.until_logged("is in force: its objects are handled from now on.")
+
+
+@in_virtual_time
+async def test_unmanaged_kinds_are_not_handled_while_their_conversion_is_lost(world, server):
+    world.settings.admission.managed = None
+    world.declare(kopf.on.event, 'late', 'v1', 'kopflates', resource='kopf.dev')
+    declare(world, resource='kopflates')
+    await world.aio.create(TWO_VERSIONS)
+    await world.aio.patch(CRDS, LATE_CRD, {'spec': {'conversion': FOREIGN}})
+    await create_late(world, 'one')
+    async with world.operator():
+        await world.until_called('late', name='one')
+        await lose_conversion(world)
+        await world.until_logged(f"The objects of {LATE_CRD} are not handled: spec.conversion of the CRD has no")
+        await create_late(world, 'three')
+        await asyncio.sleep(10)
+        assert not world.called('late', 'three')
+        await world.aio.patch(CRDS, LATE_CRD, {'spec': {'conversion': FOREIGN}})
+        await world.until_called('late', name='three')
+
+
+@in_virtual_time
+async def test_unmanaged_kinds_are_not_handled_if_their_conversion_is_lost_again_at_once(world, server):
+    world.settings.admission.managed = None
+    world.declare(kopf.on.event, 'late', 'v1', 'kopflates', resource='kopf.dev')
+    declare(world, resource='kopflates')
+    await world.aio.create(TWO_VERSIONS)
+    async with world.operator():
+        await world.until_logged(f"The objects of {LATE_CRD} are not handled: spec.conversion of the CRD has no")
+        await world.aio.patch(CRDS, LATE_CRD, {'spec': {'conversion': FOREIGN}})
+        await asyncio.sleep(conversion_strategies.SETTLING_TIME / 2)
+        await lose_conversion(world)
+        await asyncio.sleep(conversion_strategies.SETTLING_TIME * 2)
+        assert not list_watches(world)
+        await world.aio.patch(CRDS, LATE_CRD, {'spec': {'conversion': FOREIGN}})
+        await world.until_logged("is in force: its objects are handled from now on.")
+
+
+# Without permissions.
+
+
+async def review_again(world):
+    """Declare handlers: each time, the definitions are reviewed, and the second review begins after the first one."""
+    for id in ('second', 'third'):
+        count = len(list_reviews(world))
+        world.declare(kopf.on.event, id)
+        await world.until(lambda count=count: len(list_reviews(world)) > count)
+
+
+def list_reviews(world):
+    return [request for request in world.sandbox.requests if LATE_CRD in str(request)]
+
+
+async def test_the_permission_to_list_definitions_is_enough_to_read_them(world, server, lates, strategy):
+    world.sandbox.faults.error(403, times=None, verb='get', resource=CRDS)
+    async with world.operator():
+        await strategy(has_url(f'https://localhost:1/root/convert/{LATE_CRD}'), LATE_CRD)
+        await world.until_called('late')
+    assert not any("cannot be written" in text for text in world.log.texts)
+
+
+@pytest.mark.parametrize('refusal', [{'resource': CRDS}, {'method': 'PATCH', 'name': LATE_CRD}], ids=['all', 'patch'])
+@in_virtual_time
+async def test_an_operator_that_must_not_write_the_conversion_ends(world, server, refusal):
+    world.declare(kopf.on.event, 'late', 'v1', 'kopflates', resource='kopf.dev')
+    declare(world, resource='kopflates')
+    await world.aio.create(TWO_VERSIONS)
+    world.sandbox.faults.error(403, times=None, **refusal)
+    with pytest.raises(
+        ConversionRefusedError, match=rf"(?s){LATE_CRD} cannot be handled.* rule .*verbs: \[get, patch\]"
+    ):
+        await kopf.operator(registry=world.registry, settings=world.settings, standalone=True)
+    assert any("It needs the permission {apiGroups: [apiextensions.k8s.io]" in text for text in world.log.texts)
+    assert not list_watches(world)
+
+
+@in_virtual_time
+async def test_an_operator_does_not_end_if_nothing_waits_for_the_conversion(world, server):
+    world.declare(kopf.on.event, 'late', 'v1', 'kopflates', resource='kopf.dev')
+    declare(world, resource='kopflates')
+    await world.aio.create(TWO_VERSIONS)
+    await world.aio.patch(CRDS, LATE_CRD, {'spec': {'conversion': make_placeholder(LATE_CRD)}})
+    world.sandbox.faults.error(403, times=None, method='PATCH', name=LATE_CRD)
+    async with world.operator():
+        await asyncio.sleep(600)
+        assert list_watches(world)
+
+
+@in_virtual_time
 async def test_placeholders_that_nothing_replaces_are_warned_of(world, server, refused):
     world.settings.admission.managed = None
     await world.aio.patch(CRDS, LATE_CRD, {'spec': {'conversion': make_placeholder(LATE_CRD)}})
     async with world.operator():
         await world.until_logged(f"The API server cannot convert {LATE_CRD}: spec.conversion of the CRD has")
         await world.until_called('late')
+        await review_again(world)
+    assert len([text for text in world.log.texts if "The API server cannot convert" in text]) == 1
 
 
+@in_virtual_time
 async def test_unmanaged_kinds_are_handled_if_crds_cannot_be_read(world, server, lates):
     world.settings.admission.managed = None
     world.sandbox.faults.error(403, times=None, resource=CRDS)
     async with world.operator():
         await world.until_called('late')
-    assert any(f"It is not known whether the API server converts {LATE_CRD}" in text for text in world.log.texts)
+        await review_again(world)
+    warning = f"It is not known whether the API server converts {LATE_CRD}"
+    assert len([text for text in world.log.texts if warning in text]) == 1
 
 
+@in_virtual_time
 async def test_nothing_is_handled_before_the_required_permissions_are_reviewed(world, server):
     """Although the conversion is in force before that."""
     declare(world)
@@ -404,6 +570,7 @@ async def test_nothing_is_handled_before_the_required_permissions_are_reviewed(w
 @pytest.mark.parametrize(
     'generated', [make_placeholder(CRD), make_service_strategy(CRD, service='app', namespace='default')]
 )
+@in_virtual_time
 async def test_a_generated_strategy_is_replaced_again_and_restored_at_the_exit(world, server, strategy, generated):
     await world.aio.patch(CRDS, CRD, {'spec': {'conversion': generated}})
     declare(world, persistent=False)
@@ -417,6 +584,7 @@ async def test_a_generated_strategy_is_replaced_again_and_restored_at_the_exit(w
     assert await strategy(lambda conversion: not is_own(conversion)) == generated
 
 
+@in_virtual_time
 async def test_handlers_with_an_index_of_such_a_kind_wait_for_it(world, server, refused):
     seen = []
 
@@ -440,3 +608,33 @@ async def test_handlers_with_an_index_of_such_a_kind_wait_for_it(world, server, 
         await world.until(lambda: seen)
         await world.until_called('late')
     assert seen == [['one']]
+
+
+@in_virtual_time
+async def test_handlers_with_an_index_of_such_a_kind_wait_while_its_conversion_is_lost(world, server):
+    seen = []
+
+    @kopf.index('kopf.dev', 'v1', 'kopflates', id='index_of_lates', registry=world.registry)
+    def index_of_lates(name, **_):
+        return {name: 1}
+
+    @kopf.on.event('kopfexamples', registry=world.registry)
+    async def using(name, index_of_lates, **_):
+        seen.append((name, list(index_of_lates)))
+
+    declare(world, resource='kopflates')
+    await world.aio.create(TWO_VERSIONS)
+    await create_late(world, 'one')
+    await world.create('first')
+    async with world.operator():
+        await asyncio.sleep(10)
+        assert seen == [('first', ['one'])]
+        world.sandbox.faults.error(403, times=None, method='PATCH', name=LATE_CRD)
+        await lose_conversion(world)
+        await world.until_logged(f"The objects of {LATE_CRD} are not handled until then.")
+        await world.create('second')
+        await asyncio.sleep(10)
+        assert seen == [('first', ['one'])]
+        world.sandbox.faults.clear()
+        await asyncio.sleep(60)
+    assert seen == [('first', ['one']), ('second', ['one'])]

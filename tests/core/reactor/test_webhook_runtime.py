@@ -37,6 +37,7 @@ def hooks(world):
     return hooks
 
 
+@in_virtual_time
 async def test_configurations_follow_from_the_handlers(world, server, hooks):
     world.declare(kopf.on.validate, 'validating', operation='UPDATE')
     world.declare(kopf.on.mutate, 'mutating', labels={'a': 'b'})
@@ -50,6 +51,7 @@ async def test_configurations_follow_from_the_handlers(world, server, hooks):
         assert len(world.called('validating')) == 1
 
 
+@in_virtual_time
 async def test_the_api_forgets_all_but_the_persistent_before_the_server_ends(world, server, hooks):
     seen = {}
 
@@ -94,6 +96,7 @@ async def test_webhooks_are_there_until_the_last_results_of_handlers_are_stored(
     assert patched[-1] == resource and patched[-2] == 'kopfexamples'
 
 
+@in_virtual_time
 async def test_what_is_just_being_written_in_the_end_is_removed_too(world, server):
     world.sandbox.faults.delay(0.2, method='PATCH', resource=VALIDATING)
     world.declare(kopf.on.validate, 'validating')
@@ -107,6 +110,7 @@ async def test_what_is_just_being_written_in_the_end_is_removed_too(world, serve
     assert 'webhooks' not in await world.aio.get(VALIDATING, NAME)
 
 
+@in_virtual_time
 async def test_what_was_maybe_written_is_removed_too(world, server, hooks, monkeypatch):
     monkeypatch.setattr(webhook_registration, 'RETRY_DELAYS', (600,))
     world.settings.networking.error_backoffs = ()
@@ -118,6 +122,7 @@ async def test_what_was_maybe_written_is_removed_too(world, server, hooks, monke
     assert 'webhooks' not in await world.aio.get(VALIDATING, NAME)
 
 
+@in_virtual_time
 async def test_configurations_that_others_have_deleted_need_no_cleanup(world, server, hooks):
     world.declare(kopf.on.validate, 'validating')
     async with world.operator():
@@ -126,6 +131,7 @@ async def test_configurations_that_others_have_deleted_need_no_cleanup(world, se
     assert not any("cannot be cleaned up" in line for line in world.log.texts)
 
 
+@in_virtual_time
 async def test_existing_configurations_are_taken_over(world, server, hooks):
     await world.aio.create(
         {
@@ -140,6 +146,7 @@ async def test_existing_configurations_are_taken_over(world, server, hooks):
         assert (await world.aio.get(VALIDATING, NAME))['metadata']['labels'] == {'own': 'label'}
 
 
+@in_virtual_time
 async def test_new_addresses_are_told_to_the_api(world, server, hooks):
     world.declare(kopf.on.validate, 'validating')
     async with world.operator():
@@ -152,6 +159,7 @@ async def test_new_addresses_are_told_to_the_api(world, server, hooks):
         assert (service['name'], service['namespace'], service['path']) == ('svc', 'ns', '/root/validating')
 
 
+@in_virtual_time
 async def test_nothing_is_written_if_nothing_has_changed(world, server, hooks):
     world.declare(kopf.on.validate, 'validating')
     config = await server.configs.get()
@@ -171,6 +179,7 @@ async def test_nothing_is_written_if_nothing_has_changed(world, server, hooks):
         assert len(patches) == 2
 
 
+@in_virtual_time
 async def test_webhooks_are_registered_for_resources_that_come_later(world, server, hooks):
     world.declare(kopf.on.validate, 'late', resource='kopflates')
     async with world.operator():
@@ -183,6 +192,7 @@ async def test_webhooks_are_registered_for_resources_that_come_later(world, serv
         await hooks(VALIDATING)
 
 
+@in_virtual_time
 async def test_webhooks_need_no_watching(world, server, hooks):
     world.declare(kopf.on.validate, 'validating')
     async with world.operator():
@@ -190,6 +200,7 @@ async def test_webhooks_need_no_watching(world, server, hooks):
     assert not [request for request in world.sandbox.requests if request.resource == 'kopfexamples']
 
 
+@in_virtual_time
 async def test_failures_are_retried(world, server, hooks, monkeypatch):
     monkeypatch.setattr(webhook_registration, 'RETRY_DELAYS', (0.01,))
     world.sandbox.faults.error(500, times=2, method='PATCH')
@@ -200,6 +211,7 @@ async def test_failures_are_retried(world, server, hooks, monkeypatch):
         await hooks(VALIDATING, 'validating')
 
 
+@in_virtual_time
 async def test_one_kind_that_is_refused_does_not_concern_the_other(world, server, hooks, monkeypatch):
     """Neither when they are written, nor when they are cleaned up."""
     monkeypatch.setattr(webhook_registration, 'RETRY_DELAYS', (0.05,))
@@ -215,6 +227,7 @@ async def test_one_kind_that_is_refused_does_not_concern_the_other(world, server
     assert any("cannot be cleaned up" in line for line in world.log.texts)
 
 
+@in_virtual_time
 async def test_configurations_deleted_by_others_are_made_again(world, server, hooks, monkeypatch):
     monkeypatch.setattr(webhook_registration, 'RETRY_DELAYS', (0.01,))
     world.declare(kopf.on.validate, 'validating')
@@ -225,6 +238,7 @@ async def test_configurations_deleted_by_others_are_made_again(world, server, ho
         await hooks(VALIDATING, 'validating')
 
 
+@in_virtual_time
 async def test_impossible_cleanup_is_named_and_left(world, server, hooks):
     world.declare(kopf.on.validate, 'validating')
     async with world.operator():
@@ -234,6 +248,7 @@ async def test_impossible_cleanup_is_named_and_left(world, server, hooks):
     assert server.ended.is_set()
 
 
+@in_virtual_time
 async def test_unmanaged_configurations_are_left_alone(world, server, caplog):
     caplog.set_level('INFO')
     world.settings.admission.managed = None
@@ -245,6 +260,7 @@ async def test_unmanaged_configurations_are_left_alone(world, server, caplog):
     assert "The API is not told of them, as settings.admission.managed is not set." in caplog.text
 
 
+@in_virtual_time
 async def test_no_server_for_handlers(world):
     world.declare(kopf.on.validate, 'validating')
     with pytest.raises(ServerMissingError, match=r"settings\.admission\.server"):
@@ -252,6 +268,7 @@ async def test_no_server_for_handlers(world):
     assert not world.sandbox.requests
 
 
+@in_virtual_time
 async def test_what_is_no_server(world):
     world.declare(kopf.on.validate, 'validating')
     with pytest.raises(TypeError, match=r"must be an object, not a class: write WebhookServer\(...\)"):
@@ -261,6 +278,7 @@ async def test_what_is_no_server(world):
         await kopf.operator(registry=world.registry, settings=world.settings, standalone=True)
 
 
+@in_virtual_time
 async def test_servers_are_not_started_without_handlers(world, server):
     world.declare(kopf.on.event, 'event')
     async with world.operator():
@@ -269,6 +287,7 @@ async def test_servers_are_not_started_without_handlers(world, server):
     assert server.fn is None
 
 
+@in_virtual_time
 async def test_an_ending_server_ends_the_operator(world, server, hooks):
     world.declare(kopf.on.validate, 'validating')
     with pytest.raises(ServerEndedError):
@@ -279,6 +298,7 @@ async def test_an_ending_server_ends_the_operator(world, server, hooks):
     assert await hooks(VALIDATING) == {}
 
 
+@in_virtual_time
 async def test_a_failing_server_ends_the_operator(world):
     async def broken(fn):
         raise OSError("no such address")
@@ -291,6 +311,7 @@ async def test_a_failing_server_ends_the_operator(world):
 
 
 @pytest.mark.parametrize('substituted', [False, True])
+@in_virtual_time
 async def test_servers_that_are_context_managers_are_entered_and_exited(world, server, hooks, substituted):
     events = []
 
@@ -312,6 +333,7 @@ async def test_servers_that_are_context_managers_are_entered_and_exited(world, s
     assert events == ['enter', 'exit']
 
 
+@in_virtual_time
 async def test_memos_of_existing_objects(world, server, hooks):
     async def remember(memo, **_):
         memo.seen = 'in an event'
@@ -332,6 +354,7 @@ async def test_memos_of_existing_objects(world, server, hooks):
         assert (await server.review('UPDATE', metadata=other))['warnings'] == ['common None']
 
 
+@in_virtual_time
 async def test_indices_are_given(world, server, hooks):
     @kopf.index('kopfexamples', id='names', registry=world.registry)
     async def names(name, **_):
@@ -352,6 +375,7 @@ async def test_indices_are_given(world, server, hooks):
                 await asyncio.sleep(0)
 
 
+@in_virtual_time
 async def test_the_real_server_with_the_api_calling_back(world, hooks):
     async def change(patch, **_):
         patch.spec['added'] = 'yes'
