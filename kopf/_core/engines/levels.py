@@ -14,7 +14,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol, cast
 
-from kopf._cogs.aiokits.coalesced_timers import CoalescedTimer, CoalescedTimers
+from kopf._cogs.aiokits.coalesced_timers import CoalescedTimer
 from kopf._cogs.clients.errors import APIError
 from kopf._cogs.structs.bodies import Body, RawBody, is_older_version
 from kopf._cogs.structs.body_guards import BodyGuard
@@ -44,6 +44,7 @@ from kopf._core.engines.owned_objects import OwnedObject, OwnedObjects
 from kopf._core.engines.planning import NONE, Again, Pace, Plan, Planner, Trigger
 from kopf._core.engines.relations import Key, Relations
 from kopf._core.engines.selfruns import LOOP_WARNING, OwnPatch, RunChain
+from kopf._core.engines.spawning import OperatorDaemons
 from kopf._core.engines.verdicts import Verdict, derive_conditions, is_own_kind, judge
 from kopf._core.intents import filters
 from kopf._core.intents.causes import ReconcilingCause, make_conditions
@@ -182,6 +183,16 @@ class ObjectLevel:
         self.plans: tuple[HandlerPlan, ...] = ()
         self.timer: CoalescedTimer | asyncio.TimerHandle | None = None
         self.timer_at: float | None = None
+
+    @property
+    def is_queued(self) -> bool:
+        """Return whether a handler is triggered, but the limit of its concurrency is reached."""
+        return any(plan.is_waiting for plan in self.plans)
+
+    @property
+    def is_held_up(self) -> bool:
+        """Return whether a handler waits for its next attempt, or until another object is ready."""
+        return any(plan.message is not None for plan in self.plans)
 
     def renew(self, raw: RawBody, *, asked_at: float | None) -> bool:
         """Replace the known state by this one if this one is newer; return whether it was replaced."""
@@ -360,14 +371,14 @@ class Levels:
     def __init__(
         self,
         context: OperatorContext,
-        timers: CoalescedTimers,
-        cache: ParsedCache,
+        background: OperatorDaemons,
         watches: Watches,
     ) -> None:
         self.context = context
         self.watches = watches
-        self.timers = timers
-        self.cache = cache
+        self.timers = background.coalesced_timers
+        self.cache = background.parsed_cache
+        self.is_overdue = background.is_overdue
         self.is_closed = False
         self._controllers: dict[ResourceHandler, Controller] = {}
         self._timed: set[ObjectLevel] = set()
@@ -501,14 +512,15 @@ class Leveler:
         self.host = host
         self._decider = decider
         self._levels = levels
-        self._settings = levels.context.settings
+        self.settings = levels.context.settings
+        """The settings of the operator."""
         handlers = decider.table.of(ReconcilingHandler)
         self._controllers = [levels.get_controller(handler) for handler in handlers]
         self.uses_conditions = any(controller.uses_conditions for controller in self._controllers)
         for controller in self._controllers:
             controller.serve(decider.table.resource)
         self._is_selective = not all(filters.is_unconditional(handler) for handler in handlers)
-        self._rules = levels.context.make_rules()
+        self._rules = levels.context.make_rules(levels.is_overdue)
         self._reports = filters.FailureReports()
 
     @property
@@ -758,7 +770,7 @@ class Leveler:
 
     def slow_down(self, plan: HandlerPlan, cause: OwnPatch) -> None:
         """Called when the runs of the plan are paused because patches of handlers keep triggering them."""
-        logger = ObjectLogger(body=Body(plan.level.packed.copy()), settings=self._settings)
+        logger = ObjectLogger(body=Body(plan.level.packed.copy()), settings=self.settings)
         plan.controller.warn_of_loop(cause, logger)
         plan.level.set_timer(self._levels)
 
@@ -773,7 +785,7 @@ class Leveler:
                 # A copy for each run, as the function can change it in place.
                 raw = cast(RawBody, plan.level.packed.copy())
                 body = Body(raw)
-                logger = ObjectLogger(body=body, settings=self._settings)
+                logger = ObjectLogger(body=body, settings=self.settings)
                 return Run(plan, reasons, raw, Patch(body=body), logger, self._begin_children(plan, body, logger))
         return None
 
@@ -888,7 +900,7 @@ class Leveler:
         children: ChildrenRun | None = None,
     ) -> ReconcilingCause:
         return ReconcilingCause(
-            logger=ObjectLogger(body=body, settings=self._settings) if logger is None else logger,
+            logger=ObjectLogger(body=body, settings=self.settings) if logger is None else logger,
             memo=self.host.get_memo(record),
             indices=self._levels.context.indices,
             resource=self._decider.table.resource,

@@ -117,7 +117,7 @@ class ConditionWriter:
         patch = Patch(fns=[Replacing(each) for each in edits])
         for delay in (*delays, None):
             with self._leveler.patching(run):
-                result = await self._applier.send_of_level(record, run.raw, patch, known, run.logger)
+                result = await self._applier.send_once(record, run.raw["metadata"].get("uid"), patch, known, run.logger)
                 if result.body is not None:
                     self._warn_if_pruned(run, edits, result.body)
                     observed = max((each.observed for each in edits if each.observed is not None), default=None)

@@ -68,10 +68,10 @@ class Reconciler:
         self._copy_memo = context.copy_memo
         self._managing = decider.table.managing
         self._instruments = context.instruments
-        self._rules = context.make_rules()
+        self._rules = context.make_rules(workers.is_overdue)
         self._lenient_rules = self._rules._replace(default_errors=ErrorsMode.IGNORED)
         self._selftriggers = SelfTriggerDetector(settings, decider)
-        self._watching_is_distinct = filters.are_distinct(decider.table.watching)  # the same after a revision
+        self._watching_is_distinct = filters.are_distinct(decider.table.watching)  # the same after `revise`
         self._reports = filters.FailureReports()
 
     def is_settled(self, record: ObjectRecord, raw: RawBody) -> bool:
@@ -119,8 +119,8 @@ class Reconciler:
                 self._reports.report({handler: error}, cause)
                 continue
             if matching and not self._watching_is_distinct:
-                # Why not deduplicate them before matching? A function can have several declarations, and only the
-                # filters of the first one would count.
+                # Why not deduplicate the handlers before matching? One function can have several declarations, and only
+                # the filters of the first declaration would be used.
                 key = filters.get_key(handler)  # once for each function, even if several declarations match
                 matching = key not in called
                 called.add(key)
@@ -179,7 +179,7 @@ class Reconciler:
         Returns:
             The delay until the next step (in seconds); ``None`` if an event, or a requeue, starts it.
         """
-        # This step replaces the one that the timer would start. Handlers that are still delayed get a new timer.
+        # This step replaces the step that the timer would start. If handlers are still delayed, it sets a new timer.
         record.cancel_wakeup()
         try:
             decision, pause = await self._prepare(record, patch, deciding=deciding)
@@ -195,7 +195,7 @@ class Reconciler:
         else:
             complete(record, patch, make_logger(record, self._decider.table.resource, self._settings, ObjectLogger))
         if patch or bookkeeping:
-            # Why check it after the handlers? While they ran, an edit can have made the object urgent.
+            # Why check the urgency only now? While the handlers ran, an edit can have made the object urgent.
             with background(not self._workers.is_urgent(record), self._workers.pressure):
                 applied, retry_delay = await self._applier.apply(record, decision, patch, bookkeeping)
             if not applied:
@@ -209,8 +209,8 @@ class Reconciler:
         elif decision is not None and not decision.add_finalizer:
             if done:
                 pause = self._end_cycle(record, decision, patch, bookkeeping)
-            # If the object is requeued, the next step determines the delay from the newer state. Otherwise, the
-            # returned delay starts the retries by a timer: unlike upstream kopf, no patch is sent to get an event.
+            # If the object is requeued, the next step determines the delay from the newer state. Otherwise, a timer
+            # with the returned delay starts the retries. Upstream kopf sends a dummy patch instead, to get an event.
             elif not record.requeued and record.body is not None:
                 delay = self._find_delay(record, decision) or delay
         # The response to the patch has requeued the object, but a step during the pause would do nothing.
@@ -236,19 +236,19 @@ class Reconciler:
             record.cancel_requeue()  # this step also handles daemons that have just ended
         body = Body(cast(RawBody, record.body))
         pause = self._check_selftriggering(record, body) if deciding else 0
-        # The pause concerns only the handlers of updates: the patch of the handlers of raw events is sent in any case.
+        # Only handlers of updates are paused: the patch of the handlers of raw events is sent in any case.
         deciding_now = deciding and self._managing and not pause
         return self._decide(record, body, patch, holding=holding) if deciding_now else None, pause
 
     def _keep(self, record: ObjectRecord, patch: Patch) -> None:
-        """Keep the patch of a step that ends early: its handlers will not be called again to make these changes."""
+        """Keep the patch of a step that ends early, because its handlers will not be called again for these changes."""
         if patch:
             complete(record, patch, make_logger(record, self._decider.table.resource, self._settings, ObjectLogger))
             record.keep_patch(patch)
 
     def _check_selftriggering(self, record: ObjectRecord, body: Body) -> float:
         """Return the remaining pause before an update that the handlers have triggered themselves (in seconds)."""
-        # A cycle that has begun is not paused: its retries have their own delays.
+        # Do not pause a cycle that has begun: its retries have their own delays.
         if record.selftriggering is None or record.cycle is not None:
             return 0
         pause = self._selftriggers.check(record.selftriggering, body)
@@ -258,7 +258,7 @@ class Reconciler:
 
     def _end_cycle(self, record: ObjectRecord, decision: Decision, patch: Patch, bookkeeping: Patch) -> float:
         """End the cycle of a handled change; return the pause before the next one (in seconds)."""
-        # This comes first: if another cycle follows, neither the digest nor the pause is needed.
+        # Check this first: if another cycle follows, neither the digest nor the pause is needed.
         record.end_cycle(decision.followup)
         # If the object was edited during its creation, the update starts here: after an empty patch, no event would
         # start it.
@@ -266,8 +266,8 @@ class Reconciler:
             record.requeue()
         if decision.reason not in (Reason.CREATE, Reason.UPDATE):
             return 0
-        # Missing fields are remembered only for objects that no handlers match. For all others, a comparison with the
-        # stored state reveals added fields.
+        # Remember missing fields only for objects that no handlers match. For other objects, the stored state reveals
+        # which fields were added.
         if decision.relevant:
             record.note_missing_fields(NO_FIELDS)
         record.note_handled(self._find_handled_digest(record, decision))
@@ -392,7 +392,7 @@ class Reconciler:
             self._lifecycle,
             functools.partial(self._workers.must_stop, record),
         )
-        # Why one guard for all handlers of the step? So the object is serialized only once, and one warning names all
+        # Why one guard for all handlers of the step? The object is serialized only once, and one warning names all
         # handlers.
         guard = BodyGuard(cast(RawBody, record.body))
         try:
@@ -427,8 +427,8 @@ class Reconciler:
             self._decider.store_progress(decision, patch, bookkeeping, done=done)
             self._decider.records.flush()
         except StorageError:
-            # All handlers have finished, and none will request its changes again: so changes that are not applied yet
-            # must stay in the record.
+            # All handlers have finished, and will not request their changes again. So the record must keep the changes
+            # that are not applied yet.
             self._applier.keep_unsaved(record, decision, patch, Patch())
             raise
         self._release(record, decision, bookkeeping, done=done)
@@ -453,7 +453,7 @@ class Reconciler:
         delay = decision.cycle.state.delay(decision.matching, utcnow())
         if delay is None:
             return None
-        # Why not a timer without delay? The worker would end, and the object would be queued again.
+        # Why not a timer with a zero delay? The worker would end, and the object would be queued once more.
         if delay <= 0:
             record.requeue()
             return None

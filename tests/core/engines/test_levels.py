@@ -1,15 +1,12 @@
 """What the level-triggered handlers of an object are triggered by: its states, in the order in which they come."""
 
-import contextvars
-
 import pytest
 
 import kopf
-from kopf._cogs.aiokits.coalesced_timers import CoalescedTimers
-from kopf._cogs.structs.packed_objects import ParsedCache
 from kopf._cogs.structs.references import Resource
 from kopf._core.actions.execution import Outcome
 from kopf._core.engines.levels import Leveler, Levels
+from kopf._core.engines.spawning import OperatorDaemons
 from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.decisions import Decider
 from kopf._core.intents.registries import HandlerTable
@@ -33,7 +30,7 @@ class World:
         self.table = HandlerTable.build(self.registry, KEX, selectors)
         settings = kopf.OperatorSettings()
         context = OperatorContext(settings=settings, registry=self.registry)
-        self.levels = Levels(context, CoalescedTimers(contextvars.copy_context()), ParsedCache(), self)
+        self.levels = Levels(context, OperatorDaemons(settings), self)
         self.leveler = Leveler(self, Decider(self.table, settings.persistence), self.levels)
         return self
 

@@ -6,6 +6,7 @@ import datetime
 
 import pytest
 from kinds import PARTS, define
+from operatorworld import in_virtual_time
 
 import kopf
 
@@ -21,8 +22,8 @@ OTHER = {
 
 
 @pytest.fixture
-async def things(world):
-    await world.aio.create(CRD)
+def things(world):
+    world.sandbox.create(CRD)
     return Things(world)
 
 
@@ -84,6 +85,7 @@ READY = {'Ready': ('True', 'Succeeded', '')}
 # What handlers set.
 
 
+@in_virtual_time
 async def test_what_a_handler_sets_is_written_beside_the_conditions_of_others(things, world):
     async def fn(conditions, **_):
         assert conditions['Other'].reason == 'Else'
@@ -104,6 +106,7 @@ async def test_what_a_handler_sets_is_written_beside_the_conditions_of_others(th
     assert len(world.called('fn')) == 1 and len(world.patches()) == 1
 
 
+@in_virtual_time
 async def test_a_second_pass_writes_nothing(things, world):
     async def fn(conditions, **_):
         conditions['Working'] = kopf.Condition(True, 'Fine')
@@ -121,6 +124,7 @@ async def test_a_second_pass_writes_nothing(things, world):
     assert count == len(world.patches()) == 2
 
 
+@in_virtual_time
 async def test_conditions_set_before_an_error_are_written(things, world):
     async def fn(conditions, retry, **_):
         conditions['Connected'] = kopf.Condition(False, 'Refused', "No route.")
@@ -133,6 +137,7 @@ async def test_conditions_set_before_an_error_are_written(things, world):
     assert say(found) == {'Connected': ('False', 'Refused', "No route.")}
 
 
+@in_virtual_time
 async def test_conditions_are_removed(things, world):
     async def fn(conditions, **_):
         del conditions['Other']
@@ -144,6 +149,7 @@ async def test_conditions_are_removed(things, world):
     assert body['status'] == {'conditions': [], 'kept': True}
 
 
+@in_virtual_time
 async def test_conditions_are_written_if_the_patch_is_refused(things, world):
     async def fn(conditions, patch, **_):
         conditions['Working'] = kopf.Condition(True, 'Fine')
@@ -158,6 +164,7 @@ async def test_conditions_are_written_if_the_patch_is_refused(things, world):
 
 
 @pytest.mark.parametrize('error', [None, kopf.PermanentError("no")])
+@in_virtual_time
 async def test_refused_conditions_are_told_and_written_later(things, world, error):
     async def fn(conditions, **_):
         conditions['Working'] = kopf.Condition(True, 'Fine')
@@ -174,6 +181,7 @@ async def test_refused_conditions_are_told_and_written_later(things, world, erro
     assert len(world.called('fn')) == 2
 
 
+@in_virtual_time
 async def test_other_changes_at_the_same_time_delay_the_conditions_but_not_for_long(things, world):
     async def fn(conditions, patch, **_):
         conditions['Working'] = kopf.Condition(True, 'Fine')
@@ -188,6 +196,7 @@ async def test_other_changes_at_the_same_time_delay_the_conditions_but_not_for_l
         await world.aio.patch('things', 'obj', {'metadata': {'finalizers': []}})
 
 
+@in_virtual_time
 async def test_two_operators_lose_nothing(things, world):
     """Each sets its own condition at each edit, both at the same time."""
 
@@ -219,6 +228,7 @@ async def test_two_operators_lose_nothing(things, world):
         )
 
 
+@in_virtual_time
 async def test_an_index_of_that_name_wins(things, world):
     @kopf.index('things', registry=world.registry, id='conditions')
     def index(name, **_):
@@ -232,6 +242,7 @@ async def test_an_index_of_that_name_wins(things, world):
     assert 'obj' in call['conditions'][None]
 
 
+@in_virtual_time
 async def test_something_else_in_the_place_of_the_conditions_is_told(things, world):
     things.declare(conditions=True, backoff=(600, 600))
     await things.create(status={'conditions': {'Ready': True}})
@@ -243,6 +254,7 @@ async def test_something_else_in_the_place_of_the_conditions_is_told(things, wor
 # What is kept for them.
 
 
+@in_virtual_time
 async def test_an_object_is_reconciled_then_ready(things, world):
     going = asyncio.Event()
 
@@ -261,6 +273,7 @@ async def test_an_object_is_reconciled_then_ready(things, world):
     assert len(world.called('fn')) == 1 and len(world.patches()) == 2
 
 
+@in_virtual_time
 async def test_errors_are_told_until_they_are_over(things, world):
     going = asyncio.Event()
 
@@ -285,6 +298,7 @@ async def test_errors_are_told_until_they_are_over(things, world):
         (ValueError("no quota"), {'retries': 1}, 'RetriesExhausted', "ValueError: no quota"),
     ],
 )
+@in_virtual_time
 async def test_what_only_a_change_can_mend_is_stalled(things, world, error, options, reason, message):
     things.declare([error], conditions=True, **options)
     await things.create()
@@ -295,6 +309,7 @@ async def test_what_only_a_change_can_mend_is_stalled(things, world, error, opti
         assert say(await things.until_ready(generation=2)) == READY
 
 
+@in_virtual_time
 async def test_a_handler_can_set_readiness_itself(things, world):
     async def fn(conditions, **_):
         conditions['Ready'] = kopf.Condition(False, 'Pending', "One of two replicas.")
@@ -308,6 +323,7 @@ async def test_a_handler_can_set_readiness_itself(things, world):
     assert len(world.patches()) == 2
 
 
+@in_virtual_time
 async def test_a_failed_handler_is_not_ready_even_if_it_says_so(things, world):
     async def fn(conditions, **_):
         conditions['Ready'] = kopf.Condition(True, 'Fine')
@@ -320,6 +336,7 @@ async def test_a_failed_handler_is_not_ready_even_if_it_says_so(things, world):
     assert say(found)['Ready'] == ('False', 'Failed', "PermanentError: after all")
 
 
+@in_virtual_time
 async def test_several_handlers_make_an_object_ready_together(things, world):
     going = asyncio.Event()
 
@@ -340,6 +357,7 @@ async def test_several_handlers_make_an_object_ready_together(things, world):
         assert say(await things.until_ready(generation=2)) == READY
 
 
+@in_virtual_time
 async def test_kinds_of_others_get_only_what_the_handler_sets(world, things):
     async def fn(conditions, spec, **_):
         if spec.get('nodeName') == 'set':
@@ -360,6 +378,7 @@ async def test_kinds_of_others_get_only_what_the_handler_sets(world, things):
 
 
 @pytest.mark.parametrize('kept', [True, False])
+@in_virtual_time
 async def test_the_status_has_its_generation_for_kstatus_if_the_schema_keeps_it(things, world, kept):
     if not kept:
         conditions = {'type': 'array', 'items': {'type': 'object', 'x-kubernetes-preserve-unknown-fields': True}}
@@ -379,6 +398,7 @@ async def test_the_status_has_its_generation_for_kstatus_if_the_schema_keeps_it(
     assert len(world.patches()) == 4
 
 
+@in_virtual_time
 async def test_an_object_that_others_change_all_the_time_gets_its_conditions_at_the_end(things, world):
     async def fn(spec, conditions, **_):
         conditions[f"Saw{spec['value']}"] = kopf.Condition(True, 'Fine')
@@ -394,6 +414,7 @@ async def test_an_object_that_others_change_all_the_time_gets_its_conditions_at_
     assert len(world.called('fn')) == 21
 
 
+@in_virtual_time
 async def test_an_edit_during_a_run_is_not_taken_for_handled(things, world):
     async def fn(spec, **_):
         if spec.get('value') == 0:
@@ -409,6 +430,7 @@ async def test_an_edit_during_a_run_is_not_taken_for_handled(things, world):
 
 
 @pytest.mark.parametrize('field', [None, 'spec.value'])
+@in_virtual_time
 async def test_each_generation_gets_its_conditions(things, world, field):
     """Even if an edit is undone at once, or if it is of another field than that of the handler."""
     gate = asyncio.Event()
@@ -430,6 +452,7 @@ async def test_each_generation_gets_its_conditions(things, world, field):
 
 
 @pytest.mark.parametrize('by', ['value', 'function', 'both'])
+@in_virtual_time
 async def test_what_the_handler_changes_itself_is_no_newer_generation(things, world, by):
     async def fn(patch, spec, **_):
         if by != 'function':
@@ -447,6 +470,7 @@ async def test_what_the_handler_changes_itself_is_no_newer_generation(things, wo
     assert len(world.called('fn')) == 1
 
 
+@in_virtual_time
 async def test_an_edit_before_the_own_patch_is_not_taken_for_seen(things, world):
     async def fn(patch, spec, conditions, values, **_):
         conditions['Seen'] = kopf.Condition(True, f"Value{spec['value']}")
@@ -479,6 +503,7 @@ async def test_an_edit_before_the_own_patch_is_not_taken_for_seen(things, world)
             assert read(body)['Seen']['reason'] == f"Value{body['spec']['value']}"
 
 
+@in_virtual_time
 async def test_without_the_status_subresource_the_generation_tells_nothing(world, things):
     things.declare(conditions=True, resource='kopfexamples')
     await world.create()
@@ -495,6 +520,7 @@ async def test_without_the_status_subresource_the_generation_tells_nothing(world
 
 
 @pytest.mark.parametrize('decorator', [kopf.on.create, kopf.on.update, kopf.timer, kopf.daemon])
+@in_virtual_time
 async def test_other_handlers_set_conditions_too(things, world, decorator):
     async def fn(conditions, **_):
         conditions['Working'] = kopf.Condition(True, 'Fine')
@@ -511,6 +537,7 @@ async def test_other_handlers_set_conditions_too(things, world, decorator):
     assert len(world.called('fn')) == 1
 
 
+@in_virtual_time
 async def test_subhandlers_and_their_parent_have_the_same_conditions(things, world):
     async def fn(conditions, **_):
         conditions['Parent'] = kopf.Condition(True, 'Fine')
@@ -527,6 +554,7 @@ async def test_subhandlers_and_their_parent_have_the_same_conditions(things, wor
     assert [*found] == ['Parent', 'Child']
 
 
+@in_virtual_time
 async def test_functions_in_threads_set_conditions_too(things, world):
     @kopf.on.reconcile('things', registry=world.registry)
     def fn(conditions, **_):
@@ -537,6 +565,7 @@ async def test_functions_in_threads_set_conditions_too(things, world):
         await things.until(lambda found: 'Working' in found)
 
 
+@in_virtual_time
 async def test_a_timer_that_sets_the_same_again_writes_nothing(things, world):
     async def fn(conditions, **_):
         conditions['Working'] = kopf.Condition(True, 'Fine')
@@ -550,6 +579,7 @@ async def test_a_timer_that_sets_the_same_again_writes_nothing(things, world):
         assert len(world.patches()) == count
 
 
+@in_virtual_time
 async def test_a_handler_of_conditions_is_not_triggered_by_its_own(things, world):
     async def fn(conditions, status, **_):
         known = conditions.get('Counted')
@@ -567,6 +597,7 @@ async def test_a_handler_of_conditions_is_not_triggered_by_its_own(things, world
     assert len(world.called('fn')) == 2
 
 
+@in_virtual_time
 async def test_conditions_of_a_failed_creation_are_written(things, world):
     async def fn(conditions, **_):
         conditions['Working'] = kopf.Condition(False, 'Broken', "No quota.")

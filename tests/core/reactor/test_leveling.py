@@ -16,7 +16,7 @@ from operatorworld import in_virtual_time
 
 import kopf
 from kopf._core.engines.levels import Leveler
-from kopf._core.reactor import leveling
+from kopf._core.reactor import level_runs, leveling
 
 RECONCILE = kopf.on.reconcile
 
@@ -1021,7 +1021,7 @@ async def test_conflicts_of_its_patch_do_not_hold_other_handlers_back(world, mon
     async def conflicting(patch, **_):
         patch.fns.append(lambda body: body['spec'].update(seen='yes'))
 
-    monkeypatch.setattr(leveling, 'CONFLICT_DELAYS', [0.1] * 1000)
+    monkeypatch.setattr(level_runs, 'CONFLICT_DELAYS', [0.1] * 1000)
     world.declare(RECONCILE, 'fn', does=conflicting, backoff=(600, 600))
     world.declare(kopf.on.event, 'event')
     async with world.operator():

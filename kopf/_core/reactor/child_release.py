@@ -1,0 +1,129 @@
+"""
+The release of objects that are being deleted, but have children that Kubernetes does not delete with them.
+
+Owner references work only in the same namespace. So an object with *remote* children, in other namespaces or
+cluster-scoped, has a finalizer: the operator deletes these children before the object.
+"""
+
+import asyncio
+from typing import Protocol
+
+from kopf._cogs.clients.api import ApiClient
+from kopf._cogs.clients.errors import APIConflictError
+from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._cogs.structs.bodies import Body, RawBody, RawEvent
+from kopf._cogs.structs.credentials import LoginError
+from kopf._core.actions.loggers import ObjectLogger
+from kopf._core.engines.child_marks import has_finalizer, make_release, read_kinds
+from kopf._core.engines.pruning import delete_remote
+from kopf._core.reactor.applying import CONFLICT_DELAYS, Applier
+from kopf._core.reactor.object_records import ObjectRecord
+
+RELEASE_DELAY = 2.0
+"""
+The delay of the second attempt if the remote children of a deleted object can't be deleted (in seconds).
+
+Each further delay is twice as long.
+"""
+
+MAX_RELEASE_DELAY = 300.0
+"""The longest of these delays (in seconds)."""
+
+
+class Owner(Protocol):
+    """The processor of the objects."""
+
+    def release_later(self, record: ObjectRecord, /) -> None:
+        """Request a worker for another attempt."""
+
+
+class ChildRelease:
+    """
+    Deletes the remote children of the deleted objects of one resource, and then removes the finalizers.
+
+    Args:
+        owner: the processor of the objects.
+        client: the client of the API.
+        applier: applies patches to objects.
+        settings: the settings of the operator.
+    """
+
+    def __init__(self, owner: Owner, *, client: ApiClient, applier: Applier, settings: OperatorSettings) -> None:
+        self._owner = owner
+        self._client = client
+        self._applier = applier
+        self._settings = settings
+        self._operator = settings.applying.operator
+        self._ending: dict[ObjectRecord, RawBody] = {}
+        """The objects that are being deleted, and wait for the deletion of their remote children."""
+        self._delays: dict[ObjectRecord, float] = {}
+        """The delays of the next attempts for objects whose children could not be deleted."""
+        self._delayed: set[ObjectRecord] = set()
+        """The objects that wait for the time of their next attempt."""
+
+    def note(self, record: ObjectRecord, event: RawEvent, *, paused: bool) -> bool:
+        """Note whether the object must be released; return whether it needs a worker for that now."""
+        raw = event['object']
+        if raw['metadata'].get('deletionTimestamp') is None:
+            return False
+        if event['type'] == 'DELETED' or not has_finalizer(raw, self._operator):
+            self.forget(record)
+            return False
+        if paused:
+            return False
+        self._ending[record] = raw
+        self._delayed.discard(record)
+        return True
+
+    def forget(self, record: ObjectRecord) -> None:
+        """Forget the object: it is released, or not handled here any more."""
+        self._ending.pop(record, None)
+        self._delays.pop(record, None)
+        self._delayed.discard(record)
+
+    def is_wanted(self, record: ObjectRecord) -> bool:
+        """Check whether the object must be released."""
+        return record in self._ending
+
+    def is_due(self, record: ObjectRecord) -> bool:
+        """Check whether the object must be released now."""
+        return record in self._ending and record not in self._delayed
+
+    async def release(self, record: ObjectRecord) -> None:
+        """Delete the remote children of the object, and then remove the finalizer."""
+        raw = self._ending.pop(record, None)
+        if raw is None:
+            return
+        logger = ObjectLogger(body=Body(raw), settings=self._settings)
+        try:
+            await delete_remote(self._client, raw, read_kinds(raw, self._operator), logger)
+            await self._remove_finalizer(record, raw, logger)
+            self._delays.pop(record, None)
+        except LoginError:
+            raise
+        except Exception as error:
+            delay = self._delays.get(record, RELEASE_DELAY)
+            self._delays[record] = min(delay * 2, MAX_RELEASE_DELAY)
+            logger.error(
+                "The children in other namespaces can't be deleted; trying again in %g seconds: %r", delay, error
+            )
+            self._ending[record] = raw
+            self._delayed.add(record)
+            asyncio.get_running_loop().call_later(delay, self._retry, record)
+
+    def _retry(self, record: ObjectRecord) -> None:
+        self._delayed.discard(record)
+        if record in self._ending:
+            self._owner.release_later(record)
+
+    async def _remove_finalizer(self, record: ObjectRecord, raw: RawBody, logger: ObjectLogger) -> None:
+        known: RawBody | None = raw
+        for delay in CONFLICT_DELAYS:
+            result = await self._applier.send_once(
+                record, raw['metadata'].get('uid'), make_release(self._operator), known, logger
+            )
+            if not result.remaining_fns:
+                return
+            known = None
+            await asyncio.sleep(delay)
+        raise APIConflictError("The finalizer can't be removed, as the object changes all the time.")
