@@ -1,7 +1,11 @@
 """
 Posting of Kubernetes Events, as ``kubectl describe`` and ``kubectl get events`` show them.
 
-These are the core v1 Events, as other controllers post them: a repeated Event gets a new count and a new time.
+These are the core v1 Events, as other controllers post them: a repeated Event gets a new count and a new time. It gets
+them twice: in the fields of the core API (``count``, ``lastTimestamp``), and as the ``series`` of ``events.k8s.io``.
+Both groups serve the same stored objects, so one patch suffices for the readers of both. Why not a patch through
+``events.k8s.io``? It would need one more permission, and that API refuses changes of all fields but the series.
+
 A failure to post an Event is logged, and never affects the handling of the object.
 """
 
@@ -85,11 +89,11 @@ class EventWriter:
             'involvedObject': {**ref, 'namespace': namespace},
             'firstTimestamp': first or _format(now),
             'lastTimestamp': _format(now),
-            'eventTime': now.strftime('%Y-%m-%dT%H:%M:%S.%fZ'),
+            'eventTime': _format_exactly(now),
         }
         # Like in upstream, single Events have no count.
         if count > 1:
-            body['count'] = count
+            body |= _repeat(count, now)
         try:
             answer = await self._send('POST', f'/api/v1/namespaces/{namespace}/events', body, backoffs)
         except (errors.APIError, credentials.LoginError) as e:
@@ -130,9 +134,8 @@ class EventWriter:
         if ('patch', namespace) in self._denied:
             return False
         patch = {
-            'count': count,
             'message': _cut(str(message), _MAX_MESSAGE),
-            'lastTimestamp': _format(datetime.datetime.now(datetime.UTC)),
+            **_repeat(count, datetime.datetime.now(datetime.UTC)),
         }
         try:
             await self._send('PATCH', f'/api/v1/namespaces/{namespace}/events/{name}', patch, backoffs)
@@ -163,18 +166,21 @@ class EventWriter:
             return False
         if (verb, namespace) not in self._denied:
             self._denied.add((verb, namespace))
-            consequence = (
-                "Events about objects are lost"
-                if verb == 'create'
-                else "Events that happen again are posted as new ones"
-            )
-            logger.warning(
-                "%s in the namespace %r: %s. Grant the verbs create, patch for events of the core API group "
-                "to the operator's account; or set settings.posting.enabled = False.",
-                consequence,
-                namespace,
-                error.message or 'forbidden',
-            )
+            if verb == 'patch':
+                # Only a debug message: upstream's roles have no such verb, and nothing is lost without it.
+                logger.debug(
+                    "Events that happen again are posted as new ones in the namespace %r: %s. Grant the verb patch for "
+                    "events of the core API group to the operator's account to have one Event with a count.",
+                    namespace,
+                    error.message or 'forbidden',
+                )
+            else:
+                logger.warning(
+                    "Events about objects are lost in the namespace %r: %s. Grant the verbs create, patch for events "
+                    "of the core API group to the operator's account; or set settings.posting.enabled = False.",
+                    namespace,
+                    error.message or 'forbidden',
+                )
         return True
 
 
@@ -184,6 +190,19 @@ def _find_namespace(ref: bodies.ObjectReference) -> str:
 
 def _format(moment: datetime.datetime) -> str:
     return moment.strftime('%Y-%m-%dT%H:%M:%SZ')
+
+
+def _format_exactly(moment: datetime.datetime) -> str:
+    return moment.strftime('%Y-%m-%dT%H:%M:%S.%fZ')
+
+
+def _repeat(count: int, moment: datetime.datetime) -> dict[str, Any]:
+    """Return the fields of a repeated Event: those of the core API, and the series of ``events.k8s.io``."""
+    return {
+        'count': count,
+        'lastTimestamp': _format(moment),
+        'series': {'count': count, 'lastObservedTime': _format_exactly(moment)},
+    }
 
 
 def _parse_name(answer: bytes) -> str | None:

@@ -394,8 +394,10 @@ async def test_equal_events_are_one_with_a_count(api, settings, body):
         for _ in range(100):
             posting.info(body, reason='Reason', message='hello')
     (event,) = api.events
-    assert 'count' not in first
+    assert 'count' not in first and 'series' not in first
     assert event.pop('count') == 102
+    assert (series := event.pop('series'))['count'] == 102
+    assert series['lastObservedTime'] >= first['eventTime']
     assert event.pop('lastTimestamp') >= first.pop('lastTimestamp')
     assert event == first
     assert len(api.attempts) == 3  # Events that come while an equal one waits are only counted
@@ -413,13 +415,16 @@ async def test_events_that_are_forgotten_by_the_cluster_are_posted_anew(api, set
 
 
 async def test_events_are_posted_anew_if_they_must_not_be_changed(api, settings, body, caplog):
+    caplog.set_level('DEBUG', 'kopf._cogs.clients.events')
     api.forbidden = {'PATCH'}
     async with operating(api, settings):
         for i in range(3):
             posting.info(body, reason='Reason', message='hello')
             await api.wait_until(lambda number=i + 1: len(api.events) == number)
     assert [event.get('count') for event in api.events] == [None, 2, 3]
-    assert caplog.text.count("Grant the verbs create, patch for events") == 1
+    assert [event.get('series', {}).get('count') for event in api.events] == [None, 2, 3]
+    assert caplog.text.count("Grant the verb patch for events") == 1
+    assert not [record for record in caplog.records if record.name.startswith("kopf") and record.levelname != "DEBUG"]
 
 
 async def test_a_missing_permission_is_reported_once_with_the_rule_to_grant(api, settings, body, caplog):
