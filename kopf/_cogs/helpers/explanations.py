@@ -5,7 +5,17 @@ The command line shows only the text of such an error, without a traceback. Each
 the base class here, so that the command line needs to import none of these modules.
 """
 
+import asyncio
 import collections.abc
+from typing import Final
+
+USERS_ERRORS: Final = (Exception, SystemExit, asyncio.CancelledError)
+"""
+The errors to catch around synchronous functions of users that are called in the event loop, such as filters.
+
+`SystemExit` would end the loop, and so the operator. A cancellation would end the task without any trace; it is not
+meant for this task, as synchronous functions await nothing, but comes from the result of another task.
+"""
 
 
 class ExplainedError(Exception):
@@ -17,15 +27,31 @@ class ExplainedError(Exception):
 
 def name_error(error: BaseException) -> str:
     """Return the type of the error and its text; only the type if there is no text."""
-    text = f"{error}{_find_hint(error)}"
+    text = f"{get_text(error)}{_find_hint(error)}"
     return f"{type(error).__name__}: {text}" if text and text != 'None' else f"{type(error).__name__}()"
+
+
+def get_text(error: BaseException) -> str:
+    """Return the text of the error; empty if it cannot be made, as some classes of errors have mistakes themselves."""
+    try:
+        return str(error)
+    except Exception:
+        return ''
+
+
+def show_error(error: BaseException) -> str:
+    """Return the representation of the error; only its type if the representation cannot be made."""
+    try:
+        return repr(error)
+    except Exception:
+        return f'{type(error).__name__}()'
 
 
 def _find_hint(error: BaseException) -> str:
     # Why not in `__getattr__` of the mappings? That method makes all attributes slower.
     if not isinstance(error, AttributeError) or not isinstance(error.obj, collections.abc.Mapping):
         return ''
-    if not error.name or error.name.startswith('_') or 'it is a mapping' in str(error):
+    if not error.name or error.name.startswith('_') or 'it is a mapping' in get_text(error):
         return ''
     return f": it is a mapping, use [{error.name!r}] or .get({error.name!r})"
 
@@ -37,4 +63,4 @@ def quote_error(error: BaseException) -> str:
     The texts of most types say little without the type, e.g. ``'field'`` of a `KeyError`.
     """
     is_written = isinstance(error, ValueError | RuntimeError | ExplainedError) or type(error) is Exception
-    return str(error) if is_written and str(error) else name_error(error)
+    return (is_written and get_text(error)) or name_error(error)

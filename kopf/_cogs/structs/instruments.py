@@ -1,18 +1,19 @@
 """
 Instruments: the interface for metrics, traces, and other tools that observe a running operator.
 
-An operator has one `Instruments`. Each place that reports something first checks whether an instrument listens there:
-``if instruments.steps: ...``. This tuple is made when an instrument is added, so that an operator without instruments
-pays only for one attribute and one test. Why not events, or loggers? Both would cost more when they are off, and could
-not show which activity is a part of another one.
+An operator has one `Instruments`, with a tuple of instruments for each kind of reports. Code that reports something
+first checks whether any instrument listens: ``if instruments.steps: ...``. So an operator without instruments pays only
+for one attribute and one test. Why not events, or loggers? Both would cost more when they are off, and could not show
+which activity is a part of another one.
 
-An activity that takes time is a `Span`. Both its beginning and its end are always reported, also with errors. Spans are
-nested: step → handler → sub-handler → request. The current span is kept in a context variable, so that it is right in
-threads and tasks, too. An instrument can set context variables of its own at a beginning and reset them at the end.
+An activity that takes time is a `Span`. Its beginning and its end are always reported, even if it fails. Spans are
+nested: step → handler → sub-handler → request. A context variable has the current span, so that threads and tasks
+inherit it. An instrument can set its own context variables when a span begins, and reset them when it ends.
 
-Traces are usually made for one step of a hundred. A `SamplingInstrument` decides that before the outermost span begins,
-and is told nothing of the others. If no other instrument listens there, these have no spans at all: the current
-activity is an `Unsampled` then. Why not leave it to the hooks? To make a span costs more than everything else of it.
+Traces are usually recorded for one step of a hundred. Before an outermost span begins, a `SamplingInstrument` decides
+whether its trace is sampled. Of other traces, it gets no reports. If no other instrument listens either, no spans are
+created for such a trace: an `Unsampled` replaces them as the current activity. Why not let the hooks ignore the spans?
+Most of the cost is the creation of a span.
 """
 
 import asyncio
@@ -25,6 +26,7 @@ from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, cast
 
+from kopf._cogs.helpers.explanations import USERS_ERRORS
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.references import Namespace, Resource
 
@@ -39,8 +41,8 @@ class Instrument:
     The base class of instruments: each overrides the methods that it needs.
 
     The methods are called in the event loop, so they must not block. They must not change their arguments, except for
-    the attributes whose descriptions permit it. If a method raises an error, the error is logged and the instrument is
-    removed: the operator continues without it.
+    attributes that say so. If a method raises an error, the error is logged and the instrument is removed: the operator
+    continues without it.
     """
 
     def step_begins(self, step: 'ObjectStep') -> None:
@@ -56,7 +58,7 @@ class Instrument:
         """Called before an attempt of a handler of any kind."""
 
     def handler_ends(self, call: 'HandlerCall') -> None:
-        """Called after the attempt."""
+        """Called after an attempt of a handler."""
 
     def request_begins(self, request: 'ApiRequest') -> None:
         """Called before an attempt of a request to the Kubernetes API; instruments can add ``headers``."""
@@ -87,7 +89,7 @@ class SamplingInstrument(Instrument):
     """An instrument that observes only some of the outermost spans, with all their parts."""
 
     sampler: 'Sampler | None' = None
-    """Decides which ones; ``None`` if the instrument observes all spans."""
+    """Decides which outermost spans are observed; ``None`` if the instrument observes all of them."""
 
 
 Listeners = tuple[Instrument, ...]
@@ -104,10 +106,10 @@ _POINTS: Mapping[str, tuple[str, ...]] = {
 
 class Instruments:
     """
-    The instruments of one operator; for each point, the tuple of the instruments that listen there.
+    The instruments of one operator: a tuple for each kind of reports.
 
-    For the queue, the steps, and the handlers, metrics use meters instead, because the facts for instruments would be
-    too expensive there. The owners of these points call the meters directly.
+    Metrics of the queue, the steps, and the handlers use meters instead, because the facts for instruments would be too
+    expensive. The reporting code calls the meters directly.
     """
 
     __slots__ = (
@@ -139,7 +141,7 @@ class Instruments:
         self.sampler: Sampler | None = None
         """Decides which of the outermost spans to observe, if one of the instruments observes only some of them."""
         self.skips_steps = self.skips_handlers = self.skips_requests = False
-        """Whether these need no spans in traces that are not sampled: only the sampler listens to them."""
+        """Whether steps need no spans in traces that are not sampled, because only the sampler listens to steps."""
         self._sampling: SamplingInstrument | None = None
         self._unsampled: dict[str, Listeners] = {}
         self._find_listeners()
@@ -147,7 +149,7 @@ class Instruments:
             self.add(member)
 
     def add(self, instrument: Instrument) -> None:
-        """Add the instrument. It gets only the ends of the spans whose beginnings it has got."""
+        """Add the instrument. The ends of spans that began before are not reported to it."""
         if not isinstance(instrument, Instrument):
             raise TypeError(f"Instruments must be instances of kopf.Instrument, not {instrument!r}.")
         for hook in (hook for hooks in _POINTS.values() for hook in hooks):
@@ -181,7 +183,7 @@ class Instruments:
         )
 
     def get_listeners(self, point: str, unsampled: 'Unsampled | None') -> Listeners:
-        """Return the instruments that listen at the point to spans of such a trace."""
+        """Return the instruments that listen to these reports, without the sampler if the trace is not sampled."""
         listeners: Listeners = getattr(self, point) if unsampled is None else self._unsampled[point]
         return listeners
 
@@ -199,13 +201,13 @@ class Instruments:
             return None
         try:
             return self.sampler.skip(carried)
-        except Exception:
+        except USERS_ERRORS:
             logger.exception("The instrument %r has failed in %s(), and is removed.", self._sampling, 'skip')
             self.remove(self._sampling)
             return None
 
     def find_ignored(self) -> 'Unsampled | None':
-        """Return the current trace if no instrument is to be told of a handler in it: the usual case in production."""
+        """Return the current trace if no instrument listens to handlers in it, which is usual in production."""
         if not self.skips_handlers:
             return None
         activity = _current_var.get()
@@ -213,17 +215,17 @@ class Instruments:
         return cast(Unsampled, activity) if is_ignored else None
 
     def skip_handler(self, carried: str | None) -> 'Unsampled | None':
-        """Return the trace of the next attempt of a handler if it is not sampled: the current one, or its own."""
+        """Return the trace of the next attempt of a handler, the current or a new one, if that trace is not sampled."""
         activity = get_current_activity()
         return self.skip(carried) if activity is None else activity.unsampled
 
     def skip_request(self) -> 'Unsampled | None':
-        """Return the current trace if the next request in it has no span."""
+        """Return the current trace if requests in it have no spans."""
         activity = get_current_activity() if self.skips_requests else None
         return None if activity is None else activity.unsampled
 
     def tell_late(self, span: 'Span', hook: str) -> None:
-        """Call the hook of the instrument that has left the span out, and observes it now."""
+        """Call the hook of the sampling instrument, which begins to observe the span only now."""
         if self._sampling is not None:
             self.tell((self._sampling,), hook, span)
 
@@ -233,7 +235,7 @@ class Instruments:
             if instrument in self._members:
                 try:
                     getattr(instrument, hook)(facts)
-                except Exception:
+                except USERS_ERRORS:
                     self.remove(instrument)
                     logger.exception("The instrument %r has failed in %s(), and is removed.", instrument, hook)
 
@@ -260,7 +262,7 @@ class TraceIds(NamedTuple):
 
 
 class Sampler(Protocol):
-    """Decides which traces are sampled, and knows how to make the other ones known to the code of handlers."""
+    """Decides which traces are sampled, and makes the ids of other traces available to the code of handlers."""
 
     def skip(self, carried: str | None, /) -> 'Unsampled | None':
         """Return the trace of the next outermost span if it is not sampled; see `Instruments.skip`."""
@@ -272,7 +274,7 @@ class Sampler(Protocol):
         """Return whether the code of handlers finds the current trace in this context."""
 
     def attach(self) -> Any:
-        """Let the code of a handler find the current trace; return the token for `detach`."""
+        """Make the current trace available to the code of a handler; return the token for `detach`."""
 
     def detach(self, token: Any, /) -> None:
         """Undo `attach`."""
@@ -280,10 +282,10 @@ class Sampler(Protocol):
 
 class Unsampled:
     """
-    A trace that is not sampled: nothing of it is recorded, but its parts must know that.
+    A trace that is not sampled. Its parts must know that they are not recorded, either.
 
-    While it is entered, it is the current activity, instead of a span. Its ids are drawn only if they are needed: by
-    requests, lines of logs, or the code of handlers.
+    While the context lasts, the trace is the current activity, instead of a span. Its ids are drawn only when requests,
+    log lines, or the code of handlers need them.
     """
 
     __slots__ = (
@@ -308,9 +310,9 @@ class Unsampled:
         self._token: Token[Span | Unsampled | None] | None = None
         self._is_step = False
         self.ended = False
-        """Whether it was left: what still runs in its context is not a part of it."""
+        """Whether the activity has ended. Code that still runs in its context is not a part of it."""
 
-    # The activity.
+    # The trace as the current activity.
 
     def during(self, event: str | None, number: int) -> Self:
         """Return itself, to be entered for a step of an object; the arguments are those of `ObjectStep`."""
@@ -330,7 +332,7 @@ class Unsampled:
         if self._step is not None:
             self._step.__exit__(exc_type, exc, traceback)
         self.ended = True
-        # Contexts can keep this object: with its token, it would keep the former one, and that one the one before.
+        # Contexts can keep this object. If it kept its token, it would keep a chain of all its predecessors.
         token, self._token = self._token, None
         # Why not always? Each worker has a context of its own, and it is not cheap to change variables.
         if token is not None and (not self._is_step or isinstance(token.old_value, Span | Unsampled)):
@@ -343,7 +345,7 @@ class Unsampled:
 
     def rejoin(self, carried: str, instruments: Instruments, key: 'ObjectKey') -> 'ObjectStep | None':
         """
-        Join the trace of the earlier steps of the same change, which is known only now.
+        Join the trace of the earlier steps of the same change, which becomes known in the middle of a step.
 
         Returns:
             The step to be observed, if that trace is sampled: it begins now, and ends together with this one.
@@ -360,7 +362,7 @@ class Unsampled:
         if self._step is not None:
             self._step.set_outcome(delay, requeued=requeued)
 
-    # What its parts must know.
+    # The ids, for the parts of the trace.
 
     def draw_ids(self) -> TraceIds:
         """Return the ids of the trace, and of its only span; draw them once."""
@@ -386,7 +388,7 @@ class Unsampled:
         """Return whether the code of handlers finds the trace in this context."""
         return self._sampler.is_attached()
 
-    # Why no context manager? This is done for each call of a handler.
+    # Why no context manager? It would be slower, and this is called for each call of a handler.
 
     def begin_handler(self) -> Any:
         """Called when a handler without a span begins. A handler without a step is the whole activity."""
@@ -402,7 +404,7 @@ class Unsampled:
         if is_outermost:
             self.__exit__(None, None, None)
 
-    # A request in it, as `ApiRequest`.
+    # The interface of `ApiRequest`, for requests in the trace.
 
     def get_headers(self) -> Mapping[str, str]:
         """Return the headers to add to a request."""
@@ -459,9 +461,9 @@ class Span:
         self.outcome: str | None = None
         """The outcome in one word; ``None`` until the end. The possible words are listed in the subclasses."""
         self.exception: BaseException | None = None
-        """The error, if it has failed; reset after the end is reported, as its traceback keeps all frames in memory."""
+        """The error, if the activity has failed; reset after the report, as it keeps frames in memory."""
         self.parent: Span | None = None
-        """The span that it is a part of."""
+        """The span of which this one is a part."""
         self.unsampled = unsampled
         """The trace, if it is not sampled."""
 
@@ -496,7 +498,7 @@ class Span:
 
     @property
     def ended(self) -> bool:
-        """Return whether it has ended: what still runs in its context is not a part of it."""
+        """Return whether the activity has ended. Code that still runs in its context is not a part of it."""
         return self.duration is not None
 
 
@@ -511,7 +513,7 @@ def _reset(token: 'Token[Span | Unsampled | None]') -> None:
 
 
 def get_unsampled() -> Unsampled | None:
-    """Return the trace of this context if it is not sampled, even if its activity has ended: for tasks that go on."""
+    """Return the trace of this context if it is not sampled, even after the end of its activity, for lasting tasks."""
     activity = _current_var.get()
     return None if activity is None else activity.unsampled
 
@@ -550,7 +552,7 @@ class ObjectStep(Span):
         self.event = event
         """The type of the handled event, ``LISTED`` if the object is from a list; ``None`` without an event."""
         self.number = number
-        """The number of the step since the last event, beginning with 1."""
+        """The number of steps since the last event, including this one."""
         self.reason: str | None = None
         """The reason of the change (``create``, ``update``, …, ``noop``); ``None`` until the decision."""
         self.handlers: tuple[HandlerId, ...] = ()
@@ -569,7 +571,7 @@ class ObjectStep(Span):
             self._instruments.tell(self._listeners, 'step_decides', self)
 
     def _continue(self, carried: str) -> None:
-        """Join the trace of the earlier steps, which is known only now; it can be sampled."""
+        """Join the trace of the earlier steps of the change, which can be sampled."""
         self.unsampled = self._instruments.skip(carried)
         if self.unsampled is None:
             self._listeners = self._instruments.steps
@@ -647,7 +649,7 @@ class HandlerCall(Span):
         """
         A text that an instrument can leave for the next attempts of changes, e.g. for their trace.
 
-        It is stored with the handler's progress, so it is available after a restart and in another process.
+        The text is stored with the handler's progress, so it survives a restart of the operator.
         """
         self.delay: float | None = None
         self.message: str | None = None
@@ -829,4 +831,4 @@ class ObjectEvent(NamedTuple):
     reason: str
     message: str
     times: int
-    """The count of the event so far: an Event of a series is posted once, then only its count is increased."""
+    """How often the Event has occurred so far: it is posted once, and then only its count is increased."""

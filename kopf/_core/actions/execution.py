@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from kopf._cogs.helpers import typedefs
 from kopf._cogs.helpers.clocks import utcnow as utcnow
-from kopf._cogs.helpers.explanations import ExplainedError, name_error
+from kopf._cogs.helpers.explanations import ExplainedError, get_text, name_error
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.instruments import NO_INSTRUMENTS, HandlerCall, Instruments, ObjectKey, Unsampled
 from kopf._core.actions import invocation
@@ -148,7 +148,7 @@ class Outcome(NamedTuple):
 
     @property
     def is_error(self) -> bool:
-        """Return whether the attempt has failed, and not only asked for a retry by a `TemporaryError`."""
+        """Return whether the attempt has failed; a retry requested by a `TemporaryError` is no failure."""
         return self.exception is not None and not isinstance(self.exception, TemporaryError)
 
     @property
@@ -228,6 +228,11 @@ class Execution(NamedTuple):
     """Returns the line of a mistake in the handler's code, if the error is one. Such a handler is not retried."""
     instruments: Instruments = NO_INSTRUMENTS
     """The instruments of the operator."""
+    is_overdue: Callable[[], bool] | None = None
+    """
+    Checks whether the operator must pause but has not paused yet, so that no sync function begins in a thread; callable
+    from any thread. ``None`` if the handler is called in a paused operator, too.
+    """
 
 
 handler_var: ContextVar[Handler] = ContextVar('handler_var')
@@ -242,7 +247,7 @@ _UNPOSTED = {'k8s_skip': True}
 
 def describe_error(error: BaseException) -> str:
     """Return the class and the text of an error; only the text for errors that handlers raise to report something."""
-    text = str(error)
+    text = get_text(error)
     is_explained = isinstance(error, PermanentError | TemporaryError | ExplainedError) or type(error) is Exception
     return text if is_explained and text and text != 'None' else name_error(error)
 
@@ -260,7 +265,7 @@ class RunnableCause(Protocol):
 
     @property
     def occasion(self) -> str | None:
-        """The reason, event, operation or activity, in one word; ``None`` if the kind of the handler says it all."""
+        """The reason, event, operation or activity, in one word; ``None`` if the kind of the handler is sufficient."""
 
     def kwargs_for(self, handler: Handler, state: 'HandlerState', /) -> dict[str, Any]:
         """Return the kwargs that the function of the handler takes, made for this attempt only."""
@@ -322,29 +327,20 @@ async def run_handler(
             result = await _call(handler, cause, state, rules, limits)
             if after is not None:
                 await after()
-        except asyncio.CancelledError as error:
-            if _is_task_cancelled():
+        except (Exception, SystemExit, asyncio.CancelledError) as error:  # sys.exit() must not stop the operator
+            if isinstance(error, asyncio.CancelledError) and _is_task_cancelled():
                 logger.warning("%s is cancelled. Will escalate.", handler)
                 if attempt is not None:
                     _measure(attempt, 'cancelled', handler)
                 raise
-            # The cancelled task is not this one, but another task that the function has awaited: an error of the
-            # function.
-            return _end_attempt(
-                _assess_arbitrary(handler, error, limits, rules, logger), attempt, unsampled, handler, cause, state
-            )
-        except (Exception, SystemExit) as error:  # a handler must not stop the operator by sys.exit()
+            # If another task is cancelled, which the function has awaited, this is an error of the function.
             # Why no variable for the outcome? It has the error, whose traceback has this frame: only the garbage
             # collector would free this cycle.
             return _end_attempt(
                 _assess_error(handler, error, limits, rules, logger), attempt, unsampled, handler, cause, state
             )
     if debugging or not handler.quiet:
-        level = logging.DEBUG if handler.quiet else logging.INFO
-        if handler.routine:
-            logger.log(level, "%s succeeded.", handler, extra=_UNPOSTED)
-        else:
-            logger.log(level, "%s succeeded.", handler)
+        _log_success(handler, logger)
     if attempt is not None:
         _measure(attempt, 'succeeded', handler)
     return Outcome(final=True, result=result, carried=None if unsampled is None else state.carried)
@@ -384,6 +380,14 @@ async def _run_told(
     finally:
         unsampled.end_handler(token)
     return _carry(outcome, unsampled, cause, state)
+
+
+def _log_success(handler: Handler, logger: Logger) -> None:
+    level = logging.DEBUG if handler.quiet else logging.INFO
+    if handler.routine:
+        logger.log(level, "%s succeeded.", handler, extra=_UNPOSTED)
+    else:
+        logger.log(level, "%s succeeded.", handler)
 
 
 def _measure(attempt: _Attempt, verdict: str, handler: Handler) -> None:
@@ -541,6 +545,7 @@ def _call(
         cause.kwargs_for(handler, state),
         executor=rules.executor,
         asynchronous=handler.asynchronous,
+        is_overdue=rules.is_overdue,
     )
 
 
@@ -558,7 +563,13 @@ async def _call_in_time(handler: Handler, kwargs: dict[str, Any], limits: _Limit
 
 async def _call_briefly(handler: Handler, kwargs: dict[str, Any], rules: Execution, timeout: float) -> Any:
     """Call the function with a time limit; after it, cancel an async function, or leave a sync one in its thread."""
-    call = invocation.invoke(handler.fn, kwargs, executor=rules.executor, asynchronous=handler.asynchronous)
+    call = invocation.invoke(
+        handler.fn,
+        kwargs,
+        executor=rules.executor,
+        asynchronous=handler.asynchronous,
+        is_overdue=rules.is_overdue,
+    )
     text, delay = f"the run has timed out after {timeout:g} seconds", rules.default_backoff
     if handler.asynchronous:
         deadline = asyncio.timeout(timeout)

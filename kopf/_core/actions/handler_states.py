@@ -149,7 +149,8 @@ class HandlerState(NamedTuple):
 
         Args:
             usual: use only the fields of upstream kopf. The digest is then put into the last digits of a timestamp.
-            edited: mark it as a record of a creation that goes on although a last handled state is stored.
+            edited: whether the object was edited during its creation. This is marked in the record, because a last
+                handled state is then stored before the creation ends.
         """
         record: dict[str, Any] = {
             'started': self.started.isoformat(timespec='microseconds'),
@@ -204,7 +205,7 @@ class State(Mapping[HandlerId, HandlerState]):
         self._stored: set[HandlerId] = set()  # the ids whose records the object has, as far as known
         self._dirty: set[HandlerId] = set()  # the ids whose records differ from the stored ones
         self._unsure = False  # the object can have more records, as the response to a patch was lost
-        self._edited = False  # the records are marked, as a last handled state is stored before the creation ends
+        self._edited = False  # whether the object was edited during its creation: see `as_record`
 
     def __getitem__(self, key: HandlerId) -> HandlerState:
         return self._states[key]
@@ -276,7 +277,7 @@ class State(Mapping[HandlerId, HandlerState]):
                 self._set(each, HandlerState(started=now, purpose=self.purpose, subrefs=old.subrefs, digest=old.digest))
 
     def inherit(self, key: HandlerId, old: HandlerState, digest: str) -> None:
-        """Start a handler in this cycle that was finished in another one, with the digest that it has seen there."""
+        """Start a handler that was finished in another cycle, with the digest that it has seen in that cycle."""
         self._set(key, HandlerState(started=old.stopped or old.started, purpose=self.purpose, digest=digest))
 
     def carry_over(self, other: 'State', ids: Iterable[HandlerId]) -> None:
@@ -306,7 +307,7 @@ class State(Mapping[HandlerId, HandlerState]):
                 self._set(key, state._replace(digest=digest))
 
     def mark_edited(self) -> None:
-        """Mark all records: the creation goes on although a last handled state is stored, as the object was edited."""
+        """Mark all records as those of an object that was edited during its creation; see `HandlerState.as_record`."""
         if not self._edited:
             self._edited = True
             self._dirty.update(self._states)
@@ -352,7 +353,8 @@ class State(Mapping[HandlerId, HandlerState]):
     def store(self, *, storage: Storing, body: Body, patch: Patch) -> None:
         """Add the changed records to the patch."""
         shift = get_shift()
-        # With a base, the record has a field that upstream kopf does not know anyway, so the digest can be another one.
+        # Upstream kopf does not know the field of the base. If a record has it, the digest may be in its own field,
+        # too.
         usual = self.purpose == 'create' and self.base is None
         for key in self._states:
             if key in self._dirty:
@@ -404,7 +406,7 @@ class State(Mapping[HandlerId, HandlerState]):
 
 
 def is_of_edited(record: Mapping[str, Any]) -> bool:
-    """Check whether the record is of a creation that goes on although a last handled state is stored."""
+    """Check whether the record belongs to the creation of an object that was edited meanwhile."""
     return record.get('purpose') == 'create' and bool(record.get('edited'))
 
 

@@ -23,6 +23,9 @@ from typing import Any, NamedTuple
 
 from kopf._cogs.aiokits.loop_monitors import rouse
 
+OVERDUE_DELAY = 0.1
+"""The interval of checks (in seconds) for a sync function that may not begin, as the operator must pause."""
+
 
 @contextlib.contextmanager
 def context(values: Iterable[tuple[contextvars.ContextVar[Any], Any]]) -> Iterator[None]:
@@ -146,6 +149,7 @@ async def invoke(
     *,
     executor: Executor,
     asynchronous: bool | None = None,
+    is_overdue: Callable[[], bool] | None = None,
 ) -> Any:
     """
     Call the function, in a thread if it is sync, and return its result.
@@ -155,6 +159,8 @@ async def invoke(
         kwargs: its kwargs. They are cleared while the function waits.
         executor: the executor for sync functions.
         asynchronous: whether the function is async, if the caller has found it out before.
+        is_overdue: checks, in the thread, whether the operator must pause but has not paused yet. If so, the function
+            does not begin: this coroutine waits to be cancelled, or until the operator may go on.
     """
     if is_async_fn(fn) if asynchronous is None else asynchronous:
         # From here on, the user's code can block the event loop.
@@ -165,8 +171,11 @@ async def invoke(
             return await result
         return result  # a wrapper can return the result itself
     # As `asyncio.to_thread` does it, but in the executor of the settings.
-    context = contextvars.copy_context()
-    result = await asyncio.get_running_loop().run_in_executor(executor, context.run, _call, fn, kwargs, executor)
+    context, run_in_executor = contextvars.copy_context(), asyncio.get_running_loop().run_in_executor
+    # Why not check only before? The function can wait for a thread, and the whole process can be frozen meanwhile.
+    call = functools.partial(run_in_executor, executor, context.run, _call, fn, kwargs, executor, is_overdue)
+    while (result := await call()) is _OVERDUE:  # noqa: ASYNC110
+        await asyncio.sleep(OVERDUE_DELAY)
     if type(result) is _Raised:
         try:
             raise result.error
@@ -179,6 +188,10 @@ class _Raised(NamedTuple):
     """An error returned from a thread, as asyncio would not raise it unchanged."""
 
     error: Exception
+
+
+_OVERDUE = object()
+"""Returned from a thread that has not called the function, as the operator must pause."""
 
 
 class _RunningCall(NamedTuple):
@@ -207,7 +220,14 @@ def find_running_calls(executors: Collection[Executor]) -> list[str]:
     return [str(call) for call in list(_running_calls.values()) if call.executor in executors]
 
 
-def _call(fn: Callable[..., Any], kwargs: Mapping[str, Any], executor: Executor) -> Any:
+def _call(
+    fn: Callable[..., Any],
+    kwargs: Mapping[str, Any],
+    executor: Executor,
+    is_overdue: Callable[[], bool] | None,
+) -> Any:
+    if is_overdue is not None and is_overdue():
+        return _OVERDUE
     thread = threading.get_ident()
     _running_calls[thread] = _RunningCall(executor, fn, kwargs)
     try:

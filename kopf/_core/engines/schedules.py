@@ -62,9 +62,13 @@ class Schedules:
         """Set the function that checks before each run whether the operator must pause but has not paused yet."""
         self._is_overdue = is_overdue
 
+    def is_overdue(self) -> bool:
+        """Check whether the operator must pause but has not paused yet; callable from any thread."""
+        return self._is_overdue is not None and self._is_overdue()
+
     async def _wait_for_permission(self) -> None:
         await self._permitted.wait()
-        while self._is_overdue is not None and self._is_overdue():
+        while self.is_overdue():
             await asyncio.sleep(OVERDUE_DELAY)
             await self._permitted.wait()
 
@@ -144,4 +148,4 @@ class Schedules:
             raise
 
     async def _execute(self, handler: ScheduleHandler, state: HandlerState) -> Outcome:
-        return await run_handler(handler, self._cause, state, self._context.make_rules())
+        return await run_handler(handler, self._cause, state, self._context.make_rules(self.is_overdue))

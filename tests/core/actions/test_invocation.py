@@ -231,3 +231,27 @@ def test_positional_arguments_are_not_passed_by_name():
     assert read_arguments(valued, 1)[:2] == (('spec',), ('spec',))
     assert read_arguments(lambda *args, spec: None, 1)[:2] == (('spec',), ('spec',))
     assert read_arguments(lambda value=1, spec=2: None, 1)[:2] == (('spec',), ())
+
+
+async def test_a_sync_function_does_not_begin_while_the_operator_is_overdue(executor):
+    answers, threads = [True, True, False], []
+
+    def is_overdue():
+        threads.append(threading.current_thread())
+        return answers.pop(0)
+
+    _, kwargs, thread = await invoke(sync_fn, {'name': 'obj'}, executor=executor, is_overdue=is_overdue)
+    assert (kwargs, answers) == ({'name': 'obj'}, [])
+    assert set(threads) == {thread} != {threading.current_thread()}
+
+
+async def test_a_sync_function_that_may_not_begin_can_be_cancelled(executor):
+    asked, calls = asyncio.Event(), []
+    loop = asyncio.get_running_loop()
+    call = invoke(calls.append, {}, executor=executor, is_overdue=lambda: loop.call_soon_threadsafe(asked.set) or True)
+    task = asyncio.create_task(call)
+    await asked.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not calls

@@ -156,6 +156,23 @@ async def test_nothing_begins_until_it_is_permitted(registry, make):
         assert seen == [35, 88]
 
 
+async def test_no_function_begins_in_a_thread_while_the_operator_is_overdue(registry, make):
+    """The operator is frozen between the start of the run and the start of its thread."""
+    main, answers = threading.current_thread(), [True, True, False]
+    begun = asyncio.Event()
+    begin = asyncio.get_running_loop().call_soon_threadsafe
+
+    @kopf.on.schedule(interval=10, registry=registry)
+    def fn():
+        begin(begun.set)
+
+    made = make()
+    made.set_overdue_check(lambda: threading.current_thread() is not main and answers.pop(0))
+    async with run(made):
+        await begun.wait()
+    assert not answers
+
+
 @pytest.mark.looptime
 async def test_running_functions_are_cancelled_in_the_end(registry, make):
     seen = []

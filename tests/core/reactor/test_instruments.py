@@ -2,10 +2,15 @@
 
 import asyncio
 import collections
+import functools
+import sys
+import types
 
 import pytest
+from operatorworld import in_virtual_time
 
 import kopf
+from kopf._cogs.structs import instruments, meters
 from kopf._cogs.structs.instruments import get_current_activity
 
 PLURAL = 'kopfexamples'
@@ -68,12 +73,13 @@ for name in [name for name in vars(kopf.Instrument) if not name.startswith('_')]
 
 
 @pytest.fixture
-async def recorder(world):
+def recorder(world):
     recorder = Recorder(world)
     yield recorder
     recorder.check_pairs()
 
 
+@in_virtual_time
 async def test_a_change_is_a_step_with_its_handlers_and_requests(world, recorder):
     seen = []
 
@@ -108,6 +114,7 @@ async def test_a_change_is_a_step_with_its_handlers_and_requests(world, recorder
     ]  # fmt: skip
 
 
+@in_virtual_time
 async def test_runs_of_level_triggered_handlers_are_told_like_those_of_others(world, recorder):
     world.declare(kopf.on.reconcile, 'fn', does=[kopf.TemporaryError("not yet", delay=0.01), None])
     async with world.operator(instruments=[recorder]):
@@ -129,6 +136,7 @@ async def test_a_metric_of_the_documentation(world):
     assert all(seconds > 0 for seconds in metric.seconds.values())
 
 
+@in_virtual_time
 async def test_spans_are_nested(world, recorder):
     parents = {}
 
@@ -154,6 +162,7 @@ async def test_spans_are_nested(world, recorder):
     assert parents['create/sub'] is recorder.calls('create')[0]
 
 
+@in_virtual_time
 async def test_retries_are_told_with_their_delays_and_reasons(world, recorder):
     world.declare(kopf.on.create, 'create', does=[kopf.TemporaryError("not yet", delay=0.1), None])
     async with world.operator(instruments=[recorder]):
@@ -176,6 +185,7 @@ async def test_retries_are_told_with_their_delays_and_reasons(world, recorder):
         (ValueError("boo"), {'retries': 1}, 'failed'),
     ],
 )
+@in_virtual_time
 async def test_errors_are_told(world, recorder, error, options, outcome):
     exceptions = []
 
@@ -192,6 +202,7 @@ async def test_errors_are_told(world, recorder, error, options, outcome):
     assert outcome == 'ignored' or error in exceptions
 
 
+@in_virtual_time
 async def test_updates_and_deletions_are_told_by_their_reasons(world, recorder):
     world.declare(kopf.on.update, 'update')
     world.declare(kopf.on.delete, 'delete')
@@ -211,6 +222,7 @@ async def test_updates_and_deletions_are_told_by_their_reasons(world, recorder):
     assert recorder.steps()[-1].event == 'DELETED'
 
 
+@in_virtual_time
 async def test_handlers_of_all_kinds_are_told(world, recorder):
     options = {'registry': world.registry}
     kopf.on.startup(id='startup', **options)(lambda **_: None)
@@ -241,6 +253,7 @@ async def test_handlers_of_all_kinds_are_told(world, recorder):
     assert event.reason == 'LISTED' and event.key == daemon.key and event.key.name == 'obj'
 
 
+@in_virtual_time
 async def test_cancelled_daemons_are_told(world, recorder):
     world.declare(kopf.daemon, 'daemon', does=lambda **_: asyncio.Event().wait(), cancellation_timeout=1)
     async with world.operator(instruments=[recorder]):
@@ -251,6 +264,7 @@ async def test_cancelled_daemons_are_told(world, recorder):
     assert [call.outcome for call in recorder.calls('daemon')] == ['cancelled']
 
 
+@in_virtual_time
 async def test_steps_are_ended_when_the_operator_is_stopped(world, recorder):
     world.settings.queueing.exit_timeout = 0.1
     world.declare(kopf.on.create, 'create', does=lambda **_: asyncio.Event().wait())
@@ -261,6 +275,7 @@ async def test_steps_are_ended_when_the_operator_is_stopped(world, recorder):
     assert recorder.steps()[-1].outcome == 'cancelled'
 
 
+@in_virtual_time
 async def test_threads_know_what_they_are_a_part_of(world, recorder):
     seen = []
     kopf.on.create(PLURAL, id='create', registry=world.registry)(lambda **_: seen.append(get_current_activity()))
@@ -270,6 +285,7 @@ async def test_threads_know_what_they_are_a_part_of(world, recorder):
     assert seen == recorder.calls('create')
 
 
+@in_virtual_time
 async def test_reviews_are_told(world, recorder):
     ready, reviewed = asyncio.Event(), asyncio.Event()
 
@@ -293,6 +309,7 @@ async def test_reviews_are_told(world, recorder):
     assert (call.key.resource.plural, call.key.name) == (PLURAL, 'obj')
 
 
+@in_virtual_time
 async def test_repeated_requests_are_told_one_by_one(world, recorder):
     world.settings.networking.error_backoffs = [0, 0]
     world.declare(kopf.on.create, 'create')
@@ -351,6 +368,7 @@ async def test_the_queue_tells_who_waits(world, recorder):
     ]
 
 
+@in_virtual_time
 async def test_what_is_carried_survives_restarts(world):
     seen = []
 
@@ -373,6 +391,7 @@ async def test_what_is_carried_survives_restarts(world):
     assert seen == [('step', None), ('handler', None), ('step', 'trace1'), ('handler', 'trace1')]
 
 
+@in_virtual_time
 async def test_nothing_is_carried_without_instruments(world):
     world.declare(kopf.on.create, 'create', does=[kopf.TemporaryError("not yet", delay=0.01), None])
     async with world.operator():
@@ -381,6 +400,69 @@ async def test_nothing_is_carried_without_instruments(world):
     assert not any('carried' in str(patch) for patch in world.patches())
 
 
+@pytest.fixture
+def called(monkeypatch):
+    """Yield the counter of the calls of all functions for instruments and meters, constructors included."""
+    called = collections.Counter()
+
+    def spy(fn):
+        @functools.wraps(fn)
+        def wrapper(*args, **kwargs):
+            called[fn.__qualname__] += 1
+            return fn(*args, **kwargs)
+
+        return wrapper
+
+    for source in (instruments, meters):
+        own = [value for value in vars(source).values() if getattr(value, '__module__', None) == source.__name__]
+        for cls in [each for each in own if isinstance(each, type)]:
+            for name, fn in [*vars(cls).items()]:
+                if isinstance(fn, types.FunctionType):
+                    monkeypatch.setattr(cls, name, spy(fn))
+                elif name == '__new__':  # of a named tuple
+                    monkeypatch.setattr(cls, name, staticmethod(spy(fn.__func__)))
+        for fn in [each for each in own if isinstance(each, types.FunctionType)]:
+            for module in [module for name, module in sys.modules.items() if name.startswith('kopf.')]:
+                for name in [name for name, value in vars(module).items() if value is fn]:
+                    monkeypatch.setattr(module, name, spy(fn))
+    return called
+
+
+@pytest.mark.parametrize('instrumented', [False, True])
+@in_virtual_time
+async def test_nothing_is_called_or_made_without_instruments(world, recorder, called, instrumented):
+    """What is off costs no more than a test of an attribute: no function is called, and so no object is made."""
+
+    async def stay(stopped, **_):
+        await stopped.wait()
+
+    async def post(body, **_):
+        kopf.event(body, type='Normal', reason='Reason', message="text")
+
+    world.settings.posting.enabled = True
+    world.declare(kopf.on.event, 'event', does=post)
+    world.declare(kopf.index, 'index')
+    world.declare(kopf.timer, 'timer', interval=0.05)
+    world.declare(kopf.daemon, 'daemon', does=stay)
+    errors = [kopf.TemporaryError("not yet", delay=0.01), ValueError("boo")]
+    world.declare(kopf.on.create, 'create', does=[*errors, None], backoff=0.01)
+    world.declare(kopf.on.update, 'update')
+    world.declare(kopf.on.delete, 'delete')
+    world.declare(kopf.on.reconcile, 'level')
+    async with world.operator(instruments=[recorder] if instrumented else []):
+        called.clear()  # the operator has made its empty set of instruments
+        await world.create()
+        await world.handled()
+        await world.edit(field='y')
+        for id in ('update', 'level', 'timer', 'daemon', 'event'):
+            await world.until_called(id)
+        await world.delete()
+        await world.gone()
+        await world.settled()
+    assert bool(called) == instrumented, called
+
+
+@in_virtual_time
 async def test_failing_instruments_do_not_harm_the_operator(world):
     class Broken(kopf.Instrument):
         def handler_begins(self, call):
@@ -394,6 +476,7 @@ async def test_failing_instruments_do_not_harm_the_operator(world):
     assert len(errors) == 1
 
 
+@in_virtual_time
 async def test_posted_events_are_told_with_their_objects(world, recorder):
     async def post(body, **_):
         kopf.event(body, type='Normal', reason='Reason', message="text")

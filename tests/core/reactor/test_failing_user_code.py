@@ -1,0 +1,117 @@
+"""Synchronous functions of users that raise what would end the event loop or the worker, or errors without texts."""
+
+import asyncio
+
+import pytest
+from operatorworld import in_virtual_time
+
+import kopf
+
+
+class UnprintableError(Exception):
+    def __str__(self):
+        raise RuntimeError('no text')
+
+    __repr__ = __str__
+
+
+ERRORS = [SystemExit, asyncio.CancelledError, UnprintableError]
+
+
+class Bomb:
+    """Raises the error at its first call."""
+
+    def __init__(self, error):
+        self.error = error
+        self.exploded = False
+
+    def __call__(self):
+        if not self.exploded:
+            self.exploded = True
+            raise self.error()
+        return True
+
+
+def declare_filter(world, bomb):
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.update, 'update', when=lambda **_: bomb())
+    return {}
+
+
+def declare_patch_function(world, bomb):
+    async def does(patch, **_):
+        patch.fns.append(lambda body: bomb() and None)
+
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.update, 'update', does=does)
+    return {}
+
+
+def declare_storage(world, bomb):
+    class Storage(kopf.AnnotationsProgressStorage):
+        def store(self, **kwargs):
+            bomb()
+            super().store(**kwargs)
+
+    world.settings.persistence.progress_storage = Storage()
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.update, 'update')
+    world.declare(kopf.on.update, 'other')  # with a single handler, there is no progress to store
+    return {}
+
+
+def declare_lifecycle(world, bomb):
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.update, 'update')
+    return {'lifecycle': lambda handlers, **_: handlers if bomb() else ()}
+
+
+@pytest.mark.parametrize('error', ERRORS)
+@pytest.mark.parametrize('declare', [declare_filter, declare_patch_function, declare_storage, declare_lifecycle])
+@in_virtual_time
+async def test_no_change_is_lost_and_the_operator_goes_on(world, declare, error):
+    bomb = Bomb(error)
+    async with world.operator(**declare(world, bomb)):
+        await world.create()
+        await world.handled()
+        await world.edit(field='x')
+        if declare is declare_filter:  # the handler is skipped, and tried again with the next change
+            await world.handled(field='x')
+            await world.edit(field='y')
+        await world.until_called('update')
+        await world.handled()
+    assert bomb.exploded
+
+
+@pytest.mark.parametrize('error', ERRORS)
+@in_virtual_time
+async def test_daemons_begin_at_once_if_their_initial_delay_is_unknown(world, error):
+    bomb = Bomb(error)
+    world.declare(kopf.timer, 'tick', interval=1, initial_delay=lambda **_: bomb())
+    async with world.operator():
+        await world.create()
+        await world.until_called('tick', times=2)
+    assert bomb.exploded
+
+
+@pytest.mark.parametrize('error', ERRORS)
+@in_virtual_time
+async def test_instruments_that_fail_are_removed(world, error):
+    class Meter(kopf.Instrument):
+        def handler_begins(self, call):
+            raise error()
+
+    world.declare(kopf.on.create, 'create')
+    async with world.operator(instruments=[Meter()]):
+        await world.create()
+        await world.handled()
+    assert any('has failed in handler_begins(), and is removed' in text for text in world.log.texts)
+
+
+@in_virtual_time
+async def test_timers_go_on_after_errors_without_texts(world):
+    world.declare(kopf.timer, 'tick', interval=1, backoff=1, does=[UnprintableError()])
+    async with world.operator():
+        await world.create()
+        await world.until_called('tick', times=3)
+    assert any('UnprintableError()' in text for text in world.log.texts)
