@@ -26,7 +26,8 @@ async def provision_database(body, spec, retry, patch, logger, **_):
         logger.info("Asking for a database of %s GB.", spec['size'])
         await asyncio.sleep(0.3 + 0.2 * retry)
         if retry < spec.get('attempts', 1) - 1:
-            raise kopf.TemporaryError("the database is not ready: 503 from db.internal", delay=spec.get('delay', 0.5))
+            error = spec.get('error', "the database is not ready: 503 from db.internal")
+            raise kopf.TemporaryError(error, delay=spec.get('delay', 0.5))
         patch.status['database'] = 'ready'
         kopf.event(body, type='Normal', reason='Provisioned', message=f"The database has {spec['size']} GB.")
 
@@ -38,6 +39,12 @@ async def scale_out(spec, logger, **_):
         raise kopf.PermanentError("spec.replicas must not be larger than 5")
     if spec.get('replicas') == 1:
         logger.warning("There is only one replica: nothing stays if it fails.")
+
+
+@kopf.on.reconcile('kopfexamples', labels={'kind': 'parent'})
+async def wait_for_shop(spec, **_):
+    if not spec.get('ready'):
+        raise kopf.NotReadyError("deployments.v1.apps default/shop is not ready yet")
 
 
 @kopf.on.create('kopfexamples', labels={'kind': 'tunnel'})

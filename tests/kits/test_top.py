@@ -39,6 +39,15 @@ FACTS = {
         | {'seconds': 12, 'why': 'retry', 'handlers': [{'handler': 'fn', 'retry': 1, 'message': "no"}], 'error': None},
         OBJECT
         | {'seconds': None, 'why': 'timer', 'handlers': [{'handler': 't', 'retry': 0, 'message': None}], 'error': None},
+        OBJECT
+        | {
+            'seconds': None,
+            'why': 'unready',
+            'handlers': [{'handler': 'r', 'retry': 0, 'message': "the child is not ready"}],
+            'error': None,
+        },
+        OBJECT
+        | {'seconds': None, 'why': 'limit', 'handlers': [{'handler': 'r', 'retry': 0, 'message': None}], 'error': None},
     ],
     'waiting_total': 5,
     'watches': [
@@ -65,9 +74,11 @@ def test_the_answer_is_shown_as_text():
         "  1m15s  Handler create  kopfexamples.kopf.dev default/obj  /app/main.py:12 in create: with LOCK:  "
         "attempt 3, in thread kopf-handlers-0",
         "",
-        "WAITING: 5, of which 3 are not shown",
+        "WAITING: 5, of which 1 are not shown",
         "  12s       retry 1  fn  kopfexamples.kopf.dev default/obj  no",
         "  a change  timer    t   kopfexamples.kopf.dev default/obj",
+        "  a change  unready  r   kopfexamples.kopf.dev default/obj  the child is not ready",
+        "  a slot    limit    r   kopfexamples.kopf.dev default/obj",
         "",
         "WATCHES: 1",
         "  kopfexamples.kopf.dev in default  streaming, paused  3 objects  silent 1.2s",
@@ -75,6 +86,12 @@ def test_the_answer_is_shown_as_text():
         "OBJECTS",
         "  kopfexamples.kopf.dev  2 resting, 1 handling",
     ]
+
+
+def test_messages_break_neither_lines_nor_terminals():
+    waiting = FACTS['waiting'][0] | {'error': "first\nsecond \x1b]0;owned\x07 \u202etext é"}
+    lines = render(FACTS | {'waiting': [waiting]}).splitlines()
+    assert lines[7].endswith("default/obj  first second  ]0;owned   text é") and lines[8] == ""
 
 
 def test_stacks_are_shown_on_request():

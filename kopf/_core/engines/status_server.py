@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import threading
 import urllib.parse
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeGuard
 
@@ -20,6 +20,7 @@ from kopf._cogs.helpers.explanations import ExplainedError
 
 if TYPE_CHECKING:
     from aiohttp import web
+    from aiohttp.abc import AbstractAccessLogger
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +97,7 @@ class StatusServer:
         routes: the responses by their paths.
         purpose: the purpose of the server, for messages: ``the probes``.
         ending: called in the loop of the server when it stops; it must end the responses that last for long.
-        logs: whether the requests are in the log.
+        quiet: the paths with frequent requests, which are logged only as debug messages.
     """
 
     def __init__(
@@ -107,12 +108,12 @@ class StatusServer:
         *,
         purpose: str,
         ending: Callable[[], Awaitable[None]] | None = None,
-        logs: bool = True,
+        quiet: Collection[str] = (),
     ) -> None:
         self._host = host
         self._routes = routes
         self._ending = ending
-        self._logs = logs
+        self._quiet = quiet
         self._purpose = purpose
         self._listening: concurrent.futures.Future[int] = concurrent.futures.Future()
         self._closing: Callable[[], object] = lambda: None
@@ -167,8 +168,14 @@ class StatusServer:
         for path, respond in self._routes.items():
             app.router.add_get(path, respond)
         # A supervisor logs the requests that it forwards to Unix sockets.
-        log = access_logger if self._logs and not is_socket_path(self._host) else None
-        runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=1.0, access_log=log)
+        log = None if is_socket_path(self._host) else access_logger
+        runner = web.AppRunner(
+            app,
+            handle_signals=False,
+            shutdown_timeout=1.0,
+            access_log=log,
+            access_log_class=_make_access_log_class(self._quiet),
+        )
         await runner.setup()
         try:
             try:
@@ -194,3 +201,17 @@ class StatusServer:
         if is_socket_path(self._host):
             return web.UnixSite(runner, self._host)
         return web.TCPSite(runner, self._host, self.port)
+
+
+def _make_access_log_class(quiet: Collection[str]) -> 'type[AbstractAccessLogger]':
+    """Return the class of the access log: that of aiohttp, but with debug messages for the requests to these paths."""
+    from aiohttp.web_log import AccessLogger
+
+    class StatusAccessLogger(AccessLogger):
+        def log(self, request: 'web.BaseRequest', response: 'web.StreamResponse', time: float) -> None:
+            if request.path not in quiet:
+                super().log(request, response, time)
+            else:
+                self.logger.debug('%s "%s %s" %d', request.remote, request.method, request.path_qs, response.status)
+
+    return StatusAccessLogger

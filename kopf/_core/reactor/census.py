@@ -65,13 +65,25 @@ def find_state(record: ObjectRecord, *, is_working: bool) -> str:
 
     Returns:
         ``handling`` if its worker is running; ``throttled`` after an unexpected error of the framework or the API;
-        ``queued`` if it waits for a worker; ``waiting`` if it waits until delayed handlers are due; otherwise,
-        ``resting``.
+        ``queued`` if it waits for a worker; ``waiting`` if it waits until delayed handlers or retries are due, or until
+        another object is ready; otherwise, ``resting``.
     """
     if is_working:
         return 'handling'
     if record.throttled:
         return 'throttled'
-    if record.has_worker:
+    level = record.level
+    if record.has_worker or (level is not None and level.is_queued):
         return 'queued'
-    return 'resting' if record.wakeup is None else 'waiting'
+    is_waiting = record.wakeup is not None or (level is not None and level.is_held_up) or _has_retries(record)
+    return 'waiting' if is_waiting else 'resting'
+
+
+def _has_retries(record: ObjectRecord) -> bool:
+    """Check whether a daemon or a timer of the object has failed, and waits for its next attempt."""
+    daemons = record.daemons
+    for daemon in () if daemons is None else list(daemons.known.values()):
+        state = None if daemon is None or daemon.task is not None else daemon.state
+        if state is not None and state.message is not None:
+            return True
+    return False

@@ -1,9 +1,8 @@
 """
 The present activities of an operator: running handlers and their lines, waiting objects, the states of watches.
 
-All facts are computed on request, in the thread of the status server. Meanwhile, the event loop continues, or is
-stuck; so each collection is copied at once, and the facts about one object can be a moment older than those about
-another one.
+All facts are computed on request, in the thread of the status server, while the event loop continues or is blocked. So
+each collection is copied in one atomic step, and facts about different objects can be from slightly different moments.
 """
 
 import asyncio
@@ -32,6 +31,9 @@ LAG_LIMIT = 0.3
 
 MAX_STACKS = 50
 """The number of running handlers in live updates, with their stacks: the handlers that have run longest."""
+
+UNREADY = 'unready'
+"""The reason for waiting for another object, such as a child: until it changes, and at most until the next run."""
 
 
 class OperatorInspection:
@@ -193,15 +195,15 @@ def _find_delays(record: ObjectRecord, now: float) -> Iterator[dict[str, Any]]:
 
 
 def _describe_plan(record: ObjectRecord, now: float) -> dict[str, Any]:
-    """Return the next time that the object waits for, and the error that has caused the wait."""
-    plan = min(_find_delays(record, now), key=_get_time, default=None)
-    if plan is None or plan['seconds'] is None:
+    """Return the next time that the object waits for, or the other object, and the error that has caused the wait."""
+    plan = min(_find_delays(record, now), key=_rank, default=None)
+    if plan is None or (plan['seconds'] is None and plan['why'] != UNREADY):
         return {}
-    facts = {
-        'until': round(time.time() + plan['seconds'], 1),
-        'why': plan['why'],
-        'handlers': [each['handler'] for each in plan['handlers']],
-    }
+    facts = {'why': plan['why'], 'handlers': [each['handler'] for each in plan['handlers']]}
+    if plan['seconds'] is not None:
+        facts['until'] = round(time.time() + plan['seconds'], 1)
+    if plan['why'] == UNREADY:
+        return facts | {'awaited': plan['handlers'][0]['message']}
     if plan['error'] is not None:
         return facts | {'failed': None, 'error': plan['error']}
     for each in plan['handlers']:
@@ -227,11 +229,11 @@ def _find_daemons(record: ObjectRecord, now: float) -> Iterator[dict[str, Any]]:
     for daemon in get_daemons(record):
         if daemon.task is None:
             state = daemon.state
-            retries = 0 if state is None else state.retries
+            retries, message = (0, None) if state is None else (state.retries, state.message)
             yield {
                 'seconds': _round(daemon.due_at - now),
                 'why': daemon.handler.kind.lower(),
-                'handlers': [{'handler': daemon.handler.id, 'retry': retries, 'message': None}],
+                'handlers': [{'handler': daemon.handler.id, 'retry': retries, 'message': message}],
                 'error': None,
             }
 
@@ -240,11 +242,12 @@ def _find_plans(record: ObjectRecord, now: float) -> Iterator[dict[str, Any]]:
     level = record.level
     for plan in () if level is None else level.plans:
         times = [at for at in (plan.due_at, plan.paused_until) if at is not None]
-        if not plan.is_running and (times or plan.is_waiting):
+        awaits, message = plan.awaits_readiness, plan.message
+        if not plan.is_running and (times or plan.is_waiting or awaits):
             yield {
                 'seconds': _round(max(times) - now) if times else None,
-                'why': 'limit' if plan.is_waiting else str(plan.due_reason),
-                'handlers': [{'handler': plan.controller.handler.id, 'retry': plan.failures, 'message': None}],
+                'why': 'limit' if plan.is_waiting else UNREADY if awaits else str(plan.due_reason),
+                'handlers': [{'handler': plan.controller.handler.id, 'retry': plan.failures, 'message': message}],
                 'error': None,
             }
 
@@ -296,6 +299,12 @@ def _describe_watch(watch: ResourceWatch) -> dict[str, Any]:
 def _round(seconds: float) -> float | None:
     """Return the time, not less than zero; ``None`` if there is none, as for a timer that waits for a change."""
     return None if math.isinf(seconds) else round(max(0.0, seconds), 3)
+
+
+def _rank(facts: Mapping[str, Any]) -> tuple[bool, float]:
+    """Return the key to sort what an object waits for: what has failed or is missing first, then by time."""
+    is_trouble = facts['error'] is not None or any(each['message'] for each in facts['handlers'])
+    return not is_trouble, _get_time(facts)
 
 
 def _get_time(facts: Mapping[str, Any]) -> float:

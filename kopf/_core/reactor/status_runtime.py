@@ -52,14 +52,23 @@ class ServerPlan:
 
     def __init__(self) -> None:
         self._servers: list[tuple[Endpoint, dict[str, Respond], list[str]]] = []
+        self._quiet: set[str] = set()
 
-    def add(self, endpoint: Endpoint, routes: dict[str, Respond], purpose: str) -> None:
+    def add(self, endpoint: Endpoint, routes: dict[str, Respond], purpose: str, *, quiet: bool = False) -> None:
         """
         Add the routes to the server at the address of the endpoint.
+
+        Args:
+            endpoint: the endpoint.
+            routes: the responses by their paths.
+            purpose: the purpose of the routes, for messages.
+            quiet: whether their requests are logged only as debug messages.
 
         Raises:
             StatusServerError: if another endpoint has the same address and the same path.
         """
+        if quiet:
+            self._quiet.update(routes)
         for other, known, purposes in self._servers:
             if endpoint.shares_server(other):
                 if clashes := sorted(known.keys() & routes.keys()):
@@ -76,7 +85,8 @@ class ServerPlan:
         """Start the servers; stop them with the stack."""
         for endpoint, routes, purposes in self._servers:
             purpose = ' and of '.join(purposes)
-            server = StatusServer(endpoint.host, endpoint.port, routes, purpose=purpose)
+            quiet = self._quiet & routes.keys()
+            server = StatusServer(endpoint.host, endpoint.port, routes, purpose=purpose, quiet=quiet)
             await stack.enter_async_context(server)
             if not endpoint.port and not is_socket_path(endpoint.host):
                 logger.info("The server of %s listens at port %d.", purpose, server.port)
@@ -116,13 +126,14 @@ async def _serve_inspection(status: StatusSources, stack: contextlib.AsyncExitSt
     port, token = get_address()
     port, token = settings.port or port, settings.token or token
     responder = InspectionResponder(inspection, token)
+    routes = responder.get_routes()
     server = StatusServer(
         '127.0.0.1',
         port,
-        responder.get_routes(),
+        routes,
         purpose="the inspector",
         ending=responder.close,
-        logs=False,  # a page sends a request a second
+        quiet=routes.keys(),  # a page sends a request a second
     )
     await stack.enter_async_context(server)
     file = RunFile(os.getpid(), f'http://127.0.0.1:{server.port}', token)
@@ -176,6 +187,7 @@ def _add_metrics(plan: ServerPlan, status: StatusSources, url: str, stack: conte
     collector = MetricsCollector(meters, requests, census, prometheus)
     responder = MetricsResponder(collector, status.monitor, status.context.settings.metrics, prometheus)
     stack.callback(responder.close)
-    plan.add(endpoint, responder.get_routes(endpoint.path), "the metrics")
+    # Quiet, unlike the probes, which upstream logs: a message for each scrape says nothing about the operator.
+    plan.add(endpoint, responder.get_routes(endpoint.path), "the metrics", quiet=True)
     status.context.instruments.measure(meters)
     status.context.instruments.add(requests)

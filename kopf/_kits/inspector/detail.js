@@ -60,9 +60,10 @@ export class Detail {
     }
   }
 
-  /** Called when all is to be requested anew: the operator can be another one. */
-  restart() {
-    if (this.object) return this.open(this.object);
+  /** Called when all is to be requested anew, with the new state of the object: the operator can be another one. */
+  restart(object) {
+    const { object: before } = this;
+    if (before) return this.open(object ?? before);
   }
 
   /** Called with the new state of the object; without one if the object is gone. */
@@ -112,6 +113,7 @@ export class Detail {
     this.badge = h('span', { class: 'badge' });
     this.next = h('span', { class: 'next' });
     this.error = h('p', { class: 'error', hidden: true });
+    this.awaited = h('p', { class: 'awaited', hidden: true });
     this.calls = h('div', { class: 'calls' });
     this.svg = s('svg', { class: 'timeline', role: 'img' });
     this.list = h('ol', { class: 'entries' });
@@ -122,6 +124,7 @@ export class Detail {
         h('div', {}, this.path, this.title),
         h('p', { class: 'status' }, this.badge, this.next)),
       this.error,
+      this.awaited,
       this.calls,
       h('section', { class: 'card', 'aria-label': 'Timeline' },
         makeCardHead('Timeline', '', this.#makeTypes(), this.#makeRanges()),
@@ -188,6 +191,8 @@ export class Detail {
     this.error.hidden = !object.error || this.isGone;
     const make = () => [object.failed ? h('b', {}, `${object.failed}: `) : '', object.error ?? ''];
     refresh(this.error, `${object.failed} ${object.error}`, make);
+    this.awaited.hidden = !object.awaited || this.isGone;
+    setText(this.awaited, object.awaited ?? '');
   }
 
   #updateCalls() {
@@ -300,7 +305,7 @@ function makeText(entry) {
 function makeCallText(entry) {
   const outcomes = {
     retried: entry.delay ? `retried after ${duration(entry.delay)}` : 'retried',
-    waiting: 'waits for its parts',
+    waiting: entry.message ? 'waits for another object' : 'waits for its parts',
     refused: 'refused the request',
   };
   const outcome = entry.outcome ?? 'running';

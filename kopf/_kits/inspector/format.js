@@ -101,7 +101,9 @@ export function findState(object) {
 
 /** Return what is expected next, in a few words. */
 export function describeNext(object) {
-  if (!object.until || object.state === 'handling') return '';
+  if (object.state === 'handling') return '';
+  if (object.awaited) return 'for another object';
+  if (!object.until) return '';
   const what = { error: 'retry', retry: object.error ? 'retry' : 'next step' }[object.why] ?? object.why;
   return `${what} ${remaining(object.until)}`;
 }

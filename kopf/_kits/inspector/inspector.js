@@ -59,7 +59,7 @@ const messages = {
       store.load(objects);
       mine.messages.forEach((message) => store.update(message));
       showObjects();
-      if (detail.object) detail.restart();
+      if (detail.object) detail.restart(store.objects.get(Store.key(detail.object)));
       else if (!selectFromAddress()) select(null);
     }).catch(() => {});
   },

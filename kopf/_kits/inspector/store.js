@@ -66,7 +66,8 @@ export class Store {
       if (namespace && object.namespace !== namespace) continue;
       if (states.size && !states.has(object.shown)) continue;
       if (words.length) {
-        object.words ??= `${object.namespace ?? ''}/${object.name} ${object.error ?? ''} ${object.uid}`.toLowerCase();
+        const why = object.error ?? object.awaited ?? '';
+        object.words ??= `${object.namespace ?? ''}/${object.name} ${why} ${object.uid}`.toLowerCase();
         if (!words.every((word) => object.words.includes(word))) continue;
       }
       found.push(object);

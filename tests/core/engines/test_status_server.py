@@ -1,6 +1,7 @@
 """The server for requests about the operator: where it listens, and that it leaves nothing behind."""
 
 import asyncio
+import logging
 import socket
 import threading
 import urllib.request
@@ -15,8 +16,8 @@ async def greet(request):
     return web.Response(text="Hello!")
 
 
-def ask_now(port):
-    with urllib.request.urlopen(f'http://127.0.0.1:{port}/hello', timeout=60) as response:
+def ask_now(port, path='/hello'):
+    with urllib.request.urlopen(f'http://127.0.0.1:{port}{path}', timeout=60) as response:
         return response.read()
 
 
@@ -77,6 +78,17 @@ async def test_a_port_in_use_is_named_in_the_error():
         ):
             async with make_server(port):
                 pass
+
+
+async def test_frequent_requests_are_debug_messages(caplog):
+    caplog.set_level(logging.DEBUG, 'aiohttp.access')
+    routes = {'/hello': greet, '/bye': greet}
+    async with StatusServer('127.0.0.1', 0, routes, purpose="the greetings", quiet=['/hello']) as server:
+        await asyncio.to_thread(ask_now, server.port)
+        await asyncio.to_thread(ask_now, server.port, '/bye')
+    (quiet, usual) = [record for record in caplog.records if record.name == 'aiohttp.access']
+    assert quiet.levelno == logging.DEBUG and '"GET /hello" 200' in quiet.getMessage()
+    assert usual.levelno == logging.INFO and '"GET /bye HTTP/1.1" 200' in usual.getMessage()
 
 
 async def test_nothing_is_left_behind():

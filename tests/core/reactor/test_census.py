@@ -4,7 +4,10 @@ import types
 
 import pytest
 
+from kopf._cogs.structs.packed_objects import ParsedCache
 from kopf._cogs.structs.references import Resource
+from kopf._core.engines.levels import ObjectLevel
+from kopf._core.engines.planning import Plan
 from kopf._core.reactor import census as census_module
 from kopf._core.reactor.census import STATES, Census, find_state
 from kopf._core.reactor.object_records import ObjectRecord
@@ -50,6 +53,23 @@ def make_record(uid='uid', **transitions):
 def test_the_state_follows_from_the_record(transitions, is_working, state):
     assert find_state(make_record(**transitions), is_working=is_working) == state
     assert state in STATES
+
+
+@pytest.mark.parametrize(
+    'plan, state',
+    [
+        ({}, 'resting'),
+        ({'due_at': 100.0}, 'resting'),  # the interval of the handler
+        ({'is_waiting': True}, 'queued'),  # for the other objects of the handler
+        ({'message': "a child is not ready"}, 'waiting'),
+    ],
+)
+def test_the_state_follows_from_the_plans_of_level_triggered_handlers(plan, state):
+    level = ObjectLevel(None, None, {'metadata': {}}, ParsedCache())
+    level.move(None, [Plan(level)])
+    for name, value in plan.items():
+        setattr(level.plans[0], name, value)
+    assert find_state(make_record(attach_level=[level]), is_working=False) == state
 
 
 def test_objects_of_all_namespaces_and_versions_are_counted_together():

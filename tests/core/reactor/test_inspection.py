@@ -169,6 +169,40 @@ async def test_waiting_objects_are_shown_with_the_reason(world, window):
     assert limited['why'] == 'timer'
 
 
+async def test_objects_that_wait_for_others_are_shown_with_what_they_wait_for(world, window):
+    errors = [kopf.NotReadyError("deployments.v1.apps default/shop is not ready yet"), None]
+    world.declare(kopf.on.reconcile, 'level', does=errors)
+    world.declare(kopf.on.reconcile, 'calm', interval=1000)
+    async with world.operator(inspect=True):
+        await world.create()
+        facts = await window.until(lambda facts: facts['waiting_total'] == 2)
+        (obj,) = (await window.ask('/v1/objects?state=waiting'))['objects']
+        await world.edit(field='changed')
+        await window.until(lambda facts: facts['objects'][NAME]['resting'] == 1)
+        (rested,) = (await window.ask('/v1/objects'))['objects']
+    interval, unready = facts['waiting']
+    assert interval['why'] == 'interval' and (unready['why'], unready['seconds']) == ('unready', None)
+    message = "deployments.v1.apps default/shop is not ready yet"
+    assert unready['handlers'] == [{'handler': 'level', 'retry': 0, 'message': message}]
+    assert (obj['why'], obj['awaited'], obj['handlers']) == ('unready', message, ['level'])
+    assert 'until' not in obj and 'error' not in obj
+    assert 'awaited' not in rested and rested['why'] == 'interval'
+
+
+@pytest.mark.parametrize(
+    'decorator, options', [(kopf.on.reconcile, {}), (kopf.timer, {'interval': 1}), (kopf.daemon, {})]
+)
+async def test_retries_of_all_kinds_are_shown_with_the_error(world, window, decorator, options):
+    errors = kopf.TemporaryError("the database is down", delay=100)
+    world.declare(decorator, 'fn', does=errors, **options)
+    async with world.operator(inspect=True):
+        await world.create()
+        facts = await window.until(lambda facts: facts['waiting'] and facts['objects'][NAME]['waiting'])
+    (retry,) = facts['waiting']
+    assert retry['handlers'] == [{'handler': 'fn', 'retry': 1, 'message': "the database is down"}]
+    assert facts['objects'][NAME]['waiting'] == 1
+
+
 async def test_throttled_objects_are_shown_with_the_error(world, window):
     world.settings.queueing.error_delays = [1000]
     world.declare(kopf.on.create, 'create')

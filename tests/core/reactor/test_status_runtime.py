@@ -187,11 +187,13 @@ async def test_metrics_of_the_program_come_along(world, port, registry):
     assert status == 200 and 'orders_total 5.0' in text
 
 
-async def test_metrics_and_probes_can_share_a_port(world, port):
+async def test_metrics_and_probes_can_share_a_port(world, port, caplog):
+    caplog.set_level('INFO', 'aiohttp.access')
     world.settings.metrics.endpoint = f'http://127.0.0.1:{port}/metrics'
     async with world.operator(liveness_endpoint=f'http://127.0.0.1:{port}/healthz'):
         assert (await ask(port))[0] == 200
         assert json.loads((await ask(port, '/healthz'))[1]) == {}
+    assert [('/healthz' in text, '/metrics' in text) for text in caplog.messages if 'GET ' in text] == [(True, False)]
 
 
 async def test_metrics_and_probes_cannot_share_a_path(world, port):
