@@ -227,6 +227,16 @@ WARNED = {
         "Handler 'fn/$.spec.field' (...) has field='$.spec.field', which no object has. Write the names with dots "
         "between them, such as 'spec.field'.",
     ),
+    "a label with a space": (
+        "@kopf.on.create('kopfexamples', labels={'my label': 'x'})\ndef fn(**_): pass",
+        "Handler 'fn' (...) has labels={'my label': ...}, which no object has: a key has only letters, digits, '-', "
+        "'_', and '.', up to 63, after an optional domain with '/'.",
+    ),
+    "a value of a label with a slash": (
+        "@kopf.on.create('kopfexamples', labels={'image': 'library/nginx'})\ndef fn(**_): pass",
+        "Handler 'fn' (...) has labels={'image': 'library/nginx'}, which no object has: a value has only letters, "
+        "digits, '-', '_', and '.', up to 63. Texts of other characters are in annotations.",
+    ),
     "an annotation as a field": (
         "@kopf.on.field('kopfexamples', field='metadata.annotations.example.com/size')\ndef fn(**_): pass",
         "Handler 'fn/metadata.annotations.example.com/size' (...) has "

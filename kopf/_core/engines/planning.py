@@ -90,6 +90,7 @@ class Plan:
         'is_running',
         'is_urgent',
         'is_waiting',
+        'message',
         'paused_until',
         'reasons',
         'target',
@@ -112,11 +113,22 @@ class Plan:
         """Whether a failure of the current run counts as an attempt. Other triggers between retries do not count."""
         self.failures = 0
         """The number of consecutive failed attempts."""
+        self.message: str | None = None
+        """
+        The error after which the handler waits for its next attempt, or the text about the object that it waits for.
+
+        It is ``None`` after a success, and after the last attempt.
+        """
         self.due_at: float | None = None
         """The time of the next run, unless it is triggered earlier."""
         self.due_reason = Trigger.INTERVAL
         self.paused_until: float | None = None
         """The end of a pause, before which no run may begin: handlers have been triggering each other endlessly."""
+
+    @property
+    def awaits_readiness(self) -> bool:
+        """Return whether the last run could not continue until another object is ready; the message tells which one."""
+        return self.message is not None and not self.failures
 
     @property
     def is_ready(self) -> bool:
@@ -184,7 +196,7 @@ class Planner:
     def drop(self, plan: Plan) -> None:
         """Cancel the planned runs of the object; a run in progress continues to its end."""
         plan.reasons, plan.is_urgent, plan.due_at, plan.failures = NONE, False, None, 0
-        plan.paused_until = None
+        plan.paused_until = plan.message = None
         if plan.is_waiting:
             plan.is_waiting = False
             self._queue.discard(plan)
@@ -276,6 +288,7 @@ class Planner:
             recurring: whether a successful run plans the next one: by the interval, or by `Again`.
         """
         plan.is_running, plan.is_held = False, held
+        plan.message = None if outcome is None or outcome.final else outcome.message
         self._occupied -= 1
         if outcome is None:
             pass

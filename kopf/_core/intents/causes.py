@@ -239,7 +239,7 @@ class ResourceCause(Cause):
     body: Body
     patch: Patch
     selected: bool = False
-    """Whether the server has selected the object by the label selectors of the handlers, so that it matches them."""
+    """Whether the API server has already applied the label selectors of the handlers to the object."""
     _shared: dict[str, Any] | None = dataclasses.field(default=None, init=False)
 
     IS_STORED = True  # whether equal resource versions of an object mean equal contents
@@ -472,7 +472,7 @@ class WebhookCause(ResourceCause):
     diff: Diff | None = None
     _loaded: dict['Kind', Any] = dataclasses.field(default_factory=dict, init=False)
 
-    IS_STORED = False  # a changed object has the resource version of the stored one until it is stored itself
+    IS_STORED = False  # until it is stored, a changed object has the resource version of the former state
     ARGUMENTS = {
         **ResourceCause.ARGUMENTS,
         'dryrun': 'dryrun',

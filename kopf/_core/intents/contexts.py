@@ -8,10 +8,11 @@ this part when they are created, because repeated look-ups would slow down the p
 import copy
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._cogs.helpers.explanations import USERS_ERRORS, show_error
 from kopf._cogs.structs.instruments import Instruments
 from kopf._core.actions.execution import Execution
 from kopf._core.actions.lifecycles import LifeCycleFn, get_default_lifecycle
@@ -45,20 +46,29 @@ class OperatorContext:
             return copy.copy(self.memo)
         # Why not an error? Each object would fail again and again. And a value that cannot be copied, such as a lock,
         # a socket, or an object with one, is usually meant to be shared.
-        except Exception as error:
+        except USERS_ERRORS as error:
             if type(self.memo) not in self._complaints:
                 self._complaints.add(type(self.memo))
                 logger.warning(
-                    "All objects share the memo of the operator, as it cannot be copied: %r. "
+                    "All objects share the memo of the operator, as it cannot be copied: %s. "
                     "Define %s.__copy__(), which can return self to share it without this warning.",
-                    error,
+                    show_error(error),
                     type(self.memo).__name__,
                 )
             return self.memo
 
-    def make_rules(self) -> Execution:
-        """Create the rules for running handlers from the current settings."""
+    def make_rules(self, is_overdue: Callable[[], bool] | None = None) -> Execution:
+        """
+        Create the rules for running handlers from the current settings.
+
+        Args:
+            is_overdue: checks whether the operator must pause but has not paused yet, for handlers that do not begin
+                then; callable from any thread.
+        """
         execution = self.settings.execution
         return Execution(
-            executor=execution.executor, default_backoff=execution.default_backoff, instruments=self.instruments
+            executor=execution.executor,
+            default_backoff=execution.default_backoff,
+            instruments=self.instruments,
+            is_overdue=is_overdue,
         )

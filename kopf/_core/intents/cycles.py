@@ -54,7 +54,7 @@ class Cycle:
     revived: dict[HandlerId, BodyEssence | None] = dataclasses.field(default_factory=dict)
     """The entries of `missed` whose handlers are being run again because of the edit, until they finish."""
     unconfirmed: tuple[BodyEssence, BodyEssence] | None = None
-    """The essence and the base in case that the last patch was stored, although its request has failed."""
+    """The essence and the base that are valid if the last patch was stored although its request has failed."""
     skipping: bool = False
     """Whether some filters have failed: as their handlers may be due, the cycle must not end before the next change."""
     patched: Patch | None = None

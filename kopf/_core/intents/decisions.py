@@ -107,7 +107,7 @@ class Decision:
     Whether any change-detecting handler is for the object at all, regardless of the change; see `filters.prematch`.
     """
     before: tuple[BodyEssence, BodyEssence] | None = None
-    """The essences `known` and `base` of the cycle, without the expected effects of the patch."""
+    """The essences `known` and `base` of the cycle before the patch of this step."""
     stored: BodyEssence | None = None
     """The essence that is (or already was) stored as the last handled one; ``None`` if the cycle continues."""
     followup: Cycle | None = None
@@ -119,7 +119,7 @@ class Decision:
         return self.cause.reason
 
     def hold_back(self) -> None:
-        """Run no handlers in this step: it only stores the effects of former steps."""
+        """Run no handlers in this step, which only stores the effects of former steps."""
         self.due = ()
 
     @property

@@ -9,6 +9,7 @@ some would never be noticed. The messages name the mistake, its location, and th
 import functools
 import inspect
 import os.path
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -258,11 +259,34 @@ def find_doubts(handler: ResourceHandler) -> Iterator[str]:
         )
     if handler.field and (doubt := _doubt_field(handler.field)):
         yield f"{place} has field={'.'.join(handler.field)!r}, which no object has. {doubt}"
+    for doubt in _doubt_metadata(handler):
+        yield f"{place} has {doubt}"
     if isinstance(handler, IndexingHandler) and _is_argument(handler.id) and handler.id not in _LATE_ARGUMENTS:
         yield (
             f"{place} has the name of an argument, so handlers get the index instead of {handler.id!r}. "
             f"Rename the function, or give it another id=."
         )
+
+
+_NAME = '[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?'
+_KEY = re.compile(f'([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?{_NAME}')
+_VALUE = re.compile(f'({_NAME})?')
+
+
+def _doubt_metadata(handler: ResourceHandler) -> Iterator[str]:
+    for option, values in (('labels', handler.labels), ('annotations', handler.annotations)):
+        for key, value in (values or {}).items():
+            # Kubernetes accepts capital letters in the domains of annotations, but not in those of labels.
+            if not _KEY.fullmatch(str(key) if option == 'labels' else str(key).lower()):
+                yield (
+                    f"{option}={{{key!r}: ...}}, which no object has: a key has only letters, digits, '-', '_', and "
+                    f"'.', up to 63, after an optional domain with '/'."
+                )
+            elif option == 'labels' and isinstance(value, str) and not _VALUE.fullmatch(value):
+                yield (
+                    f"labels={{{key!r}: {value!r}}}, which no object has: a value has only letters, digits, '-', '_', "
+                    f"and '.', up to 63. Texts of other characters are in annotations."
+                )
 
 
 def _doubt_field(field: Sequence[str]) -> str | None:

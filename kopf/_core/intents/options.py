@@ -2,7 +2,7 @@
 The options that decorators of several kinds share, as typed dicts.
 
 Both type checkers and the decorators themselves read them. The options of a single kind are in `handlers`, next to the
-class of that kind. What the options mean is in `TEXTS`: for `help`, and for the API reference.
+class of that kind. `TEXTS` describes the options for `help` and for the API reference.
 """
 
 from collections.abc import Mapping
@@ -68,7 +68,7 @@ TEXTS: Mapping[str, str] = {
     'ignore_failures': "whether requests pass if the operator does not respond; by default, they are refused.",
 }
 """
-What the options mean; the times have their units. Decorators describe options themselves that mean something else.
+The descriptions of the options, with the units of times. A decorator can replace some of them by its own.
 
 Why not string literals below the keys of the typed dicts? These are not there at run time, where `help` needs them.
 """

@@ -12,7 +12,7 @@ from kopf._cogs.helpers.explanations import name_error
 class StorageError(Exception):
     """Raised when a storage has failed; the original error is the ``__cause__``."""
 
-    def __init__(self, storage: DiffBaseStorage | ProgressStorage, method: str, error: Exception) -> None:
+    def __init__(self, storage: DiffBaseStorage | ProgressStorage, method: str, error: BaseException) -> None:
         option = 'diffbase_storage' if isinstance(storage, DiffBaseStorage) else 'progress_storage'
         super().__init__(
             f"settings.persistence.{option} ({_describe(storage)}) has failed to {method}: {name_error(error)}"

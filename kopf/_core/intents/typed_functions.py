@@ -4,13 +4,13 @@ What type checkers know of the handlers of declared kinds: the types of ``spec``
 This module is only for type checkers; nothing imports it at run time. Handlers of kinds that are named by texts are not
 checked: their arguments can have any annotations.
 
-The name of an index is an argument, too, and no protocol can list these. Pyright lets ``**kwargs`` stand for them.
-Mypy does not; so there are more protocols for functions that take up to three indices by position: either first, or
-after ``spec``. The names of the arguments are listed twice, as pyright permits no arguments with defaults of one's own
-if the first protocol uses the typed dict.
+Handlers can also take indices, whose names the user chooses, so no protocol can list these names. Pyright accepts them
+as a part of ``**kwargs``; mypy does not. So there are more protocols, for functions with up to three indices as their
+first arguments, or after ``spec``. The names of all other arguments are listed twice: if the first protocol used the
+typed dict, pyright would refuse functions with additional arguments that have defaults.
 
-Why does the decorated function not keep its type? No type means "this function, if it conforms to that protocol":
-bounds of type variables cannot depend on others.
+Why does the decorated function not keep its type? Python cannot express "this type, if it conforms to that protocol",
+because the bounds of type variables cannot depend on other variables.
 """
 
 from collections.abc import Callable
@@ -223,7 +223,8 @@ TypedFn = (
 )
 
 
-# Why covariant, though it takes functions? The overloads regard it as the decorator of a wider class, such as HasSpec.
+# Why covariant, although it takes functions? In overloads, the decorator for a class counts as one for a protocol of
+# it.
 class TypedDecorator(Protocol[ModelT_co]):  # type: ignore[misc]
     """A decorator of handlers of the declared kind."""
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from kopf._core.actions.execution import Outcome, PermanentError, TemporaryError
+from kopf._core.actions.execution import NotReadyError, Outcome, PermanentError, TemporaryError
 from kopf._core.engines.planning import Again, Pace, Plan, Planner, Trigger
 
 SUCCESS = Outcome(final=True)
@@ -266,6 +266,26 @@ def test_attempts_are_counted_anew_after_a_success():
     calls.run(plan)
     calls.planner.trigger(plan, Trigger.CHANGE)
     assert calls.planner.take(plan) and calls.planner.get_attempts(plan) == 0
+
+
+def test_the_reason_of_a_wait_is_known_until_the_next_result():
+    calls, plan = Calls(), Plan('a')
+    unready = Outcome(final=False, exception=NotReadyError("a child is not ready"))
+    failed = Outcome(final=False, delay=1, exception=TemporaryError("no answer"))
+    for outcome, message, awaits in [
+        (unready, "a child is not ready", True),
+        (failed, "no answer", False),
+        (unready, "a child is not ready", True),
+        (SUCCESS, None, False),
+        (failed, "no answer", False),
+        (FAILURE, None, False),
+        (failed, "no answer", False),
+    ]:
+        calls.planner.trigger(plan, Trigger.RETRY)
+        calls.run(plan, outcome)
+        assert (plan.message, plan.awaits_readiness) == (message, awaits)
+    calls.planner.drop(plan)
+    assert plan.message is None
 
 
 def test_permanent_errors_wait_for_the_next_trigger_from_outside():

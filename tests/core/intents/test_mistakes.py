@@ -314,3 +314,20 @@ def test_functions_for_several_reasons_are_no_namesakes(caplog):
     def fn(**_): ...  # noqa: F811
 
     assert not caplog.text
+
+
+@pytest.mark.parametrize(
+    'options, warned',
+    [
+        ({'annotations': {'Example.com/Size': 'x'}}, False),  # accepted by Kubernetes, unlike in labels
+        ({'labels': {'Example.com/Size': 'x'}}, True),
+        ({'labels': {5: 'x'}}, False),
+    ],
+)
+def test_keys_that_kubernetes_refuses_are_warned_of(caplog, options, warned):
+    registry = kopf.OperatorRegistry()
+
+    @kopf.on.create('kopfexamples', registry=registry, **options)
+    def fn(**_): ...
+
+    assert ("which no object has" in caplog.text) == warned
