@@ -44,7 +44,7 @@ class ReasonedFlag(Generic[ReasonT]):
             event = self._event
         if event is not None:
             event.set()
-        # No lock is needed: futures are used only in the event loop, where this method is called.
+        # Why no lock? Futures are used only in the event loop, which also calls this method.
         for future in self._futures:
             _release(future)
 
@@ -124,7 +124,7 @@ class AsyncFlagWaiter(FlagWaiter[ReasonT], Generic[ReasonT]):
         """
         flag = self._flag
         if flag.reason is not None:
-            await asyncio.sleep(0)  # a loop in a daemon that ignores the flag must not block the event loop
+            await asyncio.sleep(0)  # a daemon that ignores the raised flag in a loop must not block the event loop
             return self
         loop = asyncio.get_running_loop()
         # Why not `asyncio.timeout`? It needs a timer of the loop, and cancels the task; thousands of daemons wait

@@ -1,14 +1,14 @@
 """
 The monitor of an event loop: a thread that detects when a task blocks the loop.
 
-Twice a second, the thread checks whether a task runs in the loop. If so, it asks the loop to call a function.
-While the loop does so in time, nothing else happens: the loop itself has no further work with it.
+Twice a second, the thread checks whether a task runs in the loop. If so, it schedules a function in the loop. As long
+as the loop calls the function in time, the monitor costs the loop nothing else.
 
-If the loop does not answer, the thread samples the running task several times. The loop is blocked only if it is
-the same task (or callback) in all samples; a loop with very many short tasks is merely busy.
+If the loop does not call the function in time, the thread samples the running task several times. Only if all samples
+show the same task (or callback), the loop is blocked; a loop with many short tasks is merely busy.
 
-When no tasks run, the thread dozes. Code that starts something that can block calls `rouse`, and so does code that
-asks whether the loop is blocked. This is cheaper than waking up the thread twice a second in an idle operator.
+When no tasks run, the thread sleeps until `rouse` is called: before code that can block is started, and when the state
+of the loop is requested. This is cheaper than waking up the thread twice a second in an idle operator.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ MAX_IDLE_LOOKS = 5
 """The number of checks that find the loop idle, after which the thread dozes."""
 
 DOZE = 60.0
-"""The longest doze (in seconds). Then the loop is asked even if it seems idle: callbacks block it without a task."""
+"""The longest doze (in seconds). Then the loop is checked even if no task runs, because callbacks can block it, too."""
 
 STEPS = 8
 """The number of samples of the running task within the limit."""
@@ -56,8 +56,8 @@ _dozing: 'set[LoopMonitor[Any]]' = set()
 
 
 def rouse() -> None:
-    """Wake up the dozing monitors, because something starts in a loop; callable from any thread."""
-    # This is called for each handler, so it must cost nothing while the monitors are awake.
+    """Wake up the dozing monitors, because code that can block is going to run; callable from any thread."""
+    # This is called for each handler, so it must be fast while the monitors are awake.
     if _dozing:
         for monitor in list(_dozing):
             monitor._roused.set()

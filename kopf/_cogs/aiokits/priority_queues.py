@@ -1,5 +1,5 @@
 """
-A fair queue with two priorities: urgent values go first, but the common ones never starve.
+A fair queue with two priorities: urgent values go first, but the other values do not wait forever.
 
 Each priority has its lane. If urgent values always went first, the common ones could wait forever in a busy cluster.
 So each `SHARE`-th turn belongs to the common lane. All operations take constant time, since tens of thousands of values

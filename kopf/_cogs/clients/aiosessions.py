@@ -18,7 +18,7 @@ from aiohttp.connector import Connection
 from kopf._cogs.clients import errors, sessions
 from kopf._cogs.structs import credentials
 
-# Watch-streams come in many small chunks, lists in a few huge ones.
+# Why so large? Watch-streams arrive in many small chunks, but lists in a few huge ones.
 _READ_BUFFER = 2**18
 
 
@@ -76,7 +76,8 @@ class AiohttpSession(sessions.Session):
             self._options['proxy'] = info.proxy_url
         context = info.as_ssl_context() if self.server.startswith('https://') else True
         return aiohttp.ClientSession(
-            # Why no limit here? The gates limit the requests. Streams use the same connector, and are not limited.
+            # Why no limit here? Gates already limit the requests, and the streams, which use the same connector, have
+            # no limit.
             connector=aiohttp.TCPConnector(limit=0, ssl=context, keepalive_timeout=sessions.KEEPALIVE),
             # The API uses no cookies. Those of a load balancer would bind all requests to one server.
             cookie_jar=aiohttp.DummyCookieJar(),

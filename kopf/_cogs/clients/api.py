@@ -95,7 +95,7 @@ class ApiClient:
         for pause in self._pauses:
             pause.cancel()
         everything = [*self._sessions.values(), *self._retired]
-        # Empty it before the sessions are closed: a request that fails releases its session, and must not close it
+        # Empty the dict before the sessions are closed: a failing request releases its session, and must not close it
         # again.
         self._sessions.clear()
         self._retired.clear()
@@ -279,7 +279,7 @@ class ApiClient:
                 request, sessions.Timeouts(connecting=networking.connect_timeout, answering=networking.request_timeout)
             )
         except errors.APITooManyRequestsError as e:
-            # Hold the gate before `leave` below admits the next request, which would be refused, too.
+            # Hold the gate before `leave` below lets the next request begin, because the server would refuse that, too.
             if not e.is_partial:
                 gate.hold(e.retry_after)
             raise
@@ -434,8 +434,8 @@ class ApiClient:
                 await self._vault.invalidate(key, info, e, backoffs=self._login_backoffs)
             else:
                 session.begin_use()
-                # Its use begins before this wait: another request that replaces the session meanwhile would close
-                # an unused one.
+                # Begin its use before this wait: another request can replace the session meanwhile, and would close an
+                # unused one.
                 await self._adopt(session)
                 return session
 

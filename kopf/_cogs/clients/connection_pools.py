@@ -42,7 +42,7 @@ class Pool:
     def __init__(self, origin: Origin, *, keepalive: float) -> None:
         self._origin = origin
         self._keepalive = keepalive
-        self._idle: list[Connection] = []  # why not a queue? The last used is reused first, so the others can expire
+        self._idle: list[Connection] = []  # the last used one is reused first: others can expire
         self._busy: dict[Connection, None] = {}
         # Weak references: streams are aborted by their readers, which need not report that to the pool.
         self._streams: weakref.WeakKeyDictionary[Connection, None] = weakref.WeakKeyDictionary()
@@ -91,9 +91,10 @@ class Pool:
             try:
                 response = await connection.request(data)
             except ConnectionLost as e:
-                # The server can close an unused connection at the same moment when a request is sent. RFC 9112, section
-                # 9.3.1, permits a silent repetition only if that does no harm, as the server can have executed the
-                # request. The loop ends at the latest with a new connection, as only a used one is replaced.
+                # The server can close an unused connection at the same moment when a request is sent. It can have
+                # executed the request, so RFC 9112, section 9.3.1, permits to repeat only requests for which that does
+                # no harm. The loop ends with a new connection at the latest, because requests on new connections are
+                # not repeated.
                 if used and e.early and repeatable:
                     continue
                 raise
@@ -127,8 +128,8 @@ class Pool:
 
     def _take(self) -> Connection | None:
         oldest = asyncio.get_running_loop().time() - self._keepalive
-        # Why check the age again? The sweep runs once in the keep-alive time, so a connection can be nearly twice
-        # as old.
+        # Why check the age? The timer runs once in each keep-alive time, so an unused connection can be nearly twice as
+        # old.
         while self._idle:
             connection = self._idle.pop()
             if connection.usable and connection.idle_since >= oldest:

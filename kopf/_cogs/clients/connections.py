@@ -18,7 +18,7 @@ import httptools
 _READ_AHEAD = 2**20
 """The amount of a stream that is read ahead of its consumer (in bytes)."""
 _GATHERED = 2**16
-"""How many data of a held stream the system receives before it says so (in bytes)."""
+"""How many data of a held stream the system buffers before it wakes up the event loop (in bytes)."""
 _MAX_HEAD = 2**18
 """The size limit of the status line and the headers, interim responses (1xx) included (in bytes)."""
 _MAX_RESPONSE = 2**30
@@ -140,7 +140,7 @@ class Connection(asyncio.Protocol):
             await self._wait()
         chunk = self._chunks[0] if len(self._chunks) == 1 else b''.join(self._chunks)
         self._chunks.clear()
-        # From now on, the size counts data that are received ahead of the next read.
+        # From now on, the size counts only data that are received before the next read.
         self._size = 0
         if self._paused and self._transport is not None:
             self._paused = False
@@ -148,7 +148,7 @@ class Connection(asyncio.Protocol):
         return chunk
 
     def hold(self, held: bool) -> None:
-        """Receive no data of the stream until there are many of them if this is true; otherwise, receive all."""
+        """Set whether data of the stream gather in the system before they are received, or are received immediately."""
         # Why not `pause_reading`? With TLS, the data are received nevertheless, piece by piece, only decrypted later.
         if self._transport is not None:
             with contextlib.suppress(OSError, AttributeError):
@@ -282,8 +282,8 @@ class Connection(asyncio.Protocol):
     # The methods for the parser.
 
     def on_message_begin(self) -> None:
-        # Why also here? The extra response can come in one piece of data with the real one; `data_received` checks only
-        # the beginning of each piece.
+        # Why also here? An extra response can arrive in the same piece of data as the real one, while `data_received`
+        # checks only the beginning of each piece.
         if self._complete:
             raise ConnectionError("the server has sent a response without a request")
 

@@ -37,8 +37,8 @@ _PLUGIN_DENIAL = re.compile(r'.* is forbidden: (?!User ".*" cannot )', re.DOTALL
 """
 The texts of admission plugins of API servers, such as quotas, limits, and the security of pods.
 
-Authorizers refuse users with the same words, and with the same status and reason. Their reasons at the end of the text
-are arbitrary, so only the beginning distinguishes them.
+When RBAC refuses a user, the message, the status and the reason look similar. The end of the message can be any text,
+so only its beginning distinguishes these refusals.
 """
 
 

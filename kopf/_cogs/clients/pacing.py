@@ -68,7 +68,7 @@ class background:
 
 
 class Gate:
-    """The entrance to one server; all methods are for the event loop only."""
+    """The limits of requests to one server; all methods are for the event loop only."""
 
     __slots__ = (
         '_closing',
@@ -142,9 +142,9 @@ class Gate:
         """
         self._check_open()
         waited, delay = False, self._delay()
-        self._tokens -= 1  # take it now: otherwise, queued requests would take all tokens while this one sleeps
+        self._tokens -= 1  # now: otherwise, queued requests would take all tokens while this stream waits
         try:
-            # The token is taken already, so from the second round on, only a longer hold prolongs the wait.
+            # In later rounds, the token is already taken, so only another hold can prolong the wait.
             while delay > 0:
                 await asyncio.wait({self._closing}, timeout=delay)
                 self._check_open()
@@ -200,7 +200,7 @@ class Gate:
         networking = self._settings.networking
         rate, burst = networking.requests_per_second, max(1, networking.requests_burst)
         if not rate:
-            # The bucket stays full, in case the rate is limited later.
+            # Without a limit, keep the bucket full, in case that a limit is set later.
             self._tokens = float(burst)
             return self._held_until - now
         self._tokens = min(burst, self._tokens + (now - self._updated) * rate)

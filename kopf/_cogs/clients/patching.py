@@ -238,7 +238,7 @@ class _Patching:
             if self._is_alive():
                 await self._merge_status(last_status)
             return True
-        # The bookkeeping changes the object here, so the status of the patch must be stored before it.
+        # Here, the bookkeeping changes the object itself, so the status of the patch must be stored before.
         if status and (len(last_changes) or bookkeeping.fns):
             await self._merge_status(status)
             status = {}

@@ -42,7 +42,7 @@ class Request(NamedTuple):
     payload: bytes | None = None
     headers: ExtraHeaders = (None, None)
     span: instruments.ApiRequest | instruments.Unsampled | None = None
-    """The span of the request for instruments: it gets the status, and can have more headers; or the trace without."""
+    """The span of the request, which gets the status, and can add headers; or the trace that is not sampled."""
     guard: Callable[[], None] | None = None
     """The function to call right before the request is sent, after all waits; if it raises, nothing is sent."""
 
@@ -62,7 +62,7 @@ class Stream(Protocol):
         """Return the received data; empty if the stream has ended; raise `TimeoutError` if it has lasted too long."""
 
     def hold(self, held: bool) -> None:
-        """Let the data gather in the buffers below while this is true; otherwise, receive each piece at once."""
+        """Set whether data gather in the buffers of the system, or are received piece by piece."""
 
     def abort(self) -> None:
         """Close the connection at once."""
@@ -319,7 +319,7 @@ class Lines:
                 return lines
 
     async def rest(self, seconds: float) -> None:
-        """Wait, so that more data gather, and are received at once: each piece of data wakes up the event loop."""
+        """Wait until more data have gathered, because each received piece wakes up the event loop."""
         self._stream.hold(True)
         try:
             await asyncio.sleep(seconds)

@@ -18,7 +18,7 @@ from kopf._cogs.structs import bodies, dicts, patches
 
 _INESSENTIAL: Final = frozenset({'apiVersion', 'kind', 'metadata', 'status'})
 _ABSENT: Final[Any] = object()
-_RESERVE: Final = 16 * 1024  # bytes to be left in annotations for the progress of handlers and for other tools
+_RESERVE: Final = 16 * 1024  # bytes of annotations that are left for the progress of handlers and for other tools
 
 logger = logging.getLogger(__name__)
 
@@ -297,7 +297,7 @@ class MultiDiffBaseStorage(DiffBaseStorage):
         fields = list(extra_fields or ())
         essence = super()._pick(body, fields)
         for storage in self.storages:
-            # Each one removes its own fields, including those that it would not remove for others.
+            # Let each storage build the essence, because each removes other fields.
             essence = storage.build_shared(bodies.Body(essence), fields)
         return essence
 

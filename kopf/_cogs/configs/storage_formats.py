@@ -1,9 +1,9 @@
 """
 Conventions of storages for annotations and fields of objects, which they share with other clients.
 
-Several operators can handle the same object, each storing its state in it. Hence the keys with prefixes, the limits
-of Kubernetes on them, and the markers with which an operator ignores the annotations of other operators.
-The formats are fixed: objects outlive operators. The keys made of ids are cached: there are few ids and many events.
+Several operators can store their states in the same object. So keys have prefixes and must fit the limits of
+Kubernetes, and markers let an operator ignore the annotations of other operators. The formats must not change, because
+objects outlive operators. The keys are cached, because there are few ids and many events.
 """
 
 import functools

@@ -1,10 +1,10 @@
 """
 Conditions: the entries of ``status.conditions`` of an object, one for each type, such as ``Ready``.
 
-The API has them as a list, which several controllers share. A merge patch would replace the whole list, with the
-entries of other controllers. So handlers get a mapping by type, and its changes are collected in `ConditionEdits`. This
-is one of the functions in ``patch.fns``: it changes the newest list, and the result is sent as a JSON patch, which the
-API server accepts only if the object is still in that state.
+In the API, they are a list, which several controllers share. A merge patch would replace the whole list, with the
+entries of other controllers. So handlers get a mapping by type, and `ConditionEdits` collects its changes. This is one
+of the functions in ``patch.fns``: it changes the newest list. The result is sent as a JSON patch, which the API server
+accepts only if the object is still in that state.
 """
 
 import datetime
@@ -230,7 +230,7 @@ class ConditionEdits:
         self._is_summarized = True
 
     def follow(self, raw: Mapping[str, Any]) -> None:
-        """Called if this state differs from the one that the handlers have seen only by their own changes."""
+        """Called with a state in which only the handlers' own changes differ from the state that they have seen."""
         self._seen, self._patch = raw, Patch()
 
     def __call__(self, raw: RawBody, /) -> None:
@@ -260,8 +260,8 @@ class ConditionEdits:
         if newest is None:
             return None
         seen = _get_generation(self._seen)
-        # If only the handlers' own changes have made the newest desired state, the conditions get its generation. With
-        # the older generation, clients would wait for another run, which own changes do not trigger.
+        # Own changes of the handlers can increase the generation, but trigger no other run. So the conditions get the
+        # new generation: with the older one, clients would wait for another run in vain.
         if seen is None or seen >= newest:
             return seen
         return newest if is_same(_pick_desired(raw), _pick_desired(self._predict())) else seen

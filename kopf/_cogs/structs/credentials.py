@@ -265,9 +265,9 @@ class Vault:
         self._best: list[tuple[VaultKey, KubeContext]] = []
         self._chances: Iterator[float] | None = None  # the delays of retries; from the first refusal to a success
         self._refusals = 0
-        # True if a login has brought credentials in the current series of refusals: the next login must wait first.
+        # whether a login has brought credentials in the current series of refusals, so that the next login must wait
         self._renewed = False
-        # True if the login after such a pause has not ended yet: it may bring the refused credentials again.
+        # whether the login after such a pause has not ended yet: it may return the refused credentials once more
         self._lenient = False
         self._short_lives = 0  # the number of short-lived credentials in a row
         self._born_at = 0.0
@@ -409,14 +409,15 @@ class Vault:
             raise LoginError("The login was cancelled before it brought any credentials.")
         error = task.result()
         if isinstance(error, LoginError):
-            own = LoginError(*error.args)  # each waiting request needs its own, as raising adds a traceback to it
+            own = LoginError(*error.args)  # each waiting request needs its own error, as raising adds a traceback to it
             own.exit_code = error.exit_code
             raise own from error.__cause__
         if error is not None:
             raise LoginError(f"The login has failed: {error!r}") from error
 
     async def _authenticate(self) -> Exception | None:
-        # Why not simply raise the error? Several requests wait for it; or none, if all were cancelled meanwhile.
+        # Why not simply raise the error? Several requests can wait for the login, or none if all were cancelled
+        # meanwhile.
         if self._short_lives >= _SHORT_LIVES:
             await self._pause_after_short_lives()
         error: Exception | None

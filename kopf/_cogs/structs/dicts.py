@@ -251,7 +251,7 @@ class MappingView(Mapping[_K, _V], Generic[_K, _V]):
 
     def _explain_frozen(self, key: object) -> str:
         path = ''.join(f'[{part!r}]' for part in (*self._path, key))
-        target = '.'.join(['patch', *self._path])  # attributes create missing parents; items of the patch do not
+        target = '.'.join(['patch', *self._path])  # unlike items, attributes create missing parents
         return (
             f"The object cannot be changed in place: {path} belongs to what was read from the cluster. "
             f"Change it by the argument patch: {target}[{key!r}] = ..., where None removes it."

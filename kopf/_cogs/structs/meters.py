@@ -1,9 +1,9 @@
 """
 Meters: the counters and durations of metrics, by resources and handlers.
 
-They are the fast part of the interface for instruments: a meter needs no facts about single objects. Its numbers are
-plain integers and floats, which only the event loop changes. Metrics read them in another thread on request; all
-changes and reads of a number are atomic in Python. An operator without metrics has no meters.
+Meters are a faster alternative to instruments, because they need no facts about single objects. Their numbers are plain
+integers and floats. Only the event loop changes them; metrics read them in another thread. Each change and each read of
+a number is atomic in Python. An operator without metrics has no meters.
 """
 
 from bisect import bisect_left

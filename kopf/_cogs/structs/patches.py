@@ -7,10 +7,12 @@ list: they get the newest body and modify it in place. The framework sends their
 client has changed the object meanwhile, it calls the functions again with the newer body.
 """
 
+import asyncio
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypedDict, cast
 
+from kopf._cogs.helpers.explanations import name_error
 from kopf._cogs.structs import bodies, dicts
 from kopf._cogs.structs.diffs import is_same
 
@@ -235,15 +237,22 @@ class Patch(_Changes[ModelT]):
         Return a changed copy of the body; the body itself is not modified.
 
         The dict is merged as the API does (RFC 7386), except that removals of absent fields create no parents.
-        Then the functions are called; their errors are raised unchanged.
+        Then the functions are called; their errors are raised unchanged, except for those that would end the task or
+        the event loop.
+
+        Raises:
+            RuntimeError: if a function raises `SystemExit`, or a cancellation.
         """
         new: dict[str, Any] = _merge(dict(body), self)
         # The merged dict shares its unchanged parts with the body. Functions other than `Replacing` could modify these
         # parts in place, so they get a deep copy.
         if not all(type(fn) is Replacing for fn in self._fns):
             new = _clone(new)
-        for fn in self._fns:
-            fn(cast(bodies.RawBody, new))
+        try:
+            for fn in self._fns:
+                fn(cast(bodies.RawBody, new))
+        except (SystemExit, asyncio.CancelledError) as error:
+            raise RuntimeError(f"A function of the patch has raised {name_error(error)}.") from error
         return new
 
     def apply_to(self, body: bodies.RawBody) -> None:

@@ -6,12 +6,14 @@ is stored beside that of the parent. The parent is finished only when all of the
 declares its sub-handlers again each time. Specified in the documentation's "Sub-handlers" and "Idempotence".
 """
 
+import asyncio
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
+from kopf._cogs.helpers.explanations import name_error
 from kopf._cogs.structs.ids import HandlerId
 from kopf._core.actions.execution import (
     Execution,
@@ -63,22 +65,28 @@ class Step:
         if not parent.field:
             return self
         step = Step(self.cause.narrowed(parent.field), self.state, self.rules, self.lifecycle, self._is_halted)
-        # Shared, not copied: the outcomes of sub-handlers belong to the whole step, and are delivered together.
+        # Why not copied? The outcomes of sub-handlers belong to the whole step, and are delivered together.
         step.outcomes = self.outcomes
         return step
 
     async def run(self, due: Sequence[ChangingHandler], lifecycle: LifeCycleFn | None = None) -> None:
         """Run the handlers that the lifecycle picks, one after another, and store their outcomes in the state."""
         pick = lifecycle if lifecycle is not None else self.lifecycle
-        for handler in pick(due, **self._get_kwargs_of(pick)):
+        for handler in self._pick(due, pick):
             # The operator can have paused since the step began, or the process was frozen meanwhile. The operator that
             # takes over waits only for the handler that is running, and runs the remaining ones itself.
             if self._is_halted():
                 break
             outcome = await self._run_one(handler)
-            # Noted after each handler: if the step is cancelled, the successes so far are kept.
+            # Note the outcomes after each handler, so that a cancelled step keeps the successes so far.
             self.state.note_outcome(handler.id, outcome, utcnow())
             self.outcomes[handler.id] = outcome = outcome.without_exception()
+
+    def _pick(self, due: Sequence[ChangingHandler], lifecycle: LifeCycleFn) -> Iterable[ChangingHandler]:
+        try:
+            return lifecycle(due, **self._get_kwargs_of(lifecycle))
+        except (SystemExit, asyncio.CancelledError) as error:  # these would end the event loop, or the worker
+            raise RuntimeError(f"The lifecycle {lifecycle!r} has raised {name_error(error)}.") from error
 
     def _get_kwargs_of(self, lifecycle: LifeCycleFn) -> dict[str, Any]:
         # Kwargs about the object are slow to build (diffs, copies), so only those that the lifecycle names are built.

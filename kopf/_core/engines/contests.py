@@ -97,7 +97,8 @@ class Contest:
         """
         Find the fields that were absent before an unchanged child was applied again; return those to leave from now on.
 
-        Why only afterwards? Before it, nothing shows that a field was removed: the state lacks it, and its manager.
+        Why only after the apply? Before, nothing reveals the removal: neither the field nor its manager is in the
+        state.
         """
         restored = {path for path in after.own if before.is_missing(path)}
         if not restored and before.own == after.own:

@@ -25,6 +25,7 @@ from kopf._cogs.clients.errors import (
     APIServerError,
     APITooManyRequestsError,
 )
+from kopf._cogs.helpers.explanations import USERS_ERRORS
 from kopf._cogs.structs.credentials import LoginError
 from kopf._cogs.structs.patches import Patch
 from kopf._core.actions.execution import Outcome, run_handler, utcnow
@@ -73,10 +74,10 @@ class Daemon:
     def __init__(self, handler: SpawningHandler, owner: 'ObjectDaemons') -> None:
         self.handler = handler
         self.owner = owner
-        # Why not an `asyncio.Event`? Threads wait for it, too, and an event has no reason.
+        # Why not an `asyncio.Event`? Threads wait for the flag, too, and the flag also has the reasons for the stop.
         self.stopper: ReasonedFlag[DaemonStoppingReason] = ReasonedFlag(owner.spawner.background.coalesced_timers)
         self.abandoned = False
-        """Whether the operator does not wait for it any more, because it has not stopped in time; it can still run."""
+        """Whether the daemon has not stopped in time, so that the operator does not wait for it; it can still run."""
         self.state: HandlerState | None = None
         """The progress of the current attempts; ``None`` before the first one."""
         self.task: asyncio.Task[None] | None = None
@@ -162,7 +163,8 @@ class Daemon:
             # `resume`? It ignores daemons that run.
             changes = self.owner.changes
             outcome: Outcome | None = None
-            # Again after `_enter`: if the process was suspended since then, another operator can have taken over.
+            # Check it again, after `_enter`: if the process was suspended since then, another operator can have taken
+            # over.
             if is_permitted := not self.owner.spawner.background.halted:
                 try:
                     # Await it directly: thousands of daemons are suspended here, and each coroutine in between takes
@@ -297,7 +299,7 @@ class Daemon:
         try:
             cause = self._make_cause(Patch(body=self.owner.body))
             return delay(**cause.kwargs_of_callback(delay, self.handler)) or 0
-        except Exception as error:
+        except USERS_ERRORS as error:
             reason = filters.FilterError(delay, error).explain(self.handler)
             self.owner.logger.error("%s. %s begins at once.", reason, self.handler)
             return 0
@@ -356,7 +358,7 @@ class Daemon:
         self.stopper.set(DaemonStoppingReason.DAEMON_CANCELLED)
         self.owner.logger.debug("%s is signalled to exit by force.", self.handler)
         if self.task is not None and self.handler.asynchronous and not self._sending:
-            self.task.cancel()  # not while it sends its last patch, as the function has ended in time
+            self.task.cancel()  # if it only sends its last patch, the function has ended in time
         self._set_timer(self._get_limits()[1] or 0, self._abandon)
 
     def _start_waiting(self) -> None:

@@ -44,8 +44,8 @@ def digest_entry(raw: Mapping[str, Any], manager: str) -> bytes | None:
     """
     Return the digest of the entry of the manager, and of the values of its fields; ``None`` if it owns no field.
 
-    If another client uses the same manager name and changes a value, only the time of the entry changes: not even that
-    in the same second, as the times are in whole seconds. An example is the delayed request of a former leader.
+    If another client uses the same manager name and changes a value, only the time of the entry changes. Within the
+    same second, not even the time changes. An example is the delayed request of a former leader.
     """
     entry = find_entry(raw, manager)
     if entry is None:

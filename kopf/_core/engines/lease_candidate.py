@@ -2,9 +2,9 @@
 The candidacy of one process for a Lease: it acquires the Lease when no process holds it, and keeps renewing it.
 
 All times are from the process's own monotonic clock, so the clocks of other machines do not matter. Another holder
-counts as dead when its record has not changed for the duration in the record. The process's own term is counted from
-before the request was sent, so it always ends before another process can consider this one dead. The work stops
-after ``renew_deadline`` already; the rest of the duration is the time for stopping it. An expired term is never
+counts as dead when its record has not changed for as long as the duration in the record says. The process's own term is
+counted from before the request was sent, so it always ends before another process can consider this one dead. The work
+stops after ``renew_deadline`` already; the rest of the duration is the time for stopping it. An expired term is never
 continued: even if the API server still accepts a renewal, the work must stop first, and then the Lease is acquired
 again.
 """
@@ -114,7 +114,7 @@ class LeaseCandidate:
         """The current term, or the last one while its work is being stopped. Other threads read it, too."""
         self._watched = False  # whether the states of the Lease come by a watch; otherwise, they are read periodically
         self._body: Mapping[str, Any] | None = None  # the last known state; None if the Lease does not exist
-        self._record = LeaseRecord(None)  # of the last state in which the Lease existed
+        self._record = LeaseRecord(None)  # the record in the last state in which the Lease existed
         self._changed_at = 0.0  # when that record was first seen
         self._seen_at = -math.inf  # when any state was received
         self._ready = True  # whether the Lease may be acquired; not while the work of a former term is ending
@@ -132,8 +132,13 @@ class LeaseCandidate:
 
     @property
     def is_overdue(self) -> bool:
-        """True if the deadline has passed, even if no timer has noticed that yet, e.g. after a suspension."""
-        return self.term is not None and read_time() >= self.term.deadline
+        """
+        True if the deadline has passed, even if no timer has noticed that yet, e.g. after a suspension.
+
+        It can be read from any thread: meanwhile, the event loop can end the term.
+        """
+        term = self.term
+        return term is not None and read_time() >= term.deadline
 
     @property
     def place(self) -> tuple[str, str]:

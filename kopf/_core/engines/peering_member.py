@@ -62,9 +62,14 @@ It waits longer only for those that report that their handlers are still running
 """
 
 
-def read_time() -> float:
-    """Return the time of the loop (in seconds), including the time when the machine was suspended."""
-    return asyncio.get_running_loop().time() + get_suspended_time()
+def read_time(loop: asyncio.AbstractEventLoop | None = None) -> float:
+    """
+    Return the time of the loop (in seconds), including the time when the machine was suspended.
+
+    Args:
+        loop: the loop, if the function is called from another thread.
+    """
+    return (loop or asyncio.get_running_loop()).time() + get_suspended_time()
 
 
 @dataclasses.dataclass(slots=True)
@@ -264,7 +269,12 @@ class PeeringMember:
     @property
     def is_overdue(self) -> bool:
         """True if the lifetime of our own record has ended unnoticed, because the operator was suspended."""
-        return self.known and not self.paused and self.expiry is not None and self.expiry <= read_time()
+        return self.is_overdue_at(read_time())
+
+    def is_overdue_at(self, now: float) -> bool:
+        """Check whether `is_overdue` is true at this time, by `read_time`; callable from any thread."""
+        expiry = self.expiry  # the event loop can forget the record meanwhile
+        return self.known and not self.paused and expiry is not None and expiry <= now
 
     def pause_if_overdue(self) -> None:
         """Pause if the lifetime of our own record has ended, and write the record again."""

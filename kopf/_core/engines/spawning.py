@@ -106,10 +106,14 @@ class OperatorDaemons:
         """Set the function that checks before each run whether the operator must pause but has not paused yet."""
         self._is_overdue = is_overdue
 
+    def is_overdue(self) -> bool:
+        """Check whether the operator must pause but has not paused yet; callable from any thread."""
+        return self._is_overdue is not None and self._is_overdue()
+
     @property
     def halted(self) -> bool:
         """True if no daemon may start now."""
-        return self.paused or (self._is_overdue is not None and self._is_overdue())
+        return self.paused or self.is_overdue()
 
     def add(self, daemon: Daemon) -> None:
         """Called when the daemon has started."""
@@ -411,7 +415,7 @@ class Spawner:
         self.essence_of = decider.essences.of
         self.predict = decider.essences.predict
         self.idling = any(isinstance(handler, TimerHandler) and handler.idle is not None for handler in table.spawning)
-        self.rules = context.make_rules()
+        self.rules = context.make_rules(background.is_overdue)
         self.rules_of_threads = self.rules._replace(executor=background.threads)
         self._reports = filters.FailureReports()
         self.keys: dict[SpawningHandler, SpawningHandler] = {}

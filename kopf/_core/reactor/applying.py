@@ -59,7 +59,7 @@ class Applier:
             bookkeeping: the framework's own data (progress, handled state, finalizers), stored only with all the
                 changes.
         """
-        # Take it before the request: events that arrive during the request can be newer than its response.
+        # Take the expectation before the request: events that arrive during the request can be newer than its response.
         asked_at = time.monotonic()
         try:
             result = await self._send(
@@ -71,7 +71,7 @@ class Applier:
                 make_logger(record, self._decider.table.resource, self._settings),
                 bookkeeping,
             )
-        except BaseException:  # a cancellation, too: it is unknown whether the patch was stored
+        except BaseException:  # also after a cancellation, as it is unknown whether the patch was stored
             self.keep_unsaved(record, decision, patch)
             raise
         if result.unserved:
@@ -176,21 +176,20 @@ class Applier:
                 record.requeue()
         return result
 
-    async def send_of_level(
+    async def send_once(
         self,
         record: ObjectRecord,
-        seen: RawBody,
+        uid: str | None,
         patch: Patch,
         body: RawBody | None,
         logger: AnyLogger,
     ) -> patching.PatchResult:
         """
-        Send the conditions of an object, once.
+        Send a patch once, without any change of the record: the event of this patch will be an ordinary event.
 
-        The record does not change, and the echo is not expected: the event of this patch is an ordinary event.
-        Conditions are in the status, so other handlers of the object seldom react to them.
+        Such patches change conditions, parts of the status, or finalizers, so other handlers seldom react to them.
         """
-        return await self._send(record, seen['metadata'].get('uid'), patch, body, logger)
+        return await self._send(record, uid, patch, body, logger)
 
     async def reload(self, record: ObjectRecord, known: RawBody) -> None:
         """Request the newest state of the object from the API server, instead of waiting for an event."""

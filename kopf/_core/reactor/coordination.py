@@ -36,16 +36,16 @@ Changed = Callable[[Affected], None]
 
 
 class Surrender(NamedTuple):
-    """The objects whose handling is to end in this operator, as others handle them next."""
+    """The objects that this operator must stop handling, because other operators handle them next."""
 
     buckets: Collection[int]
-    """The groups of the objects: each one can be handed over when nothing runs any more for its own objects."""
+    """The groups of the objects. A group can be handed over when nothing runs for its objects any more."""
     find_bucket: Callable[[ObjectRecord], int]
     """Returns the group of an object."""
     schedules: int | None
-    """The group that also waits for the end of the running schedules, if any does."""
+    """The group that must also wait for the end of running schedules, if any."""
     ended: Callable[[Collection[int]], None]
-    """Called with the groups for which all work has ended, as soon as it has."""
+    """Called with groups as soon as all work for them has ended."""
 
 
 class Controls(NamedTuple):
@@ -73,7 +73,7 @@ class Controls(NamedTuple):
 
 
 class CoordinatorContext(NamedTuple):
-    """The things of the operator that its coordinators use."""
+    """The parts of the operator that its coordinators use."""
 
     client: ApiClient
     """The client of the API. A coordinator can fence it, so that it writes only while this operator may write."""
@@ -90,7 +90,7 @@ class Coordinator(Protocol):
     """
     One way of coordination with other operators.
 
-    The coordinators inherit from it what concerns only shards: by default, an operator handles all objects.
+    The methods that only sharding needs have defaults: without shards, an operator handles all objects.
     """
 
     @property
@@ -111,7 +111,7 @@ class Coordinator(Protocol):
 
     @property
     def overdue_check(self) -> OverdueCheck | None:
-        """The function to call before any work begins; ``None`` if there is none."""
+        """The function to call before any work begins, from any thread; ``None`` if there is none."""
 
     @property
     def owner_check(self) -> OwnerCheck | None:
@@ -171,7 +171,7 @@ class Coordinator(Protocol):
 
 
 class Unanimity:
-    """A coordinator made of several ones, which must all permit the work. Without any, the work is always permitted."""
+    """Combines coordinators: all of them must permit the work. Without any, the work is always permitted."""
 
     def __init__(self, coordinators: Collection[Coordinator]) -> None:
         self._coordinators = tuple(coordinators)
@@ -275,7 +275,7 @@ def make_coordinator(context: CoordinatorContext) -> Coordinator:
     """Create the coordinators that the settings enable. This is the only place that knows their classes."""
     settings = context.settings
     if settings.sharding.enabled:
-        # Imported here, as is the election below. Peers would pause each other, so shards exclude a peering.
+        # Imported here, as is the election below. Shards exclude a peering, because peers would pause each other.
         from kopf._core.reactor.sharding_coordinator import ShardingCoordinator
 
         return ShardingCoordinator(context)

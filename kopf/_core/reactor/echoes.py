@@ -77,8 +77,8 @@ class Expectation:
             return None
         now = time.monotonic()
         expected = cls(_NEVER, made_at=now, deadline=now + timeout)
-        # Every version is lower than this one. Without the doubt, an object that still exists would be ignored for
-        # ever, not only until the deadline.
+        # Every version is lower than `_NEVER`. Without the doubt, events of an object that still exists would be
+        # dropped for ever, not only until the deadline.
         expected._doubted = True
         return expected
 
@@ -155,8 +155,8 @@ class Expectation:
             return None
         if self._doubted if version is None else (not version.isdecimal() or int(version) >= int(self._version)):
             return None
-        # Why not the deadline of the patch? The stream lags behind, so that deadline can be over, and the next events
-        # come even later.
+        # Why not the deadline of the patch? It can be over, because the stream lags behind, and the next events come
+        # even later.
         deadline = time.monotonic() + timeout
         expected = Expectation(self._version, made_at=self._made_at, deadline=deadline)
         expected._reset = expected._absent = True

@@ -37,14 +37,14 @@ ENDING_INTERVAL = 0.05
 """How often to check whether the cancelled work has ended (in seconds)."""
 
 LAST_RESPITE = 1.0
-"""The minimal time for cancelled work to end (in seconds), even if the term has ended during a suspension."""
+"""The minimal time for cancelled work to end (in seconds), even if the term ended while the process was suspended."""
 
 BLOCKED_RESPITE = 3.0
 """How long a blocked event loop is tolerated after the end of its term (in seconds), until the process exits."""
 
 
 class Follower(Protocol):
-    """A coordinator in which only the leader takes part."""
+    """A coordinator that is active only while this replica leads."""
 
     def stand_by(self, standing: bool, /) -> None:
         """Called with true when the operator stops leading, with false when it begins to lead."""
@@ -92,7 +92,8 @@ class ElectionCoordinator(Coordinator):
         self._candidacy: asyncio.Task[None] | None = None
         self._losing: asyncio.Task[None] | None = None
         self._own_tasks: set[asyncio.Task[None]] = set()
-        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self._failure: asyncio.Future[None] = self._loop.create_future()
         self._watchdog: TermWatchdog | None = None
         context.client.fence(self._check_fence)
 
@@ -120,8 +121,9 @@ class ElectionCoordinator(Coordinator):
         candidate = self._candidate
         if self._phase is not Phase.LEADING or candidate is None or not candidate.is_overdue:
             return False
-        # Why not end the term at once? That changes objects that the caller is using, such as the queue of workers.
-        asyncio.get_running_loop().call_soon(candidate.reconsider)
+        # Why not end the term immediately? This would change objects that the caller is using, such as the queue of
+        # workers. And the caller can be in another thread.
+        self._loop.call_soon_threadsafe(candidate.reconsider)
         return True
 
     def _check_fence(self) -> None:
@@ -136,7 +138,8 @@ class ElectionCoordinator(Coordinator):
         return () if watch is None else (watch,)
 
     def is_open(self, namespace: Namespace) -> bool:
-        # Why not open at once? A leader would list all objects twice: as a standby, and when it begins to handle them.
+        # Why not open immediately? A leader would list all objects twice: as a standby, and at the beginning of its
+        # leadership.
         return self._oriented
 
     def rediscover(self, resources: Collection[Resource]) -> None:

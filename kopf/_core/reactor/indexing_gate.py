@@ -143,7 +143,7 @@ class IndexingGate:
         self._initial -= awaited.initial
         self._filling.subtract(awaited.indices)
         filled = [index for index in awaited.indices if not self._filling[index]]
-        # Why not leave them at zero? `is_open` looks at the keys alone.
+        # Why not keep counters of zero? `is_open` checks only the keys.
         for index in filled:
             del self._filling[index]
         self._notify(bool(filled) or not self._awaited or (awaited.initial and not self._initial))

@@ -273,7 +273,7 @@ class ObjectRecord:
             self.wakeup = None
 
     def wake(self) -> None:
-        """Called when the timer fires. It also ends a delay after a failure."""
+        """Called when the timer fires, which also ends a delay after a failure."""
         self.wakeup, self.throttled = None, False
 
     # Failures of the framework.

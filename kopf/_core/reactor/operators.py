@@ -68,6 +68,7 @@ class OperatorOptions(TypedDict, total=False):
     peering_name: str | None
     leader_election: bool | None
     shards: str | None
+    lease_name: str | None
     liveness_endpoint: str | None
     metrics_endpoint: str | None
     tracing: bool
@@ -119,13 +120,16 @@ class Operator:
             self.settings.leadership.enabled = elected
         if (shards := options.get('shards')) is not None:
             self.settings.sharding.enabled = check_shards(shards)
+        if (lease := options.get('lease_name')) is not None:
+            self.settings.leadership.name = self.settings.sharding.name = lease
         settings.clusterwide = not self._namespaces
         if (standalone := options.get('standalone')) is not None:
             settings.standalone = standalone
         if (priority := options.get('priority')) is not None:
             settings.priority = priority
         if (name := options.get('peering_name')) is not None:
-            # As documented, an operator waits for an explicitly named peering, while the default one can be absent.
+            # As documented, an operator waits until an explicitly named peering exists, but works without the default
+            # one.
             settings.name, settings.mandatory = name, True
         if (endpoint := options.get('metrics_endpoint')) is not None:
             self.settings.metrics.endpoint = endpoint
@@ -224,6 +228,14 @@ class Operator:
         outcomes = await self._run_activity(Activity.STARTUP)
         activities.check_outcomes(Activity.STARTUP, outcomes)
         mistakes.check_registry(self.registry)  # startup handlers can declare further handlers
+        lease, settings = self._options.get('lease_name'), self.settings
+        # Why not refuse the option at once? Startup handlers can enable the leader election.
+        if lease is not None and not (settings.leadership.enabled or settings.sharding.enabled):
+            logger.warning(
+                "The Lease %s is not used: this operator is no replica of others. Add --leader-election or --shards, "
+                "or remove --lease.",
+                lease,
+            )
         if self.registry.kinds:
             from kopf._core.intents.field_checks import find_doubts_of_kinds
 
@@ -266,7 +278,7 @@ class Operator:
                     found = await discover(client, PEERING_GROUPS)
                 await command(client, self.settings, found.resources, self._namespaces)
                 return
-            # Before all else that keeps the current context for its tasks.
+            # This precedes everything that creates tasks, because they inherit the current context.
             if self.settings.tracing.enabled:
                 await self._trace(stack)
             indexing_gate = IndexingGate()
@@ -289,9 +301,9 @@ class Operator:
                 tasks=tasks,
             )
             stack.enter_context(self._write_through.connected(orchestrator))
-            # The stack calls these in reverse order: no further work begins; indexing and workers end; progress that is
-            # only in memory is stored. The webhooks end after that, as the API server can need them for these patches.
-            # The record in the peering is removed last, because the peers take over at once.
+            # The stack calls these functions in reverse order: no further work begins; indexing and workers end;
+            # progress that is only in memory is stored. Then, the webhooks end: the API server can need them for these
+            # patches. The record in the peering is removed last, because then the peers take over immediately.
             stack.callback(orchestrator.close)
             stack.push_async_callback(orchestrator.coordinator.leave)
             if orchestrator.webhooks is not None:

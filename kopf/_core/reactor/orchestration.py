@@ -79,7 +79,7 @@ NAMESPACE = Resource('', 'v1', 'namespaces', kind='Namespace', namespaced=False)
 """The resource of namespaces. Every cluster has it, so it is not discovered."""
 
 SETTLING_DELAYS = (0.2, 0.5, 1, 2, 5, 10, 20, 30)
-"""The delays (in seconds) between discoveries, while the discovery API does not reflect the known CRDs yet."""
+"""The delays (in seconds) between discoveries, as long as the discovery API does not reflect the known CRDs."""
 
 SAVING_DELAYS = (0.5, 1, 2, 4)
 """The delays of the next attempts to store progress before other members take objects over (in seconds)."""
@@ -91,11 +91,11 @@ NARROWING_DELAYS = (1, 2, 4, 8, 16)
 """
 The delays of the requests for narrower streams, after objects were handed over to other members (in seconds).
 
-Each one is for the streams that were still listing objects at the former one.
+At each further delay, only those streams are requested that were still listing objects at the previous one.
 """
 
 LAST_EVENTS_DELAYS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4)
-"""The delays (in seconds) until the watch has brought the last events of a deleted namespace or resource."""
+"""How long to wait (in seconds, in steps) for the last events of a deleted namespace or resource."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -176,7 +176,7 @@ class Orchestrator:
         self.coordinator = make_coordinator(
             CoordinatorContext(tools.client, tools.context.settings, identity, tasks, controls)
         )
-        # Why not a function that always permits, if there are no peers? It would be called for each event.
+        # Why ``None``, and not a function that always returns false? It would be called for each event.
         if (overdue_check := self.coordinator.overdue_check) is not None:
             tools.workers.set_overdue_check(overdue_check)
             tools.schedules.set_overdue_check(overdue_check)
@@ -252,7 +252,7 @@ class Orchestrator:
         """Return the reviews of permissions if they are requested; ``None`` otherwise."""
         settings, registry = self._tools.context.settings, self._tools.context.registry
         mode = settings.scanning.permissions
-        # By default, operators with nothing but classic handlers make the same requests as ever.
+        # By default, operators with only the classic kinds of handlers make no additional requests.
         if mode == 'off' or (mode is None and not registry.reconciling and not registry.kinds):
             return None
         from kopf._core.reactor.permission_reviews import PermissionReviews
@@ -271,8 +271,8 @@ class Orchestrator:
             # the known resources meanwhile.
             settled = await self._discover()
         if self.webhooks is not None:
-            # Why not before? No watch may begin until the required permissions are reviewed, and the indices of other
-            # kinds are held.
+            # Why not earlier? No watch may begin before the permissions are reviewed, and before handlers wait for all
+            # indices.
             self._tasks.create_task(self._follow_conversions(self.webhooks), name='conversions')
         if self._tools.context.settings.scanning.disabled:
             if len(specific) < len(set(self._patterns)):
@@ -309,14 +309,15 @@ class Orchestrator:
 
     async def _follow_conversions(self, webhooks: 'WebhookRuntime') -> None:
         """
-        Start the watches of kinds when their conversions come into force.
+        Start the watches of kinds when their conversions come into force, and stop them when these are lost.
 
-        Why not by a call from there? The tasks of the watches would inherit the context of that task, whose requests
-        are not fenced.
+        Why not by a call from the webhook runtime? The tasks of the watches would inherit the context of its task,
+        whose requests are not fenced.
         """
         while True:
-            await webhooks.released.wait()
-            webhooks.released.clear()
+            await webhooks.switched.wait()
+            webhooks.switched.clear()
+            self._hold_indices()
             self._adjust()
             self._release_indices()
 
@@ -325,7 +326,7 @@ class Orchestrator:
         return self.webhooks is not None and self.webhooks.holds(resource)
 
     def _hold_indices(self) -> None:
-        """Hold the handlers that can use indices of held kinds: these are watched when their conversion is set up."""
+        """Delay the handlers that can use the indices of held kinds, until these can be converted and are watched."""
         for resource, table in self._tables.items():
             if table.indexing and resource not in self._held and self._is_held(resource):
                 self._held.add(resource)
@@ -333,7 +334,7 @@ class Orchestrator:
                 self._tools.indexing_gate.expect(resource, repr(resource), indices, initial=False)
 
     def _release_indices(self) -> None:
-        """Called after the watches of released kinds have begun: from now on, handlers wait for the lists of these."""
+        """Called after the watches of released kinds have begun: now, handlers wait for the lists of these watches."""
         for resource in [each for each in self._held if each not in self._tables or not self._is_held(each)]:
             self._held.discard(resource)
             self._tools.indexing_gate.dismiss(resource)
@@ -367,7 +368,7 @@ class Orchestrator:
             unresolved |= self.webhooks.rediscover(self._resources)
         if self._permissions is not None:
             await self._permissions.serve(self._resources, self._namespaces)
-        self._hold_indices()  # before the others are watched, whose lists would complete the indices
+        self._hold_indices()  # before other kinds are watched: the end of their lists would complete the indices
         self._adjust()
         self._release_indices()
         if self._absences or (discovery.failed_groups and (hidden or unresolved)):
@@ -525,7 +526,7 @@ class Orchestrator:
             if self._permissions is not None:
                 self._permissions.recheck()
             self._adjust(gone)
-        for name in gone:  # after `_adjust`, which leaves their peerings: otherwise, the operator would pause for them
+        for name in gone:  # after `_adjust`, which leaves their peerings: otherwise, the operator would pause
             self.coordinator.note_ending(name, False)
 
     def compare_namespaces(self, names: Collection[str]) -> None:
@@ -557,7 +558,7 @@ class Orchestrator:
                 hundreds of namespaces, it would take too long to check all of them whenever one of them changes.
         """
         if self._ending:
-            # At the end of the operator, only a pause matters: peers may begin, so the last workers must do no further
+            # When the operator is ending, only a pause is handled: peers may begin, so the last workers must do no more
             # steps.
             if self.coordinator.paused:
                 self._tools.workers.pause()
@@ -667,11 +668,11 @@ class Orchestrator:
             self._narrowing = self._tasks.create_task(self._narrow_later(), name='narrowing of the streams')
 
     async def _narrow_later(self) -> None:
-        # Why not at once? It saves only traffic, and more buckets are often taken away, or returned, soon.
+        # Why not immediately? This only saves traffic, and other buckets are often taken away or returned soon.
         for delay in NARROWING_DELAYS:
             await asyncio.sleep(delay)
             for scope, (watch, sink, task) in self._watches.items():
-                # A watch that is listing or waiting goes on from there; it mostly needs another request anyway.
+                # Watches that are listing or waiting are skipped: they usually make another request soon.
                 if watch.is_too_wide and watch.state is WatchState.STREAMING and not self._ending:
                     task.cancel()
                     self._watches[scope] = watch, sink, self._run_watch(watch)
@@ -697,7 +698,8 @@ class Orchestrator:
         busy = {bucket for bucket, pairs in found.items() if any(_has_work(records) for _, records in pairs)}
         if surrender.schedules is not None:
             busy.add(surrender.schedules)
-        # Why one by one? A handler can run for hours: only the objects of its own bucket must wait for it.
+        # Why each bucket separately? A handler can run for hours, and only the objects of its own bucket must wait for
+        # it.
         parts = [[bucket for bucket in found if bucket not in busy], *([bucket] for bucket in busy)]
         await asyncio.gather(*(self._outwait(surrender, found, part) for part in parts))
 
@@ -711,7 +713,7 @@ class Orchestrator:
         found = [pair for bucket in buckets for pair in by_bucket[bucket]]
         everything = [record for _, records in found for record in records]
         await self._tools.workers.wait_for(everything)
-        # Once more, as the last steps can have started daemons.
+        # Wait once more: the last steps can have started daemons.
         for sink, records in found:
             sink.surrendered(records)
         await self._tools.workers.release(everything)
@@ -740,13 +742,13 @@ class Orchestrator:
         ]
 
     async def _halt(self, saving: asyncio.Task[None]) -> None:
-        # Why not `await saving`? If the pause ends meanwhile, this task is cancelled, and would cancel the saving, too.
+        # Why not `await saving`? When the pause ends, this task is cancelled, which would also cancel the saving.
         await asyncio.wait({saving})
         await self._tools.workers.drain()
         # Save once more, because the last workers have ended in the meantime.
         await asyncio.wait({self._start_saving()})
         await self._tools.schedules.drain()
-        # This comes last, because peers that take over wait for it.
+        # This comes last: peers take over when they see it.
         self._handed_over = True
         self.coordinator.halt(True)
 
@@ -932,7 +934,7 @@ class Orchestrator:
 
         if self._levels is None:
             background = tools.workers.background
-            self._levels = Levels(tools.context, background.coalesced_timers, background.parsed_cache, self)
+            self._levels = Levels(tools.context, background, self)
         sink: ObjectSink = self._filter(
             processor
             or LevelProcessor(

@@ -28,7 +28,7 @@ MIN_LIFETIME = 1.0
 """The minimal lifetime of records in peering objects (in seconds)."""
 
 ENDING_DELAY = 0.5
-"""The time after which an ending operator begins to renew its records (in seconds); most have ended by then."""
+"""The time after which an ending operator begins to renew its records (in seconds); most operators end earlier."""
 
 RESPITE = 5
 """How long peers wait for an operator that has left while threads of its handlers were running (in seconds)."""
@@ -65,9 +65,10 @@ class PeeringCoordinator(Coordinator):
         self._controls = context.controls
         self._resource: Resource | None = None
         self._joined: dict[Namespace, JoinedPeering] = {}
+        self._loop = asyncio.get_running_loop()
         self._complained = False
         self._discovered = False  # whether it is known which kind of peerings exists
-        self._holding = False  # whether to stay paused until all members of another kind of peerings have a verdict
+        self._holding = False  # after a change of the kind: whether to stay paused until all members have a verdict
         self._oriented = False  # whether all members have had verdicts at the same time, at least once
         self._safe_until = 0.0  # before this time, no record can expire, so the members need not be checked
         # The verdicts are cached here: with hundreds of namespaces, it would take too long to ask all members.
@@ -76,7 +77,7 @@ class PeeringCoordinator(Coordinator):
         self._pausing: set[Namespace] = set()  # the namespaces of members that require a pause
         self._ending: set[Namespace] = set()  # the namespaces that are being deleted
         self._staying: asyncio.Task[None] | None = None  # renews the records of an ending operator
-        self._standing_by = False  # whether another replica can be the leader, which alone joins the peerings
+        self._standing_by = False  # whether another replica can be the leader: only the leader joins the peerings
 
     @property
     def leases(self) -> Mapping[str, bool]:
@@ -114,16 +115,16 @@ class PeeringCoordinator(Coordinator):
         # Why not at the top? Operators without peering objects do not need the module.
         from kopf._core.engines.peering_member import read_time
 
-        now = read_time()
+        now = read_time(self._loop)
         if now < self._safe_until:
             return False
-        members = [joined.member for joined in self._joined.values()]
-        expiries = [each.expiry for each in members if each.expiry is not None]
+        members = [joined.member for joined in list(self._joined.values())]  # other threads call it, too
+        expiries = [expiry for each in members if (expiry := each.expiry) is not None]
         self._safe_until = min([*expiries, now + MIN_LIFETIME])
-        overdue = [each for each in members if each.is_overdue]
+        overdue = [each for each in members if each.is_overdue_at(now)]
         for member in overdue:
             # Why not at once? The pause changes objects that the caller is using, such as the queue of workers.
-            asyncio.get_running_loop().call_soon(member.pause_if_overdue)
+            self._loop.call_soon_threadsafe(member.pause_if_overdue)
         return bool(overdue)
 
     @property
@@ -131,11 +132,11 @@ class PeeringCoordinator(Coordinator):
         return [joined.watch for joined in list(self._joined.values())]
 
     def stand_by(self, standing: bool) -> None:
-        """Called with true when another replica can be the leader, so that this one must have no records; or false."""
+        """Called with true when another replica can lead, so that this one must have no records; else, with false."""
         if standing:
             self._stop(list(self._joined))
-        # As after the discovery of another kind of peerings, the watches run already, but no work may begin until the
-        # priorities of other operators are known.
+        # The watches already run, but no work may begin until the priorities of other operators are known. The same
+        # happens after the discovery of another kind of peerings.
         self._standing_by, self._holding = standing, not standing
 
     def is_open(self, namespace: Namespace) -> bool:
@@ -145,8 +146,8 @@ class PeeringCoordinator(Coordinator):
             return not self._settings.peering.mandatory
         if self._oriented and namespace in self._joined:
             return self._joined[namespace].member.joined
-        # At first, wait for the verdicts of all members: an operator with a lower priority that sees this one in one
-        # namespace pauses in all its namespaces, and needs time for that.
+        # At the start, wait for the verdicts of all members. An operator with a lower priority pauses in all of its
+        # namespaces as soon as it sees this one in any of them, and needs some time for that.
         return not self._unknown
 
     def note_ending(self, namespace: Namespace, ending: bool) -> None:
@@ -224,7 +225,7 @@ class PeeringCoordinator(Coordinator):
             refusal_delays=REFUSAL_DELAYS,
         )
         member.note_ending(namespace in self._ending)
-        # A new member must know that the handlers have ended: otherwise, peers would wait for it for ever.
+        # Tell a new member that the handlers have ended: otherwise, peers would wait for this operator for ever.
         member.halt(self._halted)
         self._unknown.add(namespace)
         self._joined[namespace] = JoinedPeering(

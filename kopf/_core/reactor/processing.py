@@ -112,7 +112,7 @@ class Processor(ObjectSink):
 
     def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
         """Receive the next event of an object: keep it for the worker, or drop it if it requires no action."""
-        # After `retire`, the informer and the replay after a pause can still call this method.
+        # The informer, or the replay after a pause, can still call this method after `retire`.
         if self._successor is not None:
             self._successor.receive(record, event, listed_since=listed_since)
             return
@@ -183,11 +183,11 @@ class Processor(ObjectSink):
 
     @property
     def processor(self) -> 'Processor':
-        """The processor itself, as the last in the chain of sinks."""
+        """The processor itself, because it is the last sink of the chain."""
         return self
 
     def retire(self, successor: ObjectSink, records: Collection[ObjectRecord]) -> None:
-        """Hand the objects over to another processor; those with running workers, when their step has ended."""
+        """Hand the objects over to another processor; objects with running workers follow at the end of their step."""
         processor: Processor = successor.processor
         self._dropped, self._successor = True, processor
         self._stale_events.retire(processor._stale_events)

@@ -131,8 +131,8 @@ def _resolve_selectors(
     ambiguous = {
         selector: chosen
         for selector, chosen in found.items()
-        # Selectors such as `kopf.EVERYTHING` can match several groups on purpose. A name alone cannot: it is worse to
-        # serve a wrong resource than to serve none.
+        # Selectors such as `kopf.EVERYTHING` match several groups on purpose. If a name matches several groups, none is
+        # served, because it would be worse to serve the wrong resource.
         if selector.is_specific and len({resource.group for resource in chosen}) > 1
     }
     served = {selector: chosen for selector, chosen in found.items() if chosen and selector not in ambiguous}
@@ -142,7 +142,7 @@ def _resolve_selectors(
 
 
 def _find_similar(selector: Selector, resources: Collection[Resource]) -> str | None:
-    import difflib  # only if needed: most operators have no misspelt names
+    import difflib  # imported only if needed: most operators have no misspelt names
 
     wanted = next(
         (
@@ -169,7 +169,7 @@ class SchemaCheck(Protocol):
     """A check of the schemas in CRDs, for handlers that depend on them."""
 
     def note(self, name: str, raw: Mapping[str, Any]) -> None:
-        """Look at the newest state of the CRD; an empty mapping if it is deleted."""
+        """Check the newest state of the CRD; an empty mapping if it is deleted."""
 
     def report(self, tables: Mapping[Resource, HandlerTable]) -> None:
         """Warn once about mistakes in the schemas for the handlers of these resources."""

@@ -88,6 +88,7 @@ async def operator(**options: Unpack[OperatorOptions]) -> None:
         peering_name: the name of the peering object.
         leader_election: elect one of several replicas, by a Lease; only the leader works.
         shards: with ``auto``, share the objects with the other members of the same group; all of them work.
+        lease_name: the name of the Lease by which the replicas elect, or share the objects.
         liveness_endpoint: the URL of the server for probes.
         tracing: make traces of OpenTelemetry.
         inspect: permit ``kopf top`` to look into the operator.

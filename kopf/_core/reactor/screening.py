@@ -1,8 +1,9 @@
 """
-The screening of events: which of them are kept for a worker, and which require no action.
+The screening of events: it keeps events for a worker, or drops those that require no action.
 
-Most events require none: objects at rest are listed again, and other clients change what no handler is interested in.
-Such an event is only compared with the known state, without a task. Also here: which events of a pause are remembered.
+Most events require no action: objects at rest are listed again, and other clients change fields that no handler uses.
+Such an event is only compared with the known state, without creating a task. This module also decides which events of a
+pause are remembered.
 """
 
 import asyncio
@@ -51,7 +52,7 @@ class EventScreen:
 
     def keep(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> bool:
         """Keep the event for the worker, or drop it if it requires no action; return whether it is kept."""
-        # This comes first, because it can end the expectation that the checks below use.
+        # This comes first, because it can end an expectation that the checks below use.
         if record.expected is not None:
             self._stale_events.note(record, event, listed_since=listed_since)
         if record.daemons is not None:
@@ -60,7 +61,7 @@ class EventScreen:
                 record.daemons.reappear()
             if is_deleted(event):
                 self._workers.background.deletions.announce(record.uid)
-                # Why not in the worker? It can be busy with a handler for a long time, or be queued.
+                # Why not let the worker do this? It can be busy with a handler for a long time, or be queued.
                 record.daemons.stop(DaemonStoppingReason.RESOURCE_DELETED)
         # Without a worker, no running handler can have the flag `deleting`.
         elif record.has_worker and is_deleted(event):
@@ -68,8 +69,8 @@ class EventScreen:
         # Why not check for a pause first? Daemons that are still stopping must see the newest state, and the deletion.
         if self._workers.paused and not self._keep_in_pause(record, event):
             return False
-        # Why not screen an object with a worker? The step in progress can change the state that the event would be
-        # compared with. The worker compares the event when it takes it.
+        # Why not screen the event if the object has a worker? The current step can change the state for the comparison.
+        # So the worker compares the event when it takes it.
         if not record.has_worker and not record.throttled and not self._screen(record, event):
             return False
         # Why not a queue of events? As documented, handlers get only the newest state of a busy object, and so the
@@ -134,8 +135,9 @@ class EventScreen:
             # Unverified progress of a former leadership waits for the list of all objects.
             if self._workers.paused or watch.records.get(record.uid) is not record or record.unverified:
                 continue
-            # The former leader can have handled the object, and its last patches come late if the stream lags behind:
-            # its handlers would be called again. So the newest state is requested before any handlers are called.
+            # The former leader can have handled the object, but if the stream lags behind, its last patches have not
+            # come yet, and its handlers would be called again. So the newest state is requested before any handlers are
+            # called.
             if record.body is None and self._managing and not self._reconciler.is_settled(record, event['object']):
                 record.mark_outdated()
             receive(record, event, listed_since=None)

@@ -17,13 +17,13 @@ from typing import Any, Final, NamedTuple
 from kopf._cogs.structs.bodies import RawBody
 
 _MOST: Final = 100
-"""The maximal number of remembered versions of one object: more own writes are hardly in flight at once."""
+"""The maximal number of remembered versions of one object: more writes of one object are rarely in flight."""
 
 Place = tuple[str | None, str]
 """The namespace and the name of an object."""
 
 _FOREVER: Final = 2**128
-"""A version that no object ever gets. It marks a deleted object, because no state of that can be newer."""
+"""A version that no object ever gets. It marks a deleted object, as no state can be newer than its deletion."""
 
 
 class Verdict(enum.Enum):
@@ -65,7 +65,7 @@ class Sighting(NamedTuple):
 
     @property
     def last_stored(self) -> int:
-        """The newest seen version, not counting the mark of a deletion; zero without any."""
+        """The newest seen version, without the mark of a deletion; zero if there is none."""
         return max((version for version in self.versions if version != _FOREVER), default=0)
 
 
@@ -175,7 +175,8 @@ class SeenStates:
             return Verdict.NEWS
         number, known = int(version), self._sightings.get(uid)
         if known is None:
-            # Otherwise, late events of a former object would seem to replace its successor.
+            # Otherwise, late events of a deleted object would seem to be about a new object that replaces its
+            # successor.
             successor = self._sightings.get(self._uids.get(place, uid))
             return Verdict.NEWS if successor is None or number > successor.newest else Verdict.ECHO
         if type_ == 'DELETED' and known.is_absent:

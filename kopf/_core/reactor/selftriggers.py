@@ -72,7 +72,7 @@ class SelfTriggeredChain:
         self._count = self._count + 1 if since <= MAX_GAP else 1
         self._essence, self._noticed_at = essence, now
         excess = self._count - MAX_UPDATES
-        # The exponent is limited, as the power would overflow after a thousand changes.
+        # Limit the exponent: the power would overflow after a thousand changes.
         pause = 0.0 if excess < 0 else min(MAX_PAUSE, MIN_PAUSE * 2.0 ** min(excess, 16))
         self._resumes_at = now + pause
         return pause

@@ -48,7 +48,7 @@ class StaleEventFilter:
         self._watch = weakref.ref(watch)  # no reference cycle, as watches come and go
 
     def note(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
-        """Adjust the expectation to an event that has just come, before it is known whether the event is stale."""
+        """Adjust the expectation to an event that has just arrived, before the check whether the event is stale."""
         if listed_since is not None and record.expected is not None:
             record.expect(record.expected.after_list(since=listed_since))
         if event['type'] != 'DELETED' and record.expected is not None:

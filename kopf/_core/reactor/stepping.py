@@ -126,7 +126,8 @@ class ObjectStepper:
             if record.unverified and event['type'] != 'DELETED':
                 record.verify(untouched=self._is_untouched(record, body))
             if self._observing:
-                # These come before the checks for deletion and staleness: handlers of raw events get all events.
+                # These handlers are called before the checks for deletion and staleness: handlers of raw events get all
+                # events.
                 event = await self._reconciler.observe(record, event, body, patch)
         except Exception:
             record.put_back(event)  # the event is the only place that has the state
@@ -146,8 +147,8 @@ class ObjectStepper:
             if pause:
                 return pause
         if patch or requeued or not stale:
-            # A stale state is sufficient to apply the patch of handlers of raw events. But a decision would treat the
-            # operator's last patch as undone by another client.
+            # To apply the patch of handlers of raw events, a stale state is sufficient. But for a decision, it would
+            # look as if another client had undone the operator's last patch.
             deciding = record.body is not None
             record.adopt(event['object'])
             return await self._reconciler.reconcile(record, patch, deciding=deciding)
@@ -219,5 +220,6 @@ class ObjectStepper:
 
     async def save(self, record: ObjectRecord) -> None:
         """Store progress and patches that are only in memory yet on the object, without running any handlers."""
-        # A step that has begun before the succession can save only later: with the API version of the successor then.
+        # A step that began before another processor took over can save only now: then, use the API version of that
+        # processor.
         await (self._reconciler if self._successor is None else self._successor).save(record)

@@ -23,6 +23,7 @@ from kopf._cogs.clients.errors import (
     APIUnauthorizedError,
 )
 from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._cogs.helpers.explanations import show_error
 from kopf._cogs.structs.bodies import Body, BodyEssence, RawEvent
 from kopf._cogs.structs.patches import Patch
 from kopf._core.actions.loggers import LocalObjectLogger, ObjectLogger
@@ -36,6 +37,8 @@ RECOVERY_PAUSE = 1.0
 
 _MAX_QUOTE = 180
 """The maximum length of the quoted message of the API (in characters), so that the explanation fits into one line."""
+
+_WEBHOOK_DENIAL = re.compile(r'admission webhook "([^"]+)" denied the request')
 
 _PASSING = (APIUnauthorizedError, APINotFoundError, APIConflictError, APITooManyRequestsError)
 
@@ -63,7 +66,8 @@ class Throttle:
         self._failed_at, self.hastened, self.refused = time.monotonic(), False, None
         # Why not keep the error? Its traceback would keep the frames of the step, with the object, until the next
         # success.
-        is_known, self._known = self._known == repr(error), repr(error)
+        text = show_error(error)
+        is_known, self._known = self._known == text, text
         return self._delays.next(), not is_known
 
     @property
@@ -92,11 +96,11 @@ class Throttling:
             self._note_refusal(record, throttle, error)
             if is_new:  # log it before the raw error, so that users read the remedy first
                 posted = self._make_logger(record, ObjectLogger)
-                posted.error("%s", explain_refusal(error, is_users_fault=throttle.is_users_fault))
+                log_refusal(posted, error, is_users_fault=throttle.is_users_fault, settings=self._settings)
         log.error(
-            "Throttling for %s seconds due to an unexpected error: %r",
+            "Throttling for %s seconds due to an unexpected error: %s",
             delay,
-            error,
+            throttle.last_error,
             exc_info=error if is_new and not refused else None,
         )
         record.hold_off(throttle)
@@ -187,6 +191,34 @@ def can_be_users_fault(wanted: Patch, error: Exception) -> bool:
     return not is_about_metadata or bool(wanted.get('metadata')) or bool(wanted.fns)
 
 
+def log_refusal(logger: ObjectLogger, error: Exception, *, is_users_fault: bool, settings: OperatorSettings) -> None:
+    """Log why a patch of the object is refused, with a remedy."""
+    if is_by_own_webhook(error, settings.admission.managed):
+        logger.error(
+            "A webhook of this operator refuses the operator's own patch of the object: %s. Let its handler pass "
+            "objects if what it checks has not changed (compare old and new). If another handler has put a wrong value "
+            "there, fix that. It will be tried again less and less often, and as soon as the object changes; other "
+            "objects are not affected.",
+            _shorten(str(error)),
+        )
+    else:
+        logger.error("%s", explain_refusal(error, is_users_fault=is_users_fault))
+
+
+def is_by_own_webhook(error: Exception, managed: str | None) -> bool:
+    """
+    Check whether the request was denied by a webhook in the configurations that this operator manages.
+
+    Args:
+        error: the error of the request.
+        managed: the name of the configurations, which ends the name of each of their webhooks.
+    """
+    if not managed or not isinstance(error, APIClientError):
+        return False
+    match = _WEBHOOK_DENIAL.search(error.message or '')
+    return match is not None and match[1].endswith(f'.{managed}')
+
+
 def explain_refusal(error: Exception, *, is_users_fault: bool) -> str:
     """Return a message that explains the refusal, with a remedy."""
     assert isinstance(error, APIClientError)
@@ -219,12 +251,15 @@ def explain_refusal(error: Exception, *, is_users_fault: bool) -> str:
         remedy = "Fix what the handlers put there, or the schema or the policies of the resource"
     else:
         remedy = "Fix the schema or the policies of the resource so that its annotations and finalizers can be changed"
-    if len(what) > _MAX_QUOTE:  # it can contain the whole object, and has the reason at the end
-        what = f"{what[: _MAX_QUOTE // 2]}...{what[-_MAX_QUOTE // 2 :]}"
     return (
-        f"The API refuses to patch the object: {what}. {remedy}. It will be tried again less and less often, "
+        f"The API refuses to patch the object: {_shorten(what)}. {remedy}. It will be tried again less and less often, "
         f"and as soon as the object changes; other objects are not affected."
     )
+
+
+def _shorten(text: str) -> str:
+    """Return the text; a long one without its middle: it can contain the whole object, and the reason is at its end."""
+    return text if len(text) <= _MAX_QUOTE else f"{text[: _MAX_QUOTE // 2]}...{text[-_MAX_QUOTE // 2 :]}"
 
 
 def _iter_causes(error: APIClientError) -> Iterable[Mapping[str, Any]]:

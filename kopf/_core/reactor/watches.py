@@ -269,7 +269,7 @@ class ResourceWatch:
     async def _recover(self, error: errors.APIError) -> None:
         """Wait after an error of the API; list all objects again if the stream cannot be continued."""
         if self._is_selector_refused(error):
-            if not self._client.lacks(self._sharded_list):  # the watches of other namespaces can have told it
+            if not self._client.lacks(self._sharded_list):  # watches of other namespaces can already have noted this
                 logger.info(
                     "The API server refuses the shard selector for %s; reading all of them: %s", self.resource, error
                 )
@@ -442,7 +442,8 @@ class ResourceWatch:
         self._requested = None
         if self._shard is None or not self._settings.sharding.server_side:
             return selectors
-        # The users' shards win: there is no syntax for the intersection of two selectors.
+        # If the user has set a shard selector, send only that: there is no syntax for the intersection of two
+        # selectors.
         if 'shardSelector' in selectors or self._client.lacks(self._sharded_list):
             return selectors
         self._requested = self._shard.selection
@@ -495,8 +496,8 @@ class ResourceWatch:
                 return
 
     def _note_echo(self, page: Mapping[str, Any]) -> bool:
-        """Return whether the server says that the list has only the selected objects."""
-        # Kubernetes 1.36 does not say it for custom resources, although it selects them.
+        """Return whether the response states that the list has only the selected objects."""
+        # Kubernetes 1.36 does not state this for custom resources, although it selects them.
         if self._requested is None or not isinstance(page.get('metadata'), dict) or not get_meta(page).get('shardInfo'):
             return False
         if self._is_cut is None:
@@ -523,7 +524,7 @@ class ResourceWatch:
     def _note_foreign(self, raw: object, *, is_cut: bool) -> None:
         """Note whether the server sends all objects, as the list has a foreign one."""
         if self._requested is None or self._requested.covers_object(get_meta(raw)):
-            return  # it was requested before this member has lost it
+            return  # the list was requested before this member lost the object
         if not is_cut:
             self._is_cut = False
             return
@@ -573,8 +574,8 @@ class ResourceWatch:
         listing = self._since is None
         self._enter(WatchState.LISTING if listing else WatchState.STREAMING)
         limit = self._settings.watching.inactivity_timeout
-        # Servers that do not know the parameters ignore them: their stream stays open without a list. Only a timeout
-        # detects that.
+        # Servers that do not know the parameters ignore them, and keep a stream open without a list. Only a timeout
+        # detects this.
         hasty = listing and not (limit and limit <= LIST_SILENCE)  # until the list ends
         async with self._client.stream(self._path, params, opening=OPENING_TIMEOUT if listing else None) as batches:
             self._opened_at = time.monotonic()
@@ -586,12 +587,12 @@ class ResourceWatch:
                             count += self._take_line(line)
                             if number % MAX_AT_ONCE == 0:
                                 await asyncio.sleep(0)
-                                silence.renew()  # the time for handling received lines does not count
+                                silence.renew()  # do not count the time for handling the received lines
                         self._note_health()
                         if hasty and self._since is not None:
                             hasty = False
                             silence.relax(limit)
-                        if not hasty or self._listed > known:  # live changes do not prolong a list
+                        if not hasty or self._listed > known:  # live changes must not prolong the wait for a list
                             silence.renew()
                         if self._pace is not None and self._skipped != skipped and self._since is not None:
                             await self._rest(self._pace, batches, len(lines), self._skipped - skipped)
@@ -641,8 +642,8 @@ class ResourceWatch:
             if self._seen is None or listing or not self._is_seen(type_, raw):
                 # Handlers must not depend on the kind of list: the type of listed objects is documented as `None`.
                 self._take({'type': None if listing and type_ == 'ADDED' else type_, 'object': raw})
-            # In the initial part of a stream, objects come in any order: the stream cannot be continued from their
-            # versions.
+            # In the initial part of a stream, the objects come in any order, so the stream cannot be continued from
+            # their versions.
             if not listing:
                 self._since = get_meta(raw).get('resourceVersion') or self._since
             return True
@@ -701,8 +702,8 @@ class ResourceWatch:
                 self._seen.forget_name(uid, (record.namespace, record.name))
         else:
             if self._unlisted and self._unlisted.pop(uid, None) is None and record is None:
-                # Report this before the new object: otherwise, sinks that identify objects by names would consider the
-                # new one deleted.
+                # Report the deletion before the new object: otherwise, sinks that identify objects by names would
+                # consider the new object deleted.
                 self._bury_predecessor(meta.get('namespace'), meta['name'])
             self._listed += event['type'] is None
             # Why reuse the record? With a new one, a second worker would handle the object while the first one still
@@ -768,7 +769,7 @@ class ResourceWatch:
         if is_deleted:
             self._seen.admit_deletion(uid, place, version)
         elif not self._seen.admit(uid, place, version, self._since, is_absent=is_selected is False):
-            return known  # the stream can have just brought it, so its index functions can still be running
+            return known  # the stream can have just brought the object, so index functions can still be running for it
         if predecessor is not None:
             self._seen.admit_deletion(predecessor.uid, place)
             self._take(self._make_deletion(predecessor))

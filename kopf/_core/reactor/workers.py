@@ -94,7 +94,7 @@ class WorkerPool:
         # Why not a task group? It would cancel all workers at the first failure and at the end of the operator. But the
         # threads of sync handlers cannot be cancelled, and `close` gives other handlers time to finish.
         self._tasks: dict[asyncio.Task[None], ObjectRecord] = {}
-        self._starting = 0  # the number of workers that are running synchronously now, before their first real await
+        self._starting = 0  # the number of workers that run inside of `_start` now, before their first real await
         self._not_urgent: set[ObjectRecord] = set()  # running or queued, but not urgent
         self._queue: FairPriorityQueue[ObjectRecord, ObjectProcessor] = FairPriorityQueue()
         # Objects held at the indexing gate, by the arguments of their handlers.
@@ -128,10 +128,14 @@ class WorkerPool:
         """Called when the operator must be able to begin its work at once after a pause."""
         self.keeps_warm = True
 
+    def is_overdue(self) -> bool:
+        """Check whether the operator must pause but has not paused yet; callable from any thread."""
+        return self._is_overdue is not None and self._is_overdue()
+
     @property
     def halted(self) -> bool:
         """Return whether no workers and no steps are to be started now."""
-        return self.paused or (self._is_overdue is not None and self._is_overdue())
+        return self.paused or self.is_overdue()
 
     def must_stop(self, record: ObjectRecord) -> bool:
         """Check whether no further step of the object may begin now."""
@@ -156,7 +160,8 @@ class WorkerPool:
                 otherwise, it begins in the next iteration of the event loop.
         """
         if record.has_worker:
-            # The object of the initial list has changed: it must not wait behind thousands of other objects.
+            # The object is from the initial list and has changed meanwhile: it must not wait for thousands of other
+            # objects.
             if urgent and record in self._not_urgent:
                 self._not_urgent.discard(record)
                 self._queue.prioritize(record)
@@ -228,7 +233,7 @@ class WorkerPool:
         limit = self._settings.queueing.worker_limit
         if self.paused or (limit is not None and len(self._tasks) + self._starting >= limit):
             return False
-        if self._is_overdue is not None and self._is_overdue():
+        if self.is_overdue():
             self._start_soon()  # if the operator does not pause in the end, no event would start the queued objects
             return False
         return True
@@ -237,7 +242,7 @@ class WorkerPool:
         # New objects do not overtake urgent ones in the queue, even if a slot has just become free.
         if self._queue.is_urgent or not self._has_place():
             return False
-        # Workers without requests do not fill the queue of the API client, so they need not wait for it.
+        # Workers that make no requests do not fill the queue of the API client, so they are not limited by it.
         return urgent or not processor.requesting or (not self._queue and self._is_pressure_low())
 
     def _is_pressure_low(self) -> bool:
@@ -373,7 +378,7 @@ class WorkerPool:
         self._note_done(processor, record)
         record.free_worker()
         self._not_urgent.discard(record)
-        # The others come first: otherwise, an object that keeps changing would always get the free slot.
+        # Start the others first: otherwise, an object that keeps changing would always get the free slot again.
         if self._queue:
             self._start_queued()
         if processor.is_due(record):

@@ -10,7 +10,7 @@ from operatorworld import in_virtual_time
 import kopf
 from kopf._cogs.clients.api import client_var
 from kopf._core.engines import children, contests, pruning
-from kopf._core.reactor import leveling
+from kopf._core.reactor import child_release
 
 
 def config_map(name='child', *, metadata=None, **data):
@@ -1050,7 +1050,7 @@ async def test_owners_that_were_deleted_while_no_operator_ran_are_released(world
 
 @in_virtual_time
 async def test_the_delays_grow_while_remote_children_cannot_be_deleted(world, family, monkeypatch):
-    monkeypatch.setattr(leveling, 'RELEASE_DELAY', 0.01)
+    monkeypatch.setattr(child_release, 'RELEASE_DELAY', 0.01)
     await make_namespace(world)
     family.declare(wanted=[config_map('remote', metadata={'namespace': 'other'})])
     async with world.operator():

@@ -1,6 +1,7 @@
 """Several ways to agree with other operators at once: the operator works where all of them permit it."""
 
 import datetime
+import threading
 
 import pytest
 
@@ -28,6 +29,7 @@ class Switch:
         self.overdue = False
         self.closed = set()
         self.asked = 0
+        self.asking = set()
         self.seen = []
         self.widening = False
         self.error = None
@@ -38,6 +40,7 @@ class Switch:
 
     def _check(self):
         self.asked += 1
+        self.asking.add(threading.current_thread())
         self.noticed()
         return self.overdue
 
@@ -200,6 +203,34 @@ async def test_nothing_begins_while_the_other_coordinator_is_overdue(peered, swi
         assert not world.called('create')
         switch.overdue = False
         await world.until_called('create')
+
+
+@pytest.mark.parametrize('declare', [kopf.on.create, kopf.on.reconcile], ids=lambda each: each.__name__)
+async def test_no_function_begins_in_a_thread_that_is_free_only_when_the_operator_is_overdue(world, switches, declare):
+    released, begun = threading.Event(), []
+
+    @kopf.on.startup(registry=world.registry)
+    def configure(settings, **_):
+        settings.execution.max_workers = 1
+
+    @declare('kopfexamples', registry=world.registry)
+    def handle(name, **_):
+        begun.append(name)
+        assert released.wait(MINUTE)
+
+    async with world.operator():
+        [switch] = switches
+        await world.create('first')
+        await world.until(lambda: begun)
+        await world.create('second')
+        await world.until_logged("All the 1 threads of sync handlers are in use")
+        switch.overdue = True
+        switch.asking.clear()
+        released.set()
+        await world.until(lambda: switch.asking - {threading.current_thread()})
+        assert begun == ['first']
+        switch.overdue = False
+        await world.until(lambda: begun == ['first', 'second'])
 
 
 async def test_a_standalone_operator_asks_no_one(world):

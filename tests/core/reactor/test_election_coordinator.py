@@ -831,3 +831,41 @@ async def test_only_some_of_the_last_changes_are_kept(world, replicas, monkeypat
         await replicas.until_called('a', 'v', '1')
         assert sorted(call[1] for call in replicas.calls[:3] if call[1] in 'vwxyz') == ['x', 'z']
         assert replicas.called('a', 'v', '1')[0] - replicas.called('a', 'x', '2')[0] > 10
+
+
+@in_virtual_time
+async def test_operators_with_different_leases_both_lead(world, replicas):
+    async with replicas.run('a', lease_name='shop'), replicas.run('b', lease_name='bells'):
+        await replicas.until_called('a', 'leading')
+        await replicas.until_called('b', 'leading')
+        for name, holder in {'shop': 'a', 'bells': 'b'}.items():
+            lease = await replicas.aio.get('leases', name)
+            assert lease['spec']['holderIdentity'].startswith(f'{holder}_')
+
+
+@in_virtual_time
+async def test_startup_handlers_override_the_lease_of_the_options(world, replicas):
+    def declare(registry, settings, note):
+        @kopf.on.startup(registry=registry)
+        async def configure(settings, **_):
+            settings.leadership.name += '-eu'
+
+    async with replicas.run('a', declare, lease_name='shop'):
+        await replicas.until_called('a', 'leading')
+        assert (await replicas.aio.get('leases', 'shop-eu'))['spec']['holderIdentity'].startswith('a_')
+
+
+@pytest.mark.parametrize('enabled', [True, False])
+@in_virtual_time
+async def test_a_lease_without_replicas_is_warned_of(world, replicas, enabled):
+    """But not if a startup handler enables the leader election."""
+
+    def declare(registry, settings, note):
+        @kopf.on.startup(registry=registry)
+        async def configure(settings, **_):
+            settings.leadership.enabled = enabled
+
+    async with replicas.run('a', declare, leader_election=None, lease_name='shop'):
+        await replicas.world.create('x', spec={'field': '1'})
+        await replicas.until_called('a', 'x', '1')
+    assert any('Lease shop is not used' in line for line in replicas.world.log.texts) is not enabled

@@ -187,7 +187,7 @@ async def test_kinds_that_wait_for_their_conversion_are_warnings(converted, sand
     """Kubernetes calls the webhook of an operator only when it is ready, so it must be ready without these kinds."""
     monkeypatch.setattr(watches, 'MAX_BACKOFF', 0.5)
     sandbox.faults.error(403, times=None, method='PATCH', name='things.kopf.dev')
-    await ask('/readyz', 200, "The objects of things.kopf.dev are not handled yet: their conversion is not in force.")
+    await ask('/readyz', 200, "The objects of things.kopf.dev are not handled: their conversion is not in force.")
     sandbox.faults.clear()
     sandbox.faults.error(500, times=None, resource='things')
     await ask('/readyz', 200, "The list of things.v2.kopf.dev in")

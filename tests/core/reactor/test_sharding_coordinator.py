@@ -1146,3 +1146,12 @@ def test_settings_that_contradict_each_other_are_refused(change, message):
     change(settings)
     with pytest.raises(LeadershipError, match=message):
         check_sharding(settings)
+
+
+@in_virtual_time
+async def test_the_group_has_the_lease_of_the_options(world, members):
+    async with members.run('a', shards='auto', lease_name='shop'):
+        await members.create(['x'])
+        await members.until_done('begin', name='x')
+        names = [lease['metadata']['name'] for lease in await members.world.aio.list('leases')]
+    assert names and all(name.startswith('shop') for name in names)

@@ -283,6 +283,26 @@ async def test_refusals_by_rbac_and_denials_by_admission_have_different_remedies
     assert len(world.called('create')) == 1
 
 
+@pytest.mark.parametrize(
+    'managed, is_own', [('example.com', True), ('ple.com', False), ('other.com', False), (None, False)]
+)
+@pytest.mark.parametrize('decorator', [kopf.on.create, kopf.on.reconcile])
+async def test_a_refusal_by_a_webhook_of_the_operator_itself_is_explained(world, decorator, managed, is_own):
+    message = 'admission webhook "check-size.example.com" denied the request: too large'
+    world.declare(decorator, 'handler', does=lambda patch, **_: patch.status.update(done=True))
+    world.sandbox.faults.error(403, times=1, verb='patch', name='obj', reason='Forbidden', message=message)
+    world.settings.admission.managed = managed
+    async with world.operator():
+        await world.create()
+        if is_own:
+            await world.until_logged(
+                f"A webhook of this operator refuses the operator's own patch of the object: {message}. Let its "
+                f"handler pass objects if what it checks has not changed"
+            )
+        else:
+            await world.until_logged(f"The API refuses to patch the object: {message}. Fix what the handlers put there")
+
+
 REFUSED = kopf.Patch({'spec': {'x': 'refused'}})
 
 

@@ -5,6 +5,7 @@ import contextlib
 import contextvars
 
 import pytest
+from operatorworld import in_virtual_time
 
 import kopf
 from kopf._cogs.clients import errors, pacing
@@ -22,6 +23,7 @@ async def until_watched(world, resources):
 
 
 @pytest.mark.parametrize('limit', [1, 2])
+@in_virtual_time
 async def test_as_many_at_once_as_allowed(world, limit):
     running, most = 0, 0
 
@@ -42,6 +44,7 @@ async def test_as_many_at_once_as_allowed(world, limit):
     assert most == limit
 
 
+@in_virtual_time
 async def test_sleeping_objects_take_no_places(world):
     async def work(name, **_):
         if name != 'third':
@@ -61,15 +64,16 @@ async def test_sleeping_objects_take_no_places(world):
 
 
 @pytest.fixture
-async def crowd(world):
+def crowd(world):
     """Create objects that are there before the operator."""
     names = [f'old{number}' for number in range(10)]
     for name in names:
-        await world.create(name)
+        world.sandbox.create('kex', name, spec={'field': 'value'})
     return names
 
 
 @pytest.mark.parametrize('streaming', [True, False], ids=['streamed', 'chunked'])
+@in_virtual_time
 async def test_live_changes_go_before_the_initial_list(world, crowd, streaming):
     first = asyncio.Event()
 
@@ -97,6 +101,7 @@ async def test_live_changes_go_before_the_initial_list(world, crowd, streaming):
     assert sorted(names) == sorted([*crowd, 'new', 'last'])  # each once
 
 
+@in_virtual_time
 async def test_the_initial_list_is_not_stuck_behind_live_changes(world, crowd):
     world.settings.queueing.worker_limit = 1
     world.declare(kopf.on.create, 'create')
@@ -156,6 +161,7 @@ def patched(world):
 
 
 @pytest.mark.parametrize('streaming', [True, False], ids=['streamed', 'chunked'])
+@in_virtual_time
 async def test_live_changes_are_not_held_back_by_workers_that_wait_for_the_api(world, crowd, few, streaming):
     world.settings.networking.max_connections = 1
     world.settings.watching.streaming_lists = streaming
@@ -176,6 +182,7 @@ async def test_live_changes_are_not_held_back_by_workers_that_wait_for_the_api(w
     assert sorted(call.name for call in world.calls) == sorted([*crowd, 'new'])  # each once
 
 
+@in_virtual_time
 async def test_workers_that_make_no_requests_hold_no_others_back(world, crowd, few):
     over = asyncio.Event()
     world.settings.networking.max_connections = 1
@@ -189,6 +196,7 @@ async def test_workers_that_make_no_requests_hold_no_others_back(world, crowd, f
 
 
 @pytest.mark.parametrize('fault', ['error', 'drop', 'lose'])
+@in_virtual_time
 async def test_failures_of_the_api_keep_no_objects_waiting(world, crowd, few, fault):
     world.settings.networking.max_connections = 1
     getattr(world.sandbox.faults, fault)(verb='patch', times=5)
