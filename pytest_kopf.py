@@ -113,8 +113,9 @@ def kopf_sandbox(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
         yield sandbox
         if (needed := request.config.stash.get(_NEEDED, None)) is not None:
             from kopf._kits.packaging.observed_roles import find_needed
+            from kopf._kits.testing.operator_processes import PROVISIONER
 
-            needed |= find_needed(sandbox.requests)
+            needed |= find_needed(each for each in sandbox.requests if each.user != PROVISIONER)
 
 
 @pytest.fixture
@@ -142,8 +143,8 @@ def kopf_chaos(request: pytest.FixtureRequest, tmp_path: 'Path') -> 'KopfChaos':
     """
     Return a tool that disturbs operators: ``kopf_chaos.check('app.py', scenario)``.
 
-    The options of the sandboxes are those of the marker ``kopf_sandbox``; time is virtual. Plans that have found
-    something are written to the temporary folder of the test.
+    The options of the sandboxes are those of the marker ``kopf_sandbox``; time is virtual, unless the check is on a
+    cluster. Plans that have found something are written to the temporary folder of the test.
     """
     from kopf._kits.checking.chaos import KopfChaos
 

@@ -62,6 +62,8 @@ class CLIControls:
     """The flag that stops the operator when it is raised."""
     vault: credentials.Vault | None = None
     """The vault with credentials to use, or to share with other operators."""
+    provisioning_vault: credentials.Vault | None = None
+    """The vault with the credentials for ``--apply-crds``, if these are other ones than those of the operator."""
     registry: registries.OperatorRegistry | None = None
     """The registry of handlers, instead of the default one."""
     settings: 'configuration.OperatorSettings | None' = None
@@ -239,6 +241,7 @@ _SYNONYMS = (
     {'--metrics', '--monitoring', '--prometheus', '--service-monitor'},
     {'--liveness', '--probes', '--health', '--healthz', '--readiness'},
     {'--leader-election', '--leader-elect', '--ha', '--high-availability', '--replicas'},
+    {'--lease', '--lease-name', '--lease-lock-name', '--leader-election-id'},
     {'--inspect', '--inspector', '--ui', '--web', '--dashboard'},
     {'--all-namespaces', '--clusterwide', '--cluster-wide', '--cluster'},
     {'--verbose', '--log-level', '--loglevel'},
@@ -445,12 +448,16 @@ def _report_idle_handlers(registry: registries.OperatorRegistry, sources: list[s
         logger.info("The login handlers are not called: the operator uses the credentials of the sandbox.")
 
 
-def _apply_crds(registry: registries.OperatorRegistry, launched: 'launching.Launched | None') -> None:
+def _apply_crds(
+    registry: registries.OperatorRegistry,
+    launched: 'launching.Launched | None',
+    controls: CLIControls,
+) -> None:
     """Apply the CRDs of the declared kinds: to the sandbox now, to a cluster when the operator starts."""
     from kopf._kits.definitions import crd_commands
 
     if launched is None:
-        crd_commands.apply_at_start(registry)
+        crd_commands.apply_at_start(registry, vault=controls.provisioning_vault)
     else:
         launched.apply(crd_commands.make_declared_crds(registry))
 
@@ -536,6 +543,12 @@ def _load(
     help="Let several members work: they share the objects by Leases, each handles its part.",
 )
 @option(
+    '--lease',
+    'lease_name',
+    metavar='NAME',
+    help="With --leader-election or --shards: the name of the Lease, another one for each operator of a namespace.",
+)
+@option(
     '--processes',
     type=click.IntRange(1),
     default=1,
@@ -613,7 +626,7 @@ def run(
         _report_idle_handlers(registry, [*paths, *modules], sandbox=sandbox)
         options.update(_get_options(controls, registry))
         if registry.kinds and (apply_crds or sandbox):
-            _apply_crds(registry, launched)
+            _apply_crds(registry, launched, controls)
         if launched is not None:
             options['settings'], options['ready_flag'] = _load(launched, controls, registry)
             options['vault'] = launched.vault
@@ -689,6 +702,13 @@ def init(*, folder: str, group: str, kind: str | None) -> None:
 @option('--replicas', type=click.IntRange(1), default=1, show_default=True, help="Pods; two or more elect a leader.")
 @option('--shards', type=click.Choice(['auto']), help="Let the replicas share the objects instead: all of them work.")
 @option('--monitoring', is_flag=True, help="Serve metrics, and add a ServiceMonitor for the Prometheus operator.")
+@option('--env', multiple=True, metavar='NAME=VALUE', help="A variable of the pods; can be repeated.")
+@option(
+    '--env-from',
+    multiple=True,
+    metavar='KIND/NAME',
+    help="Make variables of all keys of secret/NAME or configmap/NAME; can be repeated.",
+)
 @option(
     '--crd',
     'crds',
@@ -710,6 +730,8 @@ def manifests(
     crds: tuple[str, ...],
     kustomize: str | None,
     helm: str | None,
+    env: tuple[str, ...],
+    env_from: tuple[str, ...],
     **options: Any,
 ) -> None:
     """
@@ -722,6 +744,7 @@ def manifests(
     Examples:
       kopf manifests app.py --image registry.example.com/app:1.0 | kubectl apply -f -
       kopf manifests app.py --image registry.example.com/app:1.0 --replicas 2 --kustomize deploy/
+      kopf manifests app.py --image registry.example.com/app:1.0 --env-from secret/app-database
     """
     _check_scope(namespaces, clusterwide=clusterwide)
     with failing_shortly(debug=False):
@@ -735,6 +758,8 @@ def manifests(
                 paths=[f'/app/{os.path.basename(path)}' for path in paths],
                 modules=modules,
                 namespaces=namespaces,
+                env=manifest_commands.parse_variables(env),
+                env_from=manifest_commands.parse_sources(env_from),
                 **options,
             ),
             crds=crds,

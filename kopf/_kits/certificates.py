@@ -113,7 +113,7 @@ def build_common_extensions(
     ca: bool,
     server: bool,
 ) -> 'x509.CertificateBuilder':
-    """Return the extensions with the usage and the keys, as strict clients require: those of Go and OpenSSL."""
+    """Add the extensions for the usage and the keys, which strict clients such as those of Go and OpenSSL require."""
     from cryptography import x509
     from cryptography.x509.oid import ExtendedKeyUsageOID
 

@@ -64,10 +64,11 @@ def ensure_crds(*sources: Source, timeout: float | None = 60) -> Awaitable[None]
         raise PermanentError(
             "kopf.ensure_crds() works only inside of a running operator, such as in a handler of @kopf.on.startup()."
         )
-    return _ensure(client, sources, timeout)
+    return ensure_crds_by(client, sources, timeout)
 
 
-async def _ensure(client: ApiClient, sources: Collection[Source], timeout: float | None) -> None:
+async def ensure_crds_by(client: ApiClient, sources: Collection[Source], timeout: float | None = 60) -> None:
+    """Do as `ensure_crds` does, with the credentials of another client."""
     crds = await asyncio.to_thread(lambda: list(read_crds(sources)))  # large files take long
     if not crds:
         raise PermanentError("kopf.ensure_crds() has got no CRDs.")
@@ -314,9 +315,9 @@ def _unpack(document: Any, place: str) -> Iterator[dict[str, Any]]:
             yield from _unpack({'kind': _KIND, 'apiVersion': _API_VERSION, **item}, place)
         return
     name = (document.get('metadata') or {}).get('name')
-    title = f"{document.get('kind') or 'an object without a kind'} {name!r}, in {place}"
+    title = f"{document.get('kind') or 'an object without a kind'}{f' {name!r}' if name else ''}, in {place}"
     if document.get('kind') != _KIND:
-        raise PermanentError(f"It is not a CRD: {title}. kopf.ensure_crds() is only for CRDs.")
+        raise PermanentError(f"It is not a CRD: {title}.")
     if document.get('apiVersion') != _API_VERSION:
         raise PermanentError(f"The apiVersion must be {_API_VERSION}, not {document.get('apiVersion')}: {title}.")
     spec = document.get('spec') or {}

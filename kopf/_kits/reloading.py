@@ -28,7 +28,10 @@ POLLING = 0.2
 PATIENCE = 10.0
 """How long an operator may take to end before it is killed (in seconds)."""
 
-_IGNORED = ('__pycache__', '.venv', 'venv', 'node_modules', '.git')
+SHARE = 0.2
+"""The greatest share of the time that the checks may take: in large folders, they are made less often."""
+
+_IGNORED = ('__pycache__', 'node_modules', 'site-packages')
 
 Versions = Mapping[pathlib.Path, tuple[int, int]]
 
@@ -45,11 +48,14 @@ def find_roots(paths: Iterable[str], modules: Iterable[str]) -> list[pathlib.Pat
 
 
 def read_versions(roots: Iterable[pathlib.Path]) -> Versions:
-    """Return the times and the sizes of all Python files in the folders."""
+    """Return the times and the sizes of all Python files in the folders, except hidden ones and environments."""
     found: dict[pathlib.Path, tuple[int, int]] = {}
     for root in roots:
         for folder, folders, files in os.walk(root):
-            folders[:] = [name for name in folders if name not in _IGNORED]
+            if 'pyvenv.cfg' in files:
+                folders.clear()
+                continue
+            folders[:] = [name for name in folders if name not in _IGNORED and not name.startswith('.')]
             for name in files:
                 if name.endswith('.py'):
                     path = pathlib.Path(folder, name)
@@ -94,13 +100,15 @@ def _wait_for_change(
 ) -> pathlib.Path:
     told = False
     while True:
+        began = time.monotonic()
         versions = read_versions(roots)
+        duration = time.monotonic() - began
         if changed := {path for path, _ in versions.items() ^ known.items()}:
             return min(changed)
         if not told and process.poll() is not None:
             told = True
             click.echo('The operator has ended. It is started again when its files change.', err=True)
-        time.sleep(POLLING)
+        time.sleep(max(POLLING, duration / SHARE))
 
 
 def _stop(process: 'subprocess.Popen[bytes]') -> None:

@@ -29,7 +29,7 @@ FIRST_PAUSE = 1.0
 LAST_PAUSE = 60.0
 """The longest pause, and how long a process must have worked for its former failures to be forgotten (in seconds)."""
 MISUSED = 2
-"""The exit code of a wrong command line, which would be as wrong the next time."""
+"""The exit code for a wrong command line, after which another start would fail, too."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -77,7 +77,12 @@ def dump(facts: Facts) -> str:
 
 def render(facts: Facts, *, stacks: bool = False) -> str:
     """Return the facts as text for terminals; with the whole stacks if requested."""
-    return '\n'.join(_render_lines(facts, stacks=stacks))
+    return '\n'.join(map(_clean, _render_lines(facts, stacks=stacks)))
+
+
+def _clean(line: str) -> str:
+    """Replace line breaks and control characters: errors can have any text, also commands for terminals."""
+    return ''.join(char if char.isprintable() else ' ' for char in line)
 
 
 def _render_lines(facts: Facts, *, stacks: bool) -> Iterator[str]:
@@ -134,7 +139,8 @@ def _describe_waiting(facts: Facts) -> Sequence[str]:
     message = facts['error'] or next((each['message'] for each in facts['handlers'] if each['message']), None)
     retry = max((each['retry'] for each in facts['handlers']), default=0)
     why = f"{facts['why']} {retry}" if retry else facts['why']
-    return 'a change' if seconds is None else format_time(seconds), why, handlers, _name(facts), message or ''
+    until = format_time(seconds) if seconds is not None else 'a slot' if facts['why'] == 'limit' else 'a change'
+    return until, why, handlers, _name(facts), message or ''
 
 
 def _describe_watch(facts: Facts) -> Sequence[str]:

@@ -38,6 +38,9 @@ def test_the_folders_of_files_and_modules_are_watched(tmp_path, monkeypatch):
         'two/watched_package/__init__.py',
         'two/watched_package/deep/more.py',
         'one/__pycache__/app.py',
+        'one/.hidden/app.py',
+        'one/environment/pyvenv.cfg',
+        'one/environment/lib/module.py',
     ):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ DECORATORS = [
 """All decorators, found and not listed, so that a new one is not forgotten."""
 OPERATOR = (
     'lifecycle indexers registry settings memories insights identity standalone priority peering_name '
-    'leader_election shards '
+    'leader_election shards lease_name '
     'liveness_endpoint metrics_endpoint tracing inspect clusterwide namespaces namespace stop_flag ready_flag vault '
     'instruments memo _command'
 ).split()

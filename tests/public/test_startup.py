@@ -171,6 +171,8 @@ def test_the_sandbox_is_light():
         cpu.append(float(seconds))
         result = subprocess.run([sys.executable, '-c', base], capture_output=True, text=True, check=True)
         base_cpu.append(float(result.stdout))
+        if min(cpu) < 12 * min(base_cpu):
+            break
     assert {'aiohttp', 'click', 'yaml', 'kopf._core.reactor', 'kopf._cogs.clients.sessions'} & set(modules) == set()
     assert float(megabytes) < 80
     assert min(cpu) < 12 * min(base_cpu)  # about 3 times; 6 if the modules are not compiled yet
