@@ -2,9 +2,9 @@
 The case of an operator that is observed: by metrics, and by traces.
 
 Differences of a few per cent are smaller than what a busy machine does to a measurement. So the same operator runs
-several times at once, each time with objects of its own. The writers change the objects of one of them for a moment,
-then those of the next one, for many rounds. Each measurement is compared with that of the plain operator in the same
-round.
+several times, each time with objects of its own, and each round measures all of them, in another order. They are
+frozen while their objects are changed: then the writers do not share the processor with them, and each handles the same
+number of changes at once. Each measurement is compared with that of the plain operator in the same round.
 """
 
 import contextlib
@@ -17,11 +17,12 @@ from typing import Any
 
 from cases import landed
 from clusters import Cluster
+from member_cases import await_rest
 from operators_under_test import Operator, Runner
 from results import Metrics
-from writers import churn_objects
+from writers import finish_objects
 
-TOTAL = 300
+TOTAL = 1000
 VARIANTS = {
     "off": "",
     "still": "",  # nothing else than "off": its ratio shows how exact the others are
@@ -36,16 +37,17 @@ SAMPLING = {
 
 
 def case_observed(cluster: Cluster, runner: Runner, scale: dict[str, Any], operator: str) -> Metrics:
-    """As the churn, with the operators side by side."""
-    settings = scale["observed"]
+    """Changes of all objects of one operator after the other: plain, with metrics, with traces."""
     rounds: list[dict[str, float]] = []
+    scrapes: list[float] = []
     with contextlib.ExitStack() as stack:
         subjects = {name: stack.enter_context(Subject(cluster, runner, operator, name)) for name in VARIANTS}
         time.sleep(2)
-        for number in range(settings["rounds"] + 1):
+        for number in range(scale["observed"]["rounds"] + 1):
             order = list(subjects)
             random.Random(number).shuffle(order)
-            costs = {name: subjects[name].churn(settings["seconds"]) for name in order}
+            costs = {name: subjects[name].handle_changes(number + 1) for name in order}
+            scrapes.append(subjects["metrics"].scrape())
             if number:  # the first round is for the caches
                 rounds.append(costs)
     ratios = {name: [costs[name] / costs["off"] for costs in rounds] for name in VARIANTS}
@@ -54,6 +56,7 @@ def case_observed(cluster: Cluster, runner: Runner, scale: dict[str, Any], opera
         "cpu ×, the same again": statistics.median(ratios["still"]),
         "cpu ×, metrics": statistics.median(ratios["metrics"]),
         "cpu ×, traces of 1 %": statistics.median(ratios["tracing"]),
+        "cpu ms/scrape": statistics.median(scrapes) * 1e3,
     }
 
 
@@ -65,14 +68,13 @@ class Subject:
         self.plural, _, version = cluster.reset(f"{name}{TOTAL}")
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}/metrics" if name == "metrics" else None
-        env = {"BENCH_METRICS": self.url or "", **SAMPLING}
+        self.url = f"http://127.0.0.1:{port}/metrics"
+        env = {"BENCH_METRICS": self.url, **SAMPLING}
         self.process = Operator(cluster, runner, operator, self.plural, TOTAL, VARIANTS[name], **env)
         if operator == "event":
             self.process.wait("seen")
         else:
             landed(cluster, self.plural, version, TOTAL)
-        self.count = TOTAL if operator == "event" else 0
 
     def __enter__(self) -> 'Subject':
         return self
@@ -80,13 +82,21 @@ class Subject:
     def __exit__(self, *_: object) -> None:
         self.process.stop()
 
-    def churn(self, seconds: float) -> float:
-        """Change its objects for so long; return the CPU time (in seconds) for each call of the handler."""
+    def handle_changes(self, number: int) -> float:
+        """Change each object twice, one change after the other; return the CPU time (in seconds) for each change."""
+        await_rest(self.process)
         cpu = self.process.cpu()
-        self.cluster.spread(churn_objects, self.plural, range(TOTAL), seconds)
-        count: int = self.process.wait("final")["count"]
-        if self.url is not None:
-            urllib.request.urlopen(self.url).read()
-        time.sleep(0.5)  # for the last patches
-        calls, self.count = count - self.count, count
-        return (self.process.cpu() - cpu) / calls
+        for mark in (number, -1):
+            with self.process.frozen():
+                self.cluster.spread(finish_objects, self.plural, range(TOTAL), mark)
+            if mark == -1:
+                self.process.wait("final")
+            await_rest(self.process)
+        return (self.process.cpu() - cpu) / (2 * TOTAL)
+
+    def scrape(self) -> float:
+        """Scrape the metrics; return the CPU time (in seconds) that this takes the operator."""
+        cpu = self.process.cpu()
+        with urllib.request.urlopen(self.url) as response:
+            response.read()
+        return self.process.cpu() - cpu

@@ -143,6 +143,15 @@ class Operator:
             for pid in processes:
                 os.kill(pid, signal.SIGCONT)
 
+    @contextlib.contextmanager
+    def thawed(self, pid: int) -> Iterator[None]:
+        """Let one of the frozen processes go on, and stop it again in the end."""
+        try:
+            os.kill(pid, signal.SIGCONT)
+            yield
+        finally:
+            os.kill(pid, signal.SIGSTOP)
+
     def cpu(self) -> float:
         """CPU seconds of the process and of its children, all threads, user and system."""
         return sum(self.cpu_of(pid) for pid in [self.process.pid, *self.children()])
