@@ -16,7 +16,9 @@ extensions = [
     "changelog",
     "decorator_tables",
     "message_tables",
+    "option_names",
     "redirects",
+    "search_sections",
     "settings_tables",
 ]
 exclude_patterns = ["_build"]

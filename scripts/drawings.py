@@ -178,7 +178,7 @@ def draw_cycle() -> str:
 
 # The rows of docs/performance.csv in the chart: how their names begin, and those of the rows that they belong to.
 BARS = [
-    ("10,000 objects with ``@kopf.on.event``", None, "CPU for an object, @kopf.on.event"),
+    ("30,000 of them: CPU", None, "CPU for an object, @kopf.on.event"),
     ("2,000 objects created, with ``@kopf.on.create``", None, "CPU for an object, @kopf.on.create"),
     ("the same: memory in the end", "30,000 of them: CPU", "Memory with 30,000 objects"),
     ("2,000 daemons, idle: memory", None, "Memory for an idle daemon"),

@@ -1,6 +1,7 @@
 """Find the warnings and errors that the package logs, in its code: the page of messages has all of them."""
 
 import ast
+import functools
 import pathlib
 import re
 from collections.abc import Iterator
@@ -33,11 +34,16 @@ def find_messages(package: pathlib.Path) -> list[Message]:
     A message that is logged at several levels is returned once, with the highest one.
     """
     found: dict[str, Message] = {}
-    for path in sorted(package.rglob("*.py")):
-        for message in _iter_messages(ast.parse(path.read_text())):
+    for tree in _parse_modules(package):
+        for message in _iter_messages(tree):
             known = found.setdefault(message.anchor, message)
             found[message.anchor] = max(message, known, key=lambda each: LEVELS.index(each.level))
     return sorted(found.values(), key=lambda message: message.text.lstrip("… '").lower())
+
+
+@functools.cache
+def _parse_modules(package: pathlib.Path) -> list[ast.Module]:
+    return [ast.parse(path.read_text()) for path in sorted(package.rglob("*.py"))]
 
 
 def _iter_messages(tree: ast.Module) -> Iterator[Message]:
@@ -61,10 +67,7 @@ def _mark_values(template: str) -> str:
 def find_errors(package: pathlib.Path, base: str = "ExplainedError") -> dict[str, str]:
     """Return the descriptions of all errors that end a command with their texts alone, by the names of their types."""
     classes = {
-        node.name: node
-        for path in sorted(package.rglob("*.py"))
-        for node in ast.parse(path.read_text()).body
-        if isinstance(node, ast.ClassDef)
+        node.name: node for tree in _parse_modules(package) for node in tree.body if isinstance(node, ast.ClassDef)
     }
     names = {base}
     while found := {
