@@ -9,6 +9,7 @@ import gc
 import os
 import pathlib
 import secrets
+import signal
 import subprocess
 import sys
 import types
@@ -51,6 +52,9 @@ def pytest_configure(config: pytest.Config) -> None:
         # wait for each other (Nagle's algorithm). What each worker counts for itself is enough, unless workers crash.
         config.failures_db.sock.close()
         config.failures_db = pytest_rerunfailures.StatusDB()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # Shells start commands in the background so. Operators would inherit it, and could not be interrupted.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # Otherwise, looptime asks for a loop in tests that have none; it would be made, and never closed.
     asyncio.set_event_loop(None)
     forkedworkers.pytest_configure(config)

@@ -12,13 +12,13 @@ globalThis.SPHINX_HIGHLIGHT_ENABLED = false;
 globalThis._ = (text) => text;
 globalThis._ready = () => {};
 globalThis.DOCUMENTATION_OPTIONS = {};
-for (const name of ["_static/language_data.js", "_static/searchtools.js", "_static/search_words.js"])
-  vm.runInThisContext(fs.readFileSync(path.join(site, name), "utf8"), name);
+for (const name of ["language_data", "searchtools", "search_words", "search_sections"])
+  vm.runInThisContext(fs.readFileSync(path.join(site, "_static", `${name}.js`), "utf8"), name);
 vm.runInThisContext(fs.readFileSync(path.join(site, "searchindex.js"), "utf8"));
 
 const questions = fs.readFileSync(0, "utf8").split("\n").filter((line) => line);
 const answers = vm.runInThisContext("(question) => Search._performSearch(...Search._parseQuery(question))");
 for (const question of questions) {
-  const pages = answers(question).map((result) => result[0]).reverse();
-  console.log(JSON.stringify([question, [...new Set(pages)]]));
+  const places = answers(question).map(([page, , anchor]) => `${page}${anchor ?? ""}`).reverse();
+  console.log(JSON.stringify([question, [...new Set(places)]]));
 }

@@ -92,9 +92,15 @@ class Shell:
             time.sleep(0.1)
 
     def _execute(self, command: str) -> "subprocess.CompletedProcess[str]":
-        words, environment = split_command(command), os.environ | self._find_sandbox()
-        if words is not None and words[0] == "kopf":
-            return run_process(words, cwd=self._folder, env=environment, timeout=4 * SECONDS, is_merged=True)
+        line, _, file = command.partition(" > ")
+        words, environment = split_command(line), os.environ | self._find_sandbox()
+        if words is not None and words[0] == "kopf" and re.fullmatch(r"[\w./-]*", file):
+            options = {"cwd": self._folder, "env": environment, "timeout": 4 * SECONDS}
+            process = run_process(words, is_merged=not file, **options)
+            if file:
+                (self._folder / file).write_text(process.stdout)
+                process.stdout = process.stderr
+            return process
         return subprocess.run(
             ["bash", "-c", command],
             cwd=self._folder,

@@ -305,7 +305,12 @@ class Stage:
         return self._output.getvalue()
 
     def until(self, condition, seconds=SECONDS) -> None:
-        """Wait until the condition is true; whatever is missing for it is not there yet."""
+        """Wait until the condition is true; whatever is missing for it is not there yet.
+
+        Raises:
+            AssertionError: after so many seconds.
+            BaseException: what the operator has failed with, if it has ended.
+        """
         deadline = time.monotonic() + seconds
         while True:
             try:
@@ -314,6 +319,8 @@ class Stage:
                 result = error
             if result and not isinstance(result, LookupError):
                 return
+            if self._error is not None:
+                raise self._error  # the operator has ended: there is nothing to wait for
             if time.monotonic() > deadline:
                 raise AssertionError(
                     f"It has not become true in {seconds} seconds, but is {result!r}:\n{inspect.getsource(condition)}"

@@ -145,7 +145,7 @@ FEATURES = {
     ),
     "election": (
         ELECTION,
-        ["-n", "NS", "--standalone", "--leader-election"],
+        ["-n", "NS", "--standalone", "--leader-election", "--lease=my-operator"],
         [HANDLED, STATUS, *read_rules("election")],
         DONE,
         dict.fromkeys((2, 3), "so it cannot be elected"),

@@ -13,6 +13,7 @@ everything is as it must be.
 """
 
 import argparse
+import bisect
 import collections
 import contextlib
 import dataclasses
@@ -471,13 +472,20 @@ class Soak:
         )
 
     def find_late_writes(self) -> Iterator[str]:
-        """Return the objects that have writes of a former leader after those of a later one."""
+        """Return the objects that have writes of a former leader after those of a later one.
+
+        A replica that is elected twice in a row still stores in its second term what succeeded in its first one.
+        """
+        leading = (line for line in self.ledger.read() if line['event'] == 'leading')
+        elected = sorted(leading, key=lambda line: line['time'])
+        starts = [line['time'] for line in elected]  # each is noted a moment after the term itself
         for name, states in self.states.items():
             latest, former = 0.0, {'term': 0.0, 'timer': 0.0}
             for version, status in sorted(states, key=lambda pair: pair[0]):
                 terms = {field: float(status.get(field) or 0) for field in former}
                 for field, term in terms.items():
-                    if term != former[field] and term < latest:
+                    following = elected[bisect.bisect(starts, term) : bisect.bisect(starts, latest) + 1]
+                    if term != former[field] and term < latest and len({line['pid'] for line in following}) > 1:
                         yield f'{name}: version {version} is of the term {term}, after {latest}'
                 latest, former = max(latest, *terms.values()), terms
 

@@ -3,9 +3,9 @@
 import asyncio
 import types
 
-from kopf._core.reactor import election_coordinator
+from kopf._core.reactor import election_coordinator, orchestration
 from kopf._core.reactor.election_coordinator import ElectionCoordinator
-from tests.faults.simulation import processes
+from tests.faults.simulation import processes, threads
 
 
 def take_over():
@@ -25,6 +25,8 @@ def take_over():
 
     ElectionCoordinator.__init__, ElectionCoordinator._lose = init, note_loss
     election_coordinator.end_process = _end_process
+    # Functions in virtual threads return at once, so they are not in the list of running calls.
+    orchestration.find_running_calls = lambda executors: threads.find_running(processes.current.get())
 
 
 def _end_process(running):

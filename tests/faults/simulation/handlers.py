@@ -162,6 +162,8 @@ class Handlers:
     def _has_left(self, uid):
         """Check whether the object was absent for a while since its last resuming, so that a list can bring it back."""
         before = [run for run in self._ledger.runs[uid, 'r'] if run.process is self._process][-2]
+        if not before.stored and before.process.lost_at >= before.called:
+            return True  # the process has lost its Lease before the success was stored
         # In a pause, another operator can have ended the change in which it was resumed.
         if self._ledger.restored or (self._options.peering and before.reason != 'resume'):
             return True

@@ -232,6 +232,7 @@ class Ledger:
             self.fault(f'attempts skipped: {attempt} after {last}')
         if last is not None and last.reason == attempt.reason == 'create' and not self.restored and not self.excused:
             kept = (last.process is attempt.process or last.process.clean) and attempt.uid not in self.undefined
+            kept = kept and last.process.lost_at < last.since  # with its Lease, it loses what it has not stored
             if last.final and kept and not self._options.pruning:
                 self.fault(f'done twice: {attempt} after {last}')
             elif last.ended and kept and attempt.number <= last.number and not self._options.pruning:

@@ -111,7 +111,9 @@ class Rest:
         boss, now = self._boss, self._ledger.now
         for id, (kind, since) in () if deleting or not self._served else boss.handlers.late.items():
             at, last = self._ledger.late.get((boss.id, id, uid), (0, None))
-            edits = [each[0] for when, each in self._ledger.history[uid] if when > since + 5]
+            # What was edited before the operator has seen the object is a part of its creation.
+            begun = max(since, self._ledger.created_at.get(uid, 0)) + 5
+            edits = [each[0] for when, each in self._ledger.history[uid] if when > begun]
             if kind == 'index' and not list((boss.indexers.indices.get(id) or {}).get(uid, ())):
                 self._tell(f'it is not in the late index {id}')
             elif kind == 'timer' and (now - at > 4 or last != seen):

@@ -6,7 +6,9 @@ import concurrent.futures
 import functools
 import inspect
 
+from kopf._cogs.aiokits.loops import get_context
 from kopf._core.engines.daemon_threads import DaemonThreads
+from tests.faults.simulation import processes
 
 _tasks = set()
 """The tasks that play threads; those of dead processes never end."""
@@ -64,6 +66,11 @@ class VirtualThreads(concurrent.futures.Executor):
 def _get_outcome(task):
     error = asyncio.CancelledError() if task.cancelled() else task.exception()
     return (None if error is not None else task.result()), error
+
+
+def find_running(process):
+    """Return the names of the functions that are running in threads of the process."""
+    return [repr(task) for task in _tasks if get_context(task).get(processes.current) is process]
 
 
 def take_over():
