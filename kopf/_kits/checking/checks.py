@@ -20,7 +20,7 @@ from typing import Any
 from kopf._core.engines.conversion_strategies import PLACEHOLDER_HOST
 from kopf._kits.checking.agendas import REAL_DURATIONS, VIRTUAL_DURATIONS, Agenda, Planner
 from kopf._kits.checking.courses import Course
-from kopf._kits.checking.disturbances import EDITING
+from kopf._kits.checking.disturbances import EDITED_BY_USER, EDITING
 from kopf._kits.checking.end_states import Normalizer
 from kopf._kits.checking.forks import ForkFailed, ForkPool
 from kopf._kits.checking.oracles import Expectation, Violation, judge, judge_annotation, judge_undisturbed
@@ -416,7 +416,7 @@ class Check:
         return outcome, violations
 
     def _judge(self, plan: Plan, outcome: Outcome) -> Sequence[Violation]:
-        expected = self._expect(plan)
+        expected = self._expect_replaced(plan, outcome) if outcome.user_goes_on else self._expect(plan)
         if expected is None:
             if outcome.problem or plan.fresh:
                 return []
@@ -437,7 +437,7 @@ class Check:
         edits = () if plan.do in ('tamper', 'annotate') else plan.edits
         if plan.do or plan.replicas > 1:
             outcome = self._outcomes.get(repr(edits))
-            history = plan.do not in ('edit', 'stale', 'recreate')
+            history = plan.do not in {*EDITED_BY_USER, 'recreate'}
         elif plan.fresh and not plan.edits:
             outcome, history = self._base, False
         elif len(edits) > 1:
@@ -445,6 +445,18 @@ class Check:
         else:
             outcome, history = self._outcomes.get(f'fresh {edits!r}'), False
         return None if outcome is None else Expectation(outcome, self._normalizer, history)
+
+    def _expect_replaced(self, plan: Plan, outcome: Outcome) -> Expectation | None:
+        """Return the course to compare with if the scenario has made writes after the edit of the disturbance."""
+        if plan.do not in EDITED_BY_USER:
+            return self._expect(plan)
+        [edit] = plan.edits
+        wanted, actual = self._base.end.find(edit.target), outcome.end.find(edit.target)
+        if wanted is None or actual is None:
+            return None
+        if revert(edit, wanted) == revert(edit, actual):
+            return Expectation(self._base, self._normalizer, has_history=False)
+        return self._expect(plan) if merge(actual, edit.patch) == actual else None
 
     def _take(self, plan: Plan, outcome: Outcome, violations: Sequence[Violation]) -> None:
         """Process the result of a plan, and add the plans that follow from it."""

@@ -180,6 +180,8 @@ class Course:
             try:
                 yield
             finally:
+                # The disturbance can have made its write during this one: a webhook delays it, for example.
+                self._outcome.user_goes_on |= self._phase == 'scenario' and self._disturbance.has_written
                 self._disturbance.after_step(number)
         else:
             yield

@@ -12,7 +12,10 @@ from kopf._kits.checking.plans import CALL, Moment, Plan, Target
 from kopf._kits.checking.testbeds import Testbed, Write
 from kopf._kits.testing.serving.faults import SeenRequest
 
-EDITING = frozenset({'edit', 'stale', 'tamper', 'annotate'})
+EDITED_BY_USER = frozenset({'edit', 'stale'})
+"""The disturbances in which the user edits an object during the scenario."""
+
+EDITING = EDITED_BY_USER | {'tamper', 'annotate'}
 """The disturbances that make the first edit of the plan themselves. All other edits are made at rest."""
 
 ACTIONS: Mapping[str, str] = {
@@ -70,6 +73,8 @@ class Disturbance:
         self._failed = 0
         self.has_begun = False
         """Whether the course has reached the moment of the plan, and any writes of other clients were possible then."""
+        self.has_written = False
+        """Whether the disturbance has made its write as another client."""
         self.ends_at = 0.0
         """The time when the disturbance ends (in seconds)."""
 
@@ -166,7 +171,7 @@ class Disturbance:
         self._testbed.write(self._list_writes, self._note_written, waits=waits)
 
     def _note_written(self) -> None:
-        self.has_begun = True
+        self.has_begun = self.has_written = True
 
     def _list_writes(self) -> list[Write]:
         plan = self._plan

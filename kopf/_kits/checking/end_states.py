@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from kopf._kits.checking.defaulted_fields import Defaulted, mark, unwrap
+from kopf._kits.checking.plans import Target
 
 Path = tuple[str, ...]
 Flat = dict[str, Any]
@@ -49,6 +50,11 @@ class State(NamedTuple):
 
     objects: Sequence[StoredObject]
     outside: Mapping[str, Any]
+
+    def find(self, target: Target) -> Mapping[str, Any] | None:
+        """Return the object, if it exists."""
+        key = (target.resource, target.namespace, target.name)
+        return next((item.body for item in self.objects if (item.resource, item.namespace, item.name) == key), None)
 
 
 class Normalizer:

@@ -95,6 +95,8 @@ class Outcome:
     """The error that the scenario has raised."""
     has_begun: bool = False
     """Whether the disturbance has happened."""
+    user_goes_on: bool = False
+    """Whether the scenario has made writes after the edit of the disturbance, so that they can have replaced it."""
     rests: bool = True
     """Whether the operator has come to rest after the scenario."""
     requests: list[Request] = dataclasses.field(default_factory=list)

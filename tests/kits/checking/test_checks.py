@@ -9,7 +9,7 @@ import pytest
 from kopf._kits.checking.checks import Check, Finding
 from kopf._kits.checking.oracles import Violation
 from kopf._kits.checking.outcomes import Outcome
-from kopf._kits.checking.plans import Edit, Plan, Target
+from kopf._kits.checking.plans import Edit, Moment, Plan, Target
 from kopf._kits.checking.subjects import Loading, Subject
 from kopf.testing import CannotCheck, ChecksFailed
 
@@ -344,6 +344,49 @@ def test_retries_of_values_that_no_handler_can_apply_are_no_alarm(check, tmp_pat
     edit = Edit(Target(resource="webs", namespace="default", name="w1"), {"spec": {"size": 0}})
     Plan(edits=(edit,)).write(tmp_path / "plan.yaml")
     check(REFUSING, plan=tmp_path / "plan.yaml")
+
+
+IGNORANT = """
+    @kopf.on.create('webs')
+    @kopf.on.update('webs')
+    def serve(spec, status, patch, **_):
+        if not status.get('size'):
+            patch.status['size'] = spec['size']
+
+    @kopf.on.delete('webs')
+    def end(**_):
+        pass
+"""
+
+
+@pytest.fixture
+def check_edited(check, tmp_path):
+    """Check an operator with one edit at its first patch, when the scenario is going to edit the same object."""
+
+    def scenario(sandbox):
+        sandbox.apply(tmp_path / "web.yaml")
+        sandbox.wait_for("webs", "w1", lambda body: "finalizers" in body["metadata"])
+        sandbox.patch("webs", "w1", {"spec": {"size": 5}})
+
+    def check_edited(text, size, when):
+        edit = Edit(Target(resource="webs", namespace="default", name="w1"), {"spec": {"size": size}})
+        moment = Moment(verb="patch", resource="webs", number=1)
+        Plan(do="edit", when=when, request=moment, edits=(edit,)).write(tmp_path / "plan.yaml")
+        return check(text, scenario, plan=tmp_path / "plan.yaml")
+
+    return check_edited
+
+
+@pytest.mark.parametrize("size", [3, 5], ids=["replaced", "repeated"])
+@pytest.mark.parametrize("when", ["before", "unanswered"])
+def test_edits_that_the_scenario_replaces_are_no_alarm(check_edited, when, size):
+    check_edited(RIGHT, size, when)
+
+
+@pytest.mark.parametrize("size", [3, 5], ids=["replaced", "repeated"])
+def test_replaced_edits_that_the_operator_mistakes_are_found(check_edited, size):
+    with pytest.raises(ChecksFailed, match="another end state"):
+        check_edited(IGNORANT, size, "before")
 
 
 def test_modules_with_handlers_are_imported_by_each_operator_anew(check, tmp_path, write):
