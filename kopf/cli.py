@@ -427,6 +427,7 @@ def _follow_parent(controls: CLIControls, options: 'operators.OperatorOptions') 
     from kopf._kits.child_operators import Parent, make_sandbox_vault
 
     parent = Parent.take()
+    parent.follow()
     if parent.sandboxed:
         controls.vault = make_sandbox_vault()
     if (place := parent.place) is not None:

@@ -85,6 +85,8 @@ class Parent:
     """Whether the parent runs a sandbox, to which ``$KUBECONFIG`` leads."""
     place: Place | None = None
     """The place of the child, if the parent is a supervisor."""
+    lifeline: int | None = None
+    """The file descriptor of a pipe that ends when the parent has died; a supervisor has its socket instead."""
 
     def make_environment(self) -> dict[str, str]:
         """Return the environment for the child process."""
@@ -94,7 +96,21 @@ class Parent:
     def take(cls) -> 'Parent':
         """Return the parent of this child process. Processes that this one starts by itself do not inherit it."""
         content = json.loads(os.environ.pop(VARIABLE))
-        return cls(content['sandboxed'], content['place'] and Place(**content['place']))
+        return cls(content['sandboxed'], content['place'] and Place(**content['place']), content['lifeline'])
+
+    def follow(self) -> None:
+        """Stop this process when the parent has died: even if it was killed, it leaves no operator behind."""
+        lifeline = self.lifeline
+        if lifeline is None:
+            return
+        os.set_inheritable(lifeline, False)
+
+        def watch() -> None:
+            while os.read(lifeline, 1):
+                pass
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        threading.Thread(target=watch, name='kopf-lifeline', daemon=True).start()
 
 
 def make_sandbox_vault() -> Vault:

@@ -6,6 +6,7 @@ files, and keeps the sandbox of ``--sandbox`` with all its objects.
 """
 
 import contextlib
+import dataclasses
 import importlib.util
 import os
 import pathlib
@@ -81,12 +82,15 @@ def run_reloading(
         SystemExit: when it is stopped by a signal.
     """
     command = [sys.executable, '-m', 'kopf', *arguments]
-    environment = {**parent.make_environment(), ADDRESS_VARIABLE: make_address()}
     threading.Thread(target=started, daemon=True).start()
     versions = read_versions(roots)
-    with _ending_on_signals():
+    with _ending_on_signals(), _open_lifeline() as lifeline:
+        environment = {
+            **dataclasses.replace(parent, lifeline=lifeline).make_environment(),
+            ADDRESS_VARIABLE: make_address(),
+        }
         while True:
-            process = subprocess.Popen(command, env=environment)
+            process = subprocess.Popen(command, env=environment, pass_fds=[lifeline])
             try:
                 changed = _wait_for_change(process, roots, versions)
             finally:
@@ -120,6 +124,17 @@ def _stop(process: 'subprocess.Popen[bytes]') -> None:
             click.echo(f'The operator does not end within {PATIENCE:g} seconds, and is killed.', err=True)
             process.kill()
             process.wait()
+
+
+@contextlib.contextmanager
+def _open_lifeline() -> Iterator[int]:
+    """Open a pipe whose other end only this process has; the system closes it when this process dies."""
+    reading, writing = os.pipe()
+    try:
+        yield reading
+    finally:
+        os.close(reading)
+        os.close(writing)
 
 
 @contextlib.contextmanager

@@ -122,3 +122,14 @@ def test_the_login_handlers_are_not_called_with_a_sandbox_as_they_could_lead_to_
             process.terminate()
         assert process.wait(30) == 0
     assert not any('elsewhere' in line for line in output.lines)
+
+
+@pytest.mark.timeout(120)
+def test_the_operator_ends_when_the_process_that_restarts_it_is_killed(tmp_path):
+    app = tmp_path / 'app.py'
+    app.write_text("import kopf\n\n@kopf.on.startup()\ndef start(logger, **_):\n    logger.info('started')\n")
+    with running(['kopf', 'run', '--sandbox', '--reload', '-A', app], os.environ) as (process, output):
+        output.wait_for('started')
+        process.kill()
+        output.reader.join(60)  # it ends when all processes have closed the pipe
+        assert not output.reader.is_alive()
