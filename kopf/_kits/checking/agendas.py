@@ -216,6 +216,8 @@ class Planner:
             key = (child.resource, child.namespace)
             numbers[key] = numbers.get(key, 0) + 1
             annotated = Plan(seed=self._seed, do='annotate', step=0, edits=(Edit(child, ANNOTATED),))
+            if child.resource in self._facts.tended:
+                continue
             if child.resource in self._facts.watched:
                 agenda.add('annotate', [annotated])
             agenda.add('annotate', self.plan_absent(annotated))
@@ -229,7 +231,7 @@ class Planner:
                 if patch:
                     edited = Plan(seed=self._seed, do='tamper', step=0, edits=(Edit(child, patch),))
                     agenda.add('child', [edited, *self.plan_absent(edited)])
-        for parent in self._facts.parents:
+        for parent in self._facts.parents if not self._facts.tended else ():
             agenda.add('recreate', [Plan(seed=self._seed, do='recreate', step=0, target=parent)])
 
     def _iter_children(self, outcome: Outcome) -> Iterator[tuple[Target, Mapping[str, Any]]]:

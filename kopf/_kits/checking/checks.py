@@ -28,6 +28,7 @@ from kopf._kits.checking.outcomes import Outcome
 from kopf._kits.checking.plans import Edit, Plan
 from kopf._kits.checking.schema_edits import revert
 from kopf._kits.checking.subjects import Loading, Recreation, Subject
+from kopf._kits.checking.user_writes import merge
 from kopf._kits.testing.virtual.virtual_loops import NO_SOCKETS
 
 MANAGE = (
@@ -343,8 +344,16 @@ class Check:
         self._outcomes[repr(())] = self._base
         edits = planner.list_edits(self._base)
         agenda = self._agenda
-        agenda.add('fresh', (Plan(seed=self._seed, edits=(edit,), fresh=True) for edit in edits))
-        if len(self._base.steps) > len(facts.created) and any(map(planner.is_handled, edits)):
+        if facts.tended:
+            # Created with the final specs, the objects would lack these writes.
+            agenda.add('edits', (Plan(seed=self._seed, edits=(edit,)) for edit in edits if planner.is_handled(edit)))
+            self._report.untried.append(
+                f'The scenario writes the status or other objects of {", ".join(sorted(facts.tended))}: '
+                'edited objects were not compared with new ones, and these objects were not changed or deleted.'
+            )
+        else:
+            agenda.add('fresh', (Plan(seed=self._seed, edits=(edit,), fresh=True) for edit in edits))
+        if not facts.tended and len(self._base.steps) > len(facts.created) and any(map(planner.is_handled, edits)):
             agenda.add('fresh', [Plan(seed=self._seed, fresh=True)])
         planner.plan_course(agenda, self._base, (), ('scenario', 'deletion'))
         planner.plan_children(agenda, self._base)
@@ -416,11 +425,12 @@ class Check:
         return outcome, violations
 
     def _judge(self, plan: Plan, outcome: Outcome) -> Sequence[Violation]:
-        expected = self._expect_replaced(plan, outcome) if outcome.user_goes_on else self._expect(plan)
+        expected = self._choose_expectation(plan, outcome)
         if expected is None:
             if outcome.problem or plan.fresh:
                 return []
-            return judge_undisturbed(outcome, self._normalizer, is_refused=repr(plan.edits) in self._refused)
+            is_refused = repr(plan.edits) in self._refused or bool(self._base.facts.tended and outcome.retried)
+            return judge_undisturbed(outcome, self._normalizer, is_refused=is_refused)
         found = judge(outcome, expected)
         if plan.do == 'annotate':
             found += judge_annotation(outcome, plan.edits[0].target)
@@ -446,9 +456,11 @@ class Check:
             outcome, history = self._outcomes.get(f'fresh {edits!r}'), False
         return None if outcome is None else Expectation(outcome, self._normalizer, history)
 
-    def _expect_replaced(self, plan: Plan, outcome: Outcome) -> Expectation | None:
-        """Return the course to compare with if the scenario has made writes after the edit of the disturbance."""
-        if plan.do not in EDITED_BY_USER:
+    def _choose_expectation(self, plan: Plan, outcome: Outcome) -> Expectation | None:
+        """Return the undisturbed course to compare with, which can depend on the writes of the scenario; or None."""
+        if outcome.is_cut_short and not (outcome.failure or outcome.scenario_error):
+            return None
+        if not outcome.user_goes_on or plan.do not in EDITED_BY_USER:
             return self._expect(plan)
         [edit] = plan.edits
         wanted, actual = self._base.end.find(edit.target), outcome.end.find(edit.target)
@@ -642,17 +654,6 @@ def apply_edits(target: Any, body: dict[str, Any], edits: Sequence[Edit]) -> dic
         if edit.target == target:
             body = merge(body, edit.patch)
     return body
-
-
-def merge(body: Any, patch: Any) -> Any:
-    """Return the value after the application of a JSON merge patch."""
-    merged = dict(body) if isinstance(body, dict) else {}
-    for key, value in patch.items():
-        if value is None:
-            merged.pop(key, None)
-        else:
-            merged[key] = merge(merged.get(key), value) if isinstance(value, dict) else value
-    return merged
 
 
 def _sentence(message: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kopf._kits.checking.clusters import Body, Cluster, ClusterError, ClusterPlace
-from kopf._kits.checking.user_writes import RecordedWrites, get_name
+from kopf._kits.checking.user_writes import RecordedWrites, clean, get_name, make_edit
 from kopf._kits.testing.serving.localclient import compose
 from kopf._kits.testing.serving.waits import ExpectedState, Predicate, WaitTimeout
 from kopf._kits.testing.wire.manifests import Source, read
@@ -84,7 +84,7 @@ class ClusterUser:
     def apply(self, source: Source) -> Sequence[Body]:
         """Create or merge objects, and record them as the user's objects."""
         bodies = [body for _, body in read(source)]
-        return self.writes.apply(f'apply {get_name(source)}', lambda: [self._merge(body) for body in bodies])
+        return self.writes.apply(f'apply {get_name(source)}', lambda: [self._merge(body) for body in bodies], source)
 
     def patch(
         self, resource: str, name: str, patch: Any, *, namespace: str | None = None, subresource: str = ''
@@ -92,13 +92,18 @@ class ClusterUser:
         """Edit an object: a dict is a merge patch, a list is a JSON patch."""
         path = self._get_path(resource, namespace, name, subresource)
         content_type = MERGE if isinstance(patch, Mapping) else JSON
-        return self.writes.write(f'patch {resource} {name}', lambda: self._send('PATCH', path, patch, content_type))
+        return self.writes.edit(
+            f'patch {resource} {name}',
+            lambda: self._send('PATCH', path, patch, content_type),
+            make_edit(patch, subresource),
+        )
 
     def replace(self, body: Mapping[str, Any], *, namespace: str | None = None, subresource: str = '') -> Body:
         """Replace an object."""
         kind, name = self._place.find(body['apiVersion'], body['kind']), get_name(body)
         path, given = self._get_path(kind.name, namespace, name, subresource), self._translation.to_cluster(body)
-        return self.writes.write(f'replace {body["kind"]} {name}', lambda: self._send('PUT', path, given))
+        edit = None if subresource else lambda _: clean(body)
+        return self.writes.edit(f'replace {body["kind"]} {name}', lambda: self._send('PUT', path, given), edit)
 
     def delete(self, resource: str, name: str, *, namespace: str | None = None, propagation: str = '') -> None:
         """Delete an object."""

@@ -18,13 +18,14 @@ from kopf._core.intents.handlers import ChangingHandler, ResourceHandler
 from kopf._core.intents.registries import OperatorRegistry
 from kopf._kits.checking.call_records import Call, CallRecord
 from kopf._kits.checking.clusters import ClusterError
-from kopf._kits.checking.disturbances import EDITING, Disturbance, clean
+from kopf._kits.checking.disturbances import EDITED_BY_USER, EDITING, Disturbance
 from kopf._kits.checking.end_states import State, StoredObject
 from kopf._kits.checking.outcomes import HIDDEN, MAX_WRITES, Facts, Outcome, Request
 from kopf._kits.checking.plans import CALL, Plan, Target
 from kopf._kits.checking.readiness_records import ReadinessRecord
 from kopf._kits.checking.subjects import Scenario, Subject
 from kopf._kits.checking.testbeds import CannotContinue, KindFacts, RunningOperator, Testbed, make_real_pace
+from kopf._kits.checking.user_writes import ObjectEdit, clean, merge
 from kopf._kits.checking.virtual_testbeds import VirtualTestbed
 from kopf._kits.testing.operator_processes import OWN_RESOURCES
 from kopf._kits.testing.serving.faults import SeenRequest
@@ -186,12 +187,25 @@ class Course:
         else:
             yield
 
-    def note_created(self, body: Mapping[str, Any]) -> None:
-        """Record an object of the user."""
+    def note_created(self, body: Mapping[str, Any], given: Mapping[str, Any] | None = None) -> None:
+        """Record an object that the user has created; or merge what the user has given into the recorded one."""
         if self._phase == 'scenario' and body['kind'] != 'CustomResourceDefinition':
-            meta, resource = body['metadata'], self.testbed.name_resource(body['apiVersion'], body['kind'])
-            target = Target(resource=resource, namespace=meta.get('namespace', ''), name=meta['name'])
-            self._created.setdefault(target, clean(body))
+            target = self._get_target(body)
+            is_known = given is not None and target in self._created
+            self._created[target] = merge(self._created[target], clean(given)) if is_known and given else clean(body)
+
+    def note_edited(self, body: Mapping[str, Any], edit: ObjectEdit | None) -> None:
+        """Record an edit of an object; None if creating the object again cannot repeat the edit."""
+        if self._phase == 'scenario':
+            target = self._get_target(body)
+            if edit is None or target not in self._created:
+                self._outcome.facts.tended.add(target.resource)
+            else:
+                self._created[target] = edit(self._created[target])
+
+    def _get_target(self, body: Mapping[str, Any]) -> Target:
+        meta, resource = body['metadata'], self.testbed.name_resource(body['apiVersion'], body['kind'])
+        return Target(resource=resource, namespace=meta.get('namespace', ''), name=meta['name'])
 
     def settle(self) -> bool:
         """Wait until the operator is at rest; return whether that happens in time."""
@@ -311,18 +325,22 @@ class Course:
         """Run the scenario."""
         try:
             self._scenario(self.testbed.user)
-        except WaitTimeout as error:
-            # The timeout is no failure if the disturbance has deleted the object that the scenario waits for.
-            if not (self._plan.do == 'delete' and self._disturbance.has_begun):
-                raise CourseFailed(f'The scenario waits in vain: {str(error).partition(";")[0]}.') from None
-        except Refusal as error:
-            # The refusal is no failure if the disturbance has deleted the object that the scenario writes to.
-            if not (self._plan.do in ('delete', 'recreate') and self._disturbance.has_begun):
-                raise ScenarioFailed(f'Refusal: {error}') from error
         except (CourseFailed, VirtualTimeError, CannotContinue, ClusterError, ManifestError):
             raise
         except Exception as error:
-            raise ScenarioFailed(f'{type(error).__name__}: {error}') from error
+            if self._plan.do in EDITED_BY_USER and self._disturbance.has_written:
+                # The edit can have replaced what the scenario waits for, asserts, or has read before.
+                self._outcome.is_cut_short = True
+            elif isinstance(error, WaitTimeout):
+                # The timeout is no failure if the disturbance has deleted the object that the scenario waits for.
+                if not (self._plan.do == 'delete' and self._disturbance.has_begun):
+                    raise CourseFailed(f'The scenario waits in vain: {str(error).partition(";")[0]}.') from None
+            elif isinstance(error, Refusal):
+                # The refusal is no failure if the disturbance has deleted the object that the scenario writes to.
+                if not (self._plan.do in ('delete', 'recreate') and self._disturbance.has_begun):
+                    raise ScenarioFailed(f'Refusal: {error}') from error
+            else:
+                raise ScenarioFailed(f'{type(error).__name__}: {error}') from error
 
     def _await_start(self) -> None:
         started = self.testbed.now

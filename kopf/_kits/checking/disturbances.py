@@ -7,9 +7,9 @@ A disturbance begins during a request or between two requests, and ends before t
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from kopf._kits.checking.end_states import is_bookkeeping
 from kopf._kits.checking.plans import CALL, Moment, Plan, Target
 from kopf._kits.checking.testbeds import Testbed, Write
+from kopf._kits.checking.user_writes import clean
 from kopf._kits.testing.serving.faults import SeenRequest
 
 EDITED_BY_USER = frozenset({'edit', 'stale'})
@@ -247,12 +247,3 @@ class Disturbance:
             # Let the garbage collector delete the old children, which occupy the names of the new ones.
             testbed.advance(testbed.pace.collected)
             user.create(clean(body))
-
-
-def clean(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the object as its user would create it again: without its status and its bookkeeping annotations."""
-    kept = ('name', 'namespace', 'labels', 'annotations', 'ownerReferences', 'generateName')
-    metadata = {key: body['metadata'][key] for key in kept if key in body['metadata']}
-    annotations = metadata.get('annotations') or {}
-    metadata['annotations'] = {key: value for key, value in annotations.items() if not is_bookkeeping(key)}
-    return {**{key: value for key, value in body.items() if key != 'status'}, 'metadata': metadata}

@@ -54,7 +54,9 @@ class Facts:
     """The facts about an operator and its objects that an undisturbed course has shown."""
 
     created: list[tuple[Target, Mapping[str, Any]]] = dataclasses.field(default_factory=list)
-    """The objects of the user, as the user has created them, in the order of their creation."""
+    """The objects of the user, with the user's later edits, in the order of their creation."""
+    tended: set[str] = dataclasses.field(default_factory=set)
+    """The resources for which the scenario has made writes that creating the objects of the user does not repeat."""
     parents: list[Target] = dataclasses.field(default_factory=list)
     """The objects of the user that the operator handles."""
     children: list[Target] = dataclasses.field(default_factory=list)
@@ -99,6 +101,8 @@ class Outcome:
     """Whether the scenario has made writes after the edit of the disturbance, so that they can have replaced it."""
     rests: bool = True
     """Whether the operator has come to rest after the scenario."""
+    is_cut_short: bool = False
+    """Whether the scenario could not be played to its end because of the edit of the disturbance."""
     requests: list[Request] = dataclasses.field(default_factory=list)
     calls: list[Request] = dataclasses.field(default_factory=list)
     """The calls of external services."""

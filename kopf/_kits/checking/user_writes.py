@@ -5,17 +5,22 @@ Disturbances can begin at these writes. Writes that disturbances make are not re
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, Protocol, TypeVar
 
+from kopf._kits.checking.end_states import is_bookkeeping
 from kopf._kits.testing.kinds.kinds import Bodies, Body
 from kopf._kits.testing.sandbox import Sandbox
-from kopf._kits.testing.wire.manifests import Source
+from kopf._kits.testing.wire.manifests import Source, read
 from kopf._kits.testing.wire.statuses import Refusal
 
 T = TypeVar('T')
+
+ObjectEdit = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+"""Returns the object as its user would write it after an edit."""
 
 WAIT = 3600.0
 """The minimal timeout of waits in scenarios (in seconds): disturbances delay the expected states."""
@@ -32,8 +37,11 @@ class Host(Protocol):
     def step(self, text: str) -> AbstractContextManager[None]:
         """Record a write of the user, which is to be made within the context."""
 
-    def note_created(self, body: Mapping[str, Any]) -> None:
-        """Record an object of the user."""
+    def note_created(self, body: Mapping[str, Any], given: Mapping[str, Any] | None = None) -> None:
+        """Record an object that the user has created; or merge what the user has given into the recorded one."""
+
+    def note_edited(self, body: Mapping[str, Any], edit: ObjectEdit | None) -> None:
+        """Record an edit of an object; None if creating the object again cannot repeat the edit."""
 
 
 class RecordedWrites:
@@ -83,12 +91,20 @@ class RecordedWrites:
             self._host.note_created(body)
         return body
 
-    def apply(self, text: str, write: Callable[[], Bodies]) -> Bodies:
+    def apply(self, text: str, write: Callable[[], Bodies], source: Source) -> Bodies:
         """Apply objects, and record them as the user's objects."""
         bodies = self.write(text, write)
-        for body in bodies if not _is_unrecorded.get() else ():
-            self._host.note_created(body)
+        if not _is_unrecorded.get():
+            for body, (_, given) in zip(bodies, read(source), strict=True):
+                self._host.note_created(body, given)
         return bodies
+
+    def edit(self, text: str, write: Callable[[], Body], edit: ObjectEdit | None) -> Body:
+        """Edit an object, and record the edit."""
+        body = self.write(text, write)
+        if not _is_unrecorded.get():
+            self._host.note_edited(body, edit)
+        return body
 
 
 class CourseSandbox(Sandbox):
@@ -117,17 +133,19 @@ class CourseSandbox(Sandbox):
     def apply(self, source: Source) -> Bodies:
         """Apply objects, and record them as the user's objects."""
         apply = super().apply
-        return self.writes.apply(f'apply {get_name(source)}', lambda: apply(source))
+        return self.writes.apply(f'apply {get_name(source)}', lambda: apply(source), source)
 
     def patch(self, resource: str, name: str, patch: Any, **options: Any) -> Body:
         """Edit an object."""
         send = super().patch
-        return self.writes.write(f'patch {resource} {name}', lambda: send(resource, name, patch, **options))
+        edit = make_edit(patch, options.get('subresource', ''))
+        return self.writes.edit(f'patch {resource} {name}', lambda: send(resource, name, patch, **options), edit)
 
     def replace(self, body: Mapping[str, Any], **options: Any) -> Body:
         """Replace an object."""
         replace = super().replace
-        return self.writes.write(f'replace {body.get("kind")} {get_name(body)}', lambda: replace(body, **options))
+        edit = None if options.get('subresource') else lambda _: clean(body)
+        return self.writes.edit(f'replace {body.get("kind")} {get_name(body)}', lambda: replace(body, **options), edit)
 
     def delete(self, resource: str, name: str, **options: Any) -> None:
         """Delete an object."""
@@ -145,6 +163,34 @@ class CourseSandbox(Sandbox):
     def rest(self, *, quiet: float = 0, timeout: float = 0) -> None:
         """Wait until the operator is at rest, except for periodic writes."""
         self.writes.settle()
+
+
+def make_edit(patch: Any, subresource: str) -> ObjectEdit | None:
+    """Return the edit that a patch of an object makes; None for the status and other subresources."""
+    if subresource or (isinstance(patch, Mapping) and 'status' in patch):
+        return None
+    # A JSON patch can also refer to what the operator has written. Only the spec of its result is used.
+    return functools.partial(merge, patch=patch) if isinstance(patch, Mapping) else lambda body: body
+
+
+def merge(body: Any, patch: Any) -> Any:
+    """Return the value after the application of a JSON merge patch."""
+    merged = dict(body) if isinstance(body, Mapping) else {}
+    for key, value in patch.items():
+        if value is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = merge(merged.get(key), value) if isinstance(value, Mapping) else value
+    return merged
+
+
+def clean(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the object as its user would create it again: without its status and its bookkeeping annotations."""
+    kept = ('name', 'namespace', 'labels', 'annotations', 'ownerReferences', 'generateName')
+    metadata = {key: body['metadata'][key] for key in kept if key in body['metadata']}
+    annotations = metadata.get('annotations') or {}
+    metadata['annotations'] = {key: value for key, value in annotations.items() if not is_bookkeeping(key)}
+    return {**{key: value for key, value in body.items() if key != 'status'}, 'metadata': metadata}
 
 
 def get_name(source: Any) -> str:

@@ -448,3 +448,74 @@ def test_nothing_is_compared_with_courses_that_the_deadline_has_ended(real, monk
     edit = Edit(Target(resource="webs", name="w1"), {"spec": {"size": 3}})
     outcome, violations = real._try(Plan(do=do, step=1, edits=(edit,)))
     assert outcome.problem and not violations and list(real._outcomes) == ["()"]
+
+
+def wait_for_the_size(sandbox):
+    sandbox.create("webs", "w1", spec={"size": 1})
+    sandbox.wait_for("webs", "w1", lambda body: body["status"]["size"] == 1)
+    sandbox.patch("webs", "w1", {"spec": {"size": 5}})
+
+
+def assert_the_size(sandbox):
+    sandbox.create("webs", "w1", spec={"size": 1})
+    sandbox.rest()
+    assert sandbox.get("webs", "w1")["status"]["size"] == 1
+
+
+def replace_what_was_read(sandbox):
+    sandbox.create("webs", "w1", spec={"size": 1})
+    body = sandbox.wait_for("webs", "w1", lambda body: "finalizers" in body["metadata"])
+    sandbox.replace({**body, "spec": {"size": 5}})
+
+
+@pytest.mark.parametrize("scenario", [wait_for_the_size, assert_the_size, replace_what_was_read])
+def test_scenarios_that_a_concurrent_edit_contradicts_are_no_alarm(check, tmp_path, scenario):
+    edit = Edit(Target(resource="webs", namespace="default", name="w1"), {"spec": {"size": 3}})
+    plan = Plan(do="edit", when="unanswered", request=Moment(verb="patch", resource="webs", number=1), edits=(edit,))
+    plan.write(tmp_path / "plan.yaml")
+    check(RIGHT, scenario, plan=tmp_path / "plan.yaml")
+
+
+LABELLED = """
+    @kopf.on.reconcile('webs', owns=['configmaps'])
+    async def serve(name, labels, children, **_):
+        data = {'team': labels.get('team', '')}
+        await children.apply({'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': name}, 'data': data})
+"""
+WEB = {"apiVersion": "example.com/v1", "kind": "Web", "metadata": {"name": "w1", "labels": {"team": "a"}}}
+
+
+@pytest.mark.parametrize("verb", ["patch", "apply", "replace"])
+def test_edited_labels_are_those_of_the_objects_that_are_created_again(check, tmp_path, verb):
+    def scenario(sandbox):
+        sandbox.apply({**WEB, "spec": {"size": 1}})
+        sandbox.rest()
+        edited = {**WEB, "metadata": {"name": "w1", "labels": {"team": "b"}}, "spec": {"size": 2}}
+        match verb:
+            case "patch":
+                sandbox.patch("webs", "w1", {"metadata": {"labels": {"team": "b"}}, "spec": {"size": 2}})
+            case "apply":
+                sandbox.apply(edited)
+            case "replace":
+                version = sandbox.get("webs", "w1")["metadata"]["resourceVersion"]
+                sandbox.replace({**edited, "metadata": {**edited["metadata"], "resourceVersion": version}})
+
+    Plan(fresh=True).write(tmp_path / "plan.yaml")
+    check(LABELLED, scenario, plan=tmp_path / "plan.yaml")
+
+
+@pytest.mark.parametrize("what", ["status", "child"])
+def test_writes_that_new_objects_would_lack_are_named(check, what):
+    def scenario(sandbox):
+        sandbox.apply({**WEB, "spec": {"size": 1}})
+        sandbox.wait_for("configmaps", "w1")
+        sandbox.rest()
+        if what == "status":
+            sandbox.patch("webs", "w1", {"status": {"seen": True}}, subresource="status")
+        else:
+            sandbox.patch("configmaps", "w1", {"data": {"other": "1"}})
+
+    report = check(LABELLED, scenario, plans=25)
+    assert not any(plan.fresh or plan.do == "recreate" for plan, _ in report.tried)
+    [text] = [text for text in report.untried if "edited objects were not compared with new ones" in text]
+    assert text.startswith("The scenario writes the status or other objects of ")

@@ -17,15 +17,18 @@ class Host:
     """Remembers what the user has told."""
 
     def __init__(self):
-        self.steps, self.created = [], []
+        self.steps, self.created, self.edits = [], [], []
 
     @contextlib.contextmanager
     def step(self, text):
         self.steps.append(text)
         yield
 
-    def note_created(self, body):
+    def note_created(self, body, given=None):
         self.created.append(body)
+
+    def note_edited(self, body, edit):
+        self.edits.append(edit and edit({"metadata": {"name": "x"}, "data": {"x": "1", "z": "0"}}))
 
 
 @pytest.fixture
@@ -53,6 +56,7 @@ def test_objects_are_written_to_the_namespace_of_the_course(user, host, sandbox)
     assert user.create(MAP)["data"] == {"x": "1"}
     assert host.steps == ["apply a", "apply a", "patch configmaps a", "delete configmaps a", "create ConfigMap a"]
     assert host.created == [first, second, {**MAP, **host.created[2]}]
+    assert host.edits == [{"metadata": {"name": "x"}, "data": {"z": "0"}}]
 
 
 def test_scenarios_of_the_sandbox_can_be_played(user, host):
@@ -67,6 +71,7 @@ def test_scenarios_of_the_sandbox_can_be_played(user, host):
     user.delete("cm", "b", propagation="Foreground")
     user.wait_gone("cm", "b")
     assert host.steps[1:3] == ["patch configmaps b", "replace ConfigMap b"]
+    assert [edit["data"] for edit in host.edits] == [{"x": "1", "z": "0"}, {"x": "3"}]
 
 
 def test_a_wait_ends_at_its_timeout(user):
