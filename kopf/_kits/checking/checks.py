@@ -373,8 +373,8 @@ class Check:
         if waiting and not self._subject.options.get('pods'):
             self._report.untried.append(
                 f'No controllers run the pods of {", ".join(waiting)}, so these are never ready: what the operator '
-                'does when they are ready was not tried. Let the sandbox emulate the controllers (--pods), or set '
-                'their status in the scenario.'
+                'does when they are ready was not tried. Let the sandbox emulate the controllers (--pods), or write '
+                'a stand-in for them.'
             )
         children = sorted({child.resource for child in facts.children} - set(facts.watched))
         if children:
@@ -458,9 +458,11 @@ class Check:
 
     def _choose_expectation(self, plan: Plan, outcome: Outcome) -> Expectation | None:
         """Return the undisturbed course to compare with, which can depend on the writes of the scenario; or None."""
-        if outcome.is_cut_short and not (outcome.failure or outcome.scenario_error):
+        if plan.do not in EDITED_BY_USER or outcome.failure or outcome.scenario_error:
+            return self._expect(plan)
+        if outcome.is_cut_short or self._base.facts.tended:
             return None
-        if not outcome.user_goes_on or plan.do not in EDITED_BY_USER:
+        if not outcome.user_goes_on:
             return self._expect(plan)
         [edit] = plan.edits
         wanted, actual = self._base.end.find(edit.target), outcome.end.find(edit.target)
