@@ -199,6 +199,7 @@ class ConversionStrategies(WebhookRegistration):
                 name,
                 error,
             )
+            self._missing.discard(name)  # or else, it would be logged as being in force
             self._open(name)
             return
         if crd is None or _is_safe(crd):
@@ -256,6 +257,10 @@ class ConversionStrategies(WebhookRegistration):
         except errors.APIForbiddenError:
             self._refused_since.setdefault(name, asyncio.get_running_loop().time())
             raise
+        except Exception:
+            # It is unknown whether the operator is permitted to write it by now.
+            self._refused_since.pop(name, None)
+            raise
         self._refused_since.pop(name, None)
 
     async def _write(self, name: str, strategy: Mapping[str, Any]) -> None:
@@ -269,7 +274,8 @@ class ConversionStrategies(WebhookRegistration):
         if is_same(current, strategy):
             self._foreign.discard(name)
             self._sent[name] = strategy
-            self._open(name)
+            # It can have been written a moment ago, and the response was lost.
+            self._open(name, delay=SETTLING_TIME if name in self._missing else 0)
         elif written is not None and is_same(written, strategy) and _is_foreign(current):
             if name not in self._foreign:
                 logger.warning(

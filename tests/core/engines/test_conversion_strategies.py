@@ -330,6 +330,17 @@ async def test_the_first_conversion_gets_time_to_come_into_force(world, server, 
     assert list_watches(world)[0].time - patch.time >= 0.4
 
 
+@in_virtual_time
+async def test_the_first_conversion_gets_this_time_if_the_response_is_lost(world, server, lates, monkeypatch):
+    monkeypatch.setattr(conversion_strategies, 'SETTLING_TIME', 30)
+    world.settings.networking.error_backoffs = []
+    world.sandbox.faults.lose(method='PATCH', name=LATE_CRD)
+    async with world.operator():
+        await world.until_called('late')
+    [patch] = [request for request in world.sandbox.requests if request.method == 'PATCH' and request.name == LATE_CRD]
+    assert list_watches(world)[0].time - patch.time >= 29
+
+
 @pytest.mark.parametrize('before', [FOREIGN, make_placeholder(LATE_CRD)])
 @in_virtual_time
 async def test_nothing_waits_if_the_api_server_called_a_webhook_before(world, server, lates, before, monkeypatch):
@@ -386,7 +397,7 @@ async def test_unmanaged_kinds_are_looked_at_periodically_without_the_watch_of_c
     world.settings.admission.managed = None
     world.settings.scanning.disabled = True
     async with world.operator():
-        await world.until_logged("are not handled: spec.conversion of the CRD has no webhook")
+        await world.until_logged("are not handled: spec.conversion of the CRD has")
         await world.aio.patch(CRDS, LATE_CRD, {'spec': {'conversion': FOREIGN}})
         await world.until_called('late')
     assert len([text for text in world.log.texts if "are not handled: " in text]) == 1
@@ -518,6 +529,17 @@ async def test_an_operator_that_must_not_write_the_conversion_ends(world, server
 
 
 @in_virtual_time
+async def test_an_operator_does_not_end_by_a_refusal_that_is_long_ago(world, server, lates):
+    world.settings.networking.error_backoffs = []
+    world.sandbox.faults.error(403, method='PATCH', name=LATE_CRD)
+    world.sandbox.faults.error(500, times=40, method='PATCH', name=LATE_CRD)
+    async with world.operator():
+        await asyncio.sleep(conversion_strategies.REFUSAL_LIMIT * 2)
+        world.sandbox.faults.clear()
+        await world.until_called('late')
+
+
+@in_virtual_time
 async def test_an_operator_does_not_end_if_nothing_waits_for_the_conversion(world, server):
     world.declare(kopf.on.event, 'late', 'v1', 'kopflates', resource='kopf.dev')
     declare(world, resource='kopflates')
@@ -549,6 +571,18 @@ async def test_unmanaged_kinds_are_handled_if_crds_cannot_be_read(world, server,
         await review_again(world)
     warning = f"It is not known whether the API server converts {LATE_CRD}"
     assert len([text for text in world.log.texts if warning in text]) == 1
+
+
+@in_virtual_time
+async def test_conversions_that_cannot_be_seen_any_more_are_not_told_as_in_force(world, server, lates):
+    world.settings.admission.managed = None
+    async with world.operator():
+        await world.until_logged(
+            f"The objects of {LATE_CRD} are not handled: spec.conversion of the CRD has no webhook"
+        )
+        world.sandbox.faults.error(403, times=None, resource=CRDS)
+        await world.until_called('late')
+    assert not any("is in force" in text for text in world.log.texts)
 
 
 @in_virtual_time
