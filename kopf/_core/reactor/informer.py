@@ -43,7 +43,7 @@ The number of lists failed for other reasons, after which only handlers that can
 
 
 ListedEvent = tuple[RawEvent, float | None]
-"""An event, and the time when its list was requested, if it is from a list."""
+"""An event, and the time when its list was requested, if it is from a list or replaces an event from that list."""
 
 
 class IndexingState:
@@ -72,6 +72,11 @@ class IndexingState:
 
     def put(self, event: RawEvent, listed_since: float | None) -> None:
         """Keep the event instead of an older one, but keep a pending deletion, too: the handlers must not miss it."""
+        # Why keep the time of the list? A new holder of an object waits for a state from a list that was requested
+        # after the former holder had ended (see `shard_sinks`). The stream follows the list, so its event is newer, but
+        # without the time it would look like one from the stream before the list.
+        if listed_since is None and self.events:
+            listed_since = self.events[-1][1]
         deletions = [each for each in self.events[:1] if is_deletion(each[0]) and not is_deletion(event)]
         self.events = [*deletions, (event, listed_since)]
 

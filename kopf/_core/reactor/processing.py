@@ -119,7 +119,9 @@ class Processor(ObjectSink):
         if not self._screen.keep(record, event, listed_since=listed_since):
             return
         if not record.throttled:
-            self._workers.start(self, record, urgent=listed_since is None)
+            # A live change that has replaced an event from a list keeps the time of that list; see `EventSink.receive`.
+            urgent = listed_since is None or event['type'] in ('ADDED', 'MODIFIED')
+            self._workers.start(self, record, urgent=urgent)
         else:
             delay = self._throttling.hasten(
                 record, event, check_stale=lambda: self._stale_events.drop_stale(record, event)

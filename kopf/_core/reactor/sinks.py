@@ -32,7 +32,8 @@ class EventSink:
         Args:
             record: the record of the object.
             event: the event; its type is ``None`` if the object was listed.
-            listed_since: the time when the list was requested, if the event is from a list; ``None`` otherwise.
+            listed_since: the time when the list was requested, if the event is from a list; ``None`` otherwise. If a
+                later event has replaced one from a list before it could be passed on, it keeps the time of that list.
         """
         raise NotImplementedError
 

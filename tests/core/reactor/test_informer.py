@@ -4,9 +4,10 @@ import asyncio
 import gc
 import logging
 import threading
+import time
 import types
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
 
 import pytest
@@ -22,6 +23,7 @@ from kopf._core.reactor.indexing_gate import IndexingGate
 from kopf._core.reactor.informer import MAX_FORBIDDEN, Informer
 from kopf._core.reactor.object_records import ObjectRecord
 from kopf._core.reactor.processing import Processor
+from kopf._core.reactor.shard_sinks import ShardSink
 from kopf._core.reactor.sinks import EventSink
 from kopf._core.reactor.watches import ResourceWatch
 from kopf._core.reactor.workers import WorkerPool
@@ -43,13 +45,13 @@ class Scope:
             types.SimpleNamespace(records=self.records, get_known=self.records.values, __str__=lambda: title),
         )
 
-    def feed(self, name: str, type: Any = None, **body: Any) -> ObjectRecord:
+    def feed(self, name: str, type: Any = None, *, listed_since: float | None = None, **body: Any) -> ObjectRecord:
         record = self.records.get(name) or ObjectRecord(name, 'ns', name, initial=True)
         self.records[name] = record
         if type == 'DELETED':
             del self.records[name]
         raw: Any = {'metadata': {'name': name, 'namespace': 'ns', 'uid': name}, **body}
-        self.sink.receive(record, {'type': type, 'object': raw}, listed_since=None)
+        self.sink.receive(record, {'type': type, 'object': raw}, listed_since=listed_since)
         return record
 
     def listed(self) -> None:
@@ -67,7 +69,9 @@ class Setup:
         self.workers = WorkerPool(self.settings, self.indexing_gate)
         self.memo = kopf.Memo()
 
-    def serve(self, resource: Resource, *, initial: bool = True) -> Scope:
+    def serve(
+        self, resource: Resource, *, initial: bool = True, owns: Callable[[ObjectRecord], bool] | None = None
+    ) -> Scope:
         self.indexers.ensure(self.registry.indexing)
         selectors = {selector for selector in self.registry.iter_selectors() if selector.check(resource)}
         table = HandlerTable.build(self.registry, resource, selectors)
@@ -83,7 +87,7 @@ class Setup:
         if not table.indexing:
             return Scope(processor, str(resource))
         informer = Informer(
-            processor,
+            processor if owns is None else ShardSink(processor, owns),
             table=table,
             indexers=self.indexers,
             context=context,
@@ -574,6 +578,23 @@ async def test_a_deletion_that_the_sink_fails_to_take_at_once_is_passed_on_again
     assert taken == [None, 'DELETED', 'DELETED', 'DELETED', 'DELETED', 'ADDED']
     assert setup.get('idx') == {'key': ['pod1']}
     assert record.indexing is None
+
+
+async def test_an_object_taken_over_is_served_although_it_changes_while_it_is_indexed(setup: Setup) -> None:
+    seen: list[Any] = []
+    going = declare(setup, seen)
+    owned: set[str] = set()
+    pods = setup.serve(PODS, owns=lambda record: record.name in owned)
+    pods.listed()
+    pods.feed('pod1', 'ADDED')
+    await settle()
+    owned.add('pod1')
+    cast(Informer, pods.sink).relisting(pods.watch, lambda record: True)
+    pods.feed('pod1', None, listed_since=time.monotonic())  # waits, as the previous state is still being indexed
+    pods.feed('pod1', 'MODIFIED')
+    going.set()
+    await settle()
+    assert [(name, type) for name, type, _ in seen] == [('pod1', 'MODIFIED')]
 
 
 async def test_handlers_see_a_deletion_during_indexing_although_the_object_is_back(setup: Setup) -> None:
