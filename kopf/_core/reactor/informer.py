@@ -49,7 +49,7 @@ ListedEvent = tuple[RawEvent, float | None]
 class IndexingState:
     """The state of one object while it is being indexed, or is excluded from some indices."""
 
-    __slots__ = ('delays', 'ended', 'events', 'excluded', 'retried', 'running', 'timer')
+    __slots__ = ('current', 'delays', 'ended', 'events', 'excluded', 'retried', 'running', 'timer')
 
     def __init__(self) -> None:
         self.events: list[ListedEvent] = []
@@ -57,6 +57,8 @@ class IndexingState:
         The newest event that is not indexed yet. If the object was deleted and exists again, the deletion precedes the
         event.
         """
+        self.current: ListedEvent | None = None
+        """The event that is being indexed; ``None`` if it must not be passed on, because it is outdated meanwhile."""
         self.running = False
         """Whether a task is indexing the object."""
         self.ended: asyncio.Future[None] | None = None
@@ -89,11 +91,19 @@ class IndexingState:
 
     def take(self) -> ListedEvent | None:
         """Return the next event, if there is one, and remove it."""
-        return self.events.pop(0) if self.events else None
+        self.current = self.events.pop(0) if self.events else None
+        return self.current
 
     def keep_deletion(self) -> None:
         """Drop all events except for the deletion: the next watch lists the other states again."""
         self.events = [each for each in self.events if is_deletion(each[0])]
+
+    def take_outdated(self) -> list[ListedEvent]:
+        """Return the events that are not passed on yet, and remove them, except for the deletion."""
+        outdated = [each for each in (self.current, *self.events) if each is not None and not is_deletion(each[0])]
+        self.current = None
+        self.keep_deletion()
+        return outdated
 
     def end(self) -> None:
         """Called when the task has ended."""
@@ -193,6 +203,13 @@ class Informer(ForwardingSink):
         self._sink.failed(watch, error)
 
     def resumed(self, watch: ResourceWatch) -> None:
+        # Why now, before they are indexed? Another operator could handle these objects in the pause: their handlers can
+        # have succeeded since these states. The sink is still paused: it only notes which objects are new. The list
+        # after the pause brings the newer states.
+        for record in watch.get_known():
+            if record.indexing is not None:
+                for event, listed_since in record.indexing.take_outdated():
+                    self._sink.receive(record, event, listed_since=listed_since)
         self.expect(str(watch))
         self._sink.resumed(watch)
 
@@ -258,6 +275,8 @@ class Informer(ForwardingSink):
                     await self._index(record, state, event)
                     if self._is_over():
                         break
+                    if state.current is None:
+                        continue  # the watch was resumed meanwhile
                 if not self._pass_on(record, state, event, listed_since=listed_since):
                     break
         finally:

@@ -46,7 +46,7 @@ class Scope:
         )
 
     def feed(self, name: str, type: Any = None, *, listed_since: float | None = None, **body: Any) -> ObjectRecord:
-        record = self.records.get(name) or ObjectRecord(name, 'ns', name, initial=True)
+        record = self.records.get(name) or ObjectRecord(name, 'ns', name, initial=type is None)
         self.records[name] = record
         if type == 'DELETED':
             del self.records[name]
@@ -224,6 +224,37 @@ async def test_resumed_watches_are_waited_for_with_their_objects(setup: Setup) -
     going.set()
     await settle()
     assert sorted(seen) == [('kex1', None, ['pod1']), ('pod1', None, ['pod1'])]
+
+
+@pytest.mark.parametrize('began', ['before the pause', 'in the pause', 'not at all'])
+async def test_states_from_before_the_end_of_a_pause_are_not_handled_after_their_indexing(
+    setup: Setup, began: str
+) -> None:
+    seen: list[Any] = []
+    going = declare(setup, seen)
+    pods = setup.serve(PODS)
+    pods.listed()
+    if began == 'before the pause':
+        record = pods.feed('pod1', 'ADDED')
+        await settle()
+    pods.sink.paused(pods.watch)
+    setup.workers.pause()
+    if began != 'before the pause':
+        record = pods.feed('pod1', 'ADDED')
+        if began == 'in the pause':
+            await settle()
+        pods.feed('pod1', 'MODIFIED')
+    pods.sink.resumed(pods.watch)
+    setup.workers.resume()
+    pods.listed()
+    going.set()
+    await settle()
+    assert seen == []
+    # Another operator can have handled a new object in the pause, so it is resumed, not only noticed.
+    assert record.initial is (began != 'before the pause')
+    pods.feed('pod1')  # from the list after the pause
+    await settle()
+    assert seen == [('pod1', None, ['pod1'])]
 
 
 async def test_limit_of_workers_holds_when_the_gate_opens(setup: Setup) -> None:
