@@ -3,8 +3,11 @@
 import asyncio
 import types
 
+from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._core.engines.buckets import find_bucket
 from kopf._core.reactor import election_coordinator, orchestration
 from kopf._core.reactor.election_coordinator import ElectionCoordinator
+from kopf._core.reactor.sharding_coordinator import ShardingCoordinator
 from tests.faults.simulation import processes, threads
 
 
@@ -23,7 +26,15 @@ def take_over():
         process.ledger.note_loss(process)
         lose(self)
 
+    surrender = ShardingCoordinator._give_up
+
+    def note_surrender(self, ownership, buckets):
+        process = processes.current.get()
+        process.surrenders.append((process.ledger.now, buckets))
+        surrender(self, ownership, buckets)
+
     ElectionCoordinator.__init__, ElectionCoordinator._lose = init, note_loss
+    ShardingCoordinator._give_up = note_surrender
     election_coordinator.end_process = _end_process
     # Functions in virtual threads return at once, so they are not in the list of running calls.
     orchestration.find_running_calls = lambda executors: threads.find_running(processes.current.get())
@@ -51,6 +62,13 @@ def find_boss(simulation, body=None):
         if coordinator.owns(types.SimpleNamespace(uid=meta['uid'], namespace=meta.get('namespace'))):
             return process
     return None
+
+
+def has_surrendered(process, uid, *, since):
+    """Check whether the process has given up the bucket of this object since then: later, it is handled anew."""
+    # The key of the shards is the uid, and the number of buckets is that of the default settings.
+    bucket = find_bucket(uid, OperatorSettings().sharding.buckets)
+    return any(at >= since and bucket in buckets for at, buckets in process.surrenders)
 
 
 def configure(settings, mode):

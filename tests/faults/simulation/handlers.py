@@ -6,6 +6,7 @@ import functools
 
 import kopf
 from kopf._cogs.structs.credentials import ConnectionInfo
+from tests.faults.simulation import electing
 from tests.faults.simulation.applying import Applying
 from tests.faults.simulation.ledger import Attempt, Limits, Run, look_at
 
@@ -164,6 +165,8 @@ class Handlers:
         before = [run for run in self._ledger.runs[uid, 'r'] if run.process is self._process][-2]
         if not before.stored and before.process.lost_at >= before.called:
             return True  # the process has lost its Lease before the success was stored
+        if electing.has_surrendered(self._process, uid, since=before.called):
+            return True  # another member has handled the object, and each next member resumes it
         # In a pause, another operator can have ended the change in which it was resumed.
         if self._ledger.restored or (self._options.peering and before.reason != 'resume'):
             return True
