@@ -14,6 +14,7 @@ import kopf
 from kopf._core.engines.indexing import OperatorIndexers
 from kopf._core.reactor import operators
 from kopf._core.reactor.object_records import ObjectRecord
+from kopf._core.reactor.watches import FORBIDDEN_BACKOFF
 from kopf._kits.testing.serving.server import Server
 from tests.faults.simulation import (
     actions,
@@ -295,6 +296,8 @@ class Simulation:
             return
         await asyncio.sleep(max(0.0, max(self._stopped_at, default=0) + LONGEST_TIMER - self.clock.now))
         await asyncio.sleep(self.options.consistency_timeout)  # the timers of the last deletions
+        if self.options.forbidding:
+            await asyncio.sleep(1.5 * FORBIDDEN_BACKOFF)  # a watch that was refused learns of deletions only then
         asyncio.get_running_loop().forget_cancelled()  # such as time-outs of requests, in contexts of handlers
         gc.collect()
         live = {body['metadata']['uid'] for body in await self.cluster.list()}
