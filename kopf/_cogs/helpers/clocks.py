@@ -51,6 +51,16 @@ def get_suspended_time() -> float:
     return max(0.0, round(_measure_suspensions() - _suspensions, 1))
 
 
+def read_time() -> float:
+    """
+    Return the monotonic time (in seconds), including the time when the machine was suspended; callable in any thread.
+
+    Why not the time of the event loop? Some loops read it once in an iteration. That is too old after a suspension, and
+    in other threads.
+    """
+    return time.monotonic() + get_suspended_time()
+
+
 def utcnow() -> datetime.datetime:
     """Return the current time, as if the wall clock had not been changed since the process started."""
     return _started_at + datetime.timedelta(seconds=time.monotonic() - _origin)

@@ -12,12 +12,11 @@ again.
 import asyncio
 import logging
 import math
-import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from kopf._cogs.clients import errors
-from kopf._cogs.helpers.clocks import get_suspended_time, read_wall_clock
+from kopf._cogs.helpers.clocks import read_time, read_wall_clock
 from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.structs.bodies import is_older_version
 from kopf._core.engines.leases import MANAGED_BY, LeaseRecord, LeaseStore, format_time
@@ -60,15 +59,6 @@ class Term(NamedTuple):
     """When the work must stop, because the Lease was not renewed in time."""
     expiry: float
     """When another process can acquire the Lease."""
-
-
-def read_time() -> float:
-    """
-    Return the monotonic time (in seconds), including the time when the machine was suspended.
-
-    Why not the time of the loop? Some loops read it once in an iteration, which is too old after a suspension.
-    """
-    return time.monotonic() + get_suspended_time()
 
 
 class LeaseCandidate:

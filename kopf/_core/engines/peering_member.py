@@ -20,7 +20,7 @@ from typing import Any
 from kopf._cogs.aiokits.loops import complete
 from kopf._cogs.clients import api, errors
 from kopf._cogs.configs.configuration import OperatorSettings
-from kopf._cogs.helpers.clocks import get_suspended_time, read_wall_clock
+from kopf._cogs.helpers.clocks import read_time, read_wall_clock
 from kopf._cogs.structs.bodies import is_older_version
 from kopf._cogs.structs.credentials import LoginError
 from kopf._cogs.structs.references import Namespace, Resource
@@ -60,16 +60,6 @@ How long a starting operator waits until the operators with lower priorities hav
 
 It waits longer only for those that report that their handlers are still running.
 """
-
-
-def read_time(loop: asyncio.AbstractEventLoop | None = None) -> float:
-    """
-    Return the time of the loop (in seconds), including the time when the machine was suspended.
-
-    Args:
-        loop: the loop, if the function is called from another thread.
-    """
-    return (loop or asyncio.get_running_loop()).time() + get_suspended_time()
 
 
 @dataclasses.dataclass(slots=True)
@@ -292,10 +282,7 @@ class PeeringMember:
         if self._expiry is not None:
             ends.append(self._expiry)
         end = min((end for end in ends if end > now), default=None)
-        self._timer = (
-            # The clock of the loop stops while the machine is suspended, the lifetimes continue.
-            None if end is None else asyncio.get_running_loop().call_at(end - get_suspended_time(), self._note_end, end)
-        )
+        self._timer = None if end is None else asyncio.get_running_loop().call_later(end - now, self._note_end, end)
 
     def _note_end(self, end: float) -> None:
         self._reach(end)
@@ -444,7 +431,7 @@ class PeeringMember:
         now = read_time()
         moment = min((moment for moment in self._moments() if moment > now), default=None)
         try:
-            async with asyncio.timeout_at(None if moment is None else moment - get_suspended_time()):
+            async with asyncio.timeout(None if moment is None else moment - now):
                 await self._wakeup.wait()
         except TimeoutError:
             if moment is not None:

@@ -18,12 +18,12 @@ from typing import Any, Protocol
 
 from kopf._cogs.clients import errors
 from kopf._cogs.configs.configuration import ShardingSettings
-from kopf._cogs.helpers.clocks import read_wall_clock
+from kopf._cogs.helpers.clocks import read_time, read_wall_clock
 from kopf._cogs.structs.bodies import is_older_version
 from kopf._core.engines import assignments
 from kopf._core.engines.assignments import Assignment, Division, Report
 from kopf._core.engines.buckets import format_ranges
-from kopf._core.engines.lease_candidate import SILENCE, LeadershipError, read_time
+from kopf._core.engines.lease_candidate import SILENCE, LeadershipError
 from kopf._core.engines.leases import LeaseRecord, format_time
 from kopf._core.engines.shard_leases import (
     GROUP_ANNOTATION,

@@ -19,11 +19,12 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence, 
 from typing import Any, Protocol
 
 from kopf._cogs.clients.errors import APIError, APIFencedError
+from kopf._cogs.helpers.clocks import read_time
 from kopf._cogs.structs.bodies import RawEvent
 from kopf._cogs.structs.credentials import LoginError
 from kopf._cogs.structs.references import Namespace, Resource
 from kopf._core.engines.activities import check_outcomes
-from kopf._core.engines.lease_candidate import LeaseCandidate, Term, check_settings, read_time
+from kopf._core.engines.lease_candidate import LeaseCandidate, Term, check_settings
 from kopf._core.engines.leases import LEASES, LeaseStore, find_namespace
 from kopf._core.intents.causes import Activity
 from kopf._core.reactor.coordination import Affected, Coordinator, CoordinatorContext, find_lease_name

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kopf._cogs.clients.errors import APIError, APIForbiddenError
+from kopf._cogs.helpers.clocks import read_time
 from kopf._cogs.structs.bodies import RawEvent
 from kopf._cogs.structs.references import PEERING_GROUPS, Namespace, Resource, select_peerings
 from kopf._core.reactor.coordination import Coordinator, CoordinatorContext
@@ -112,10 +113,7 @@ class PeeringCoordinator(Coordinator):
         """
         if not self._joined:
             return False
-        # Why not at the top? Operators without peering objects do not need the module.
-        from kopf._core.engines.peering_member import read_time
-
-        now = read_time(self._loop)
+        now = read_time()
         if now < self._safe_until:
             return False
         members = [joined.member for joined in list(self._joined.values())]  # other threads call it, too

@@ -1,5 +1,6 @@
 """The clock of handlers and records: it runs evenly, whatever is done to the wall clock of the machine."""
 
+import concurrent.futures
 import datetime
 import time
 
@@ -66,3 +67,10 @@ def test_a_restart_takes_the_wall_clock_as_it_is(set_clock):
     finally:
         set_clock(clocks.NO_SHIFT)
         clocks.restart()
+
+
+def test_the_monotonic_time_includes_suspensions_in_threads_without_a_loop(sleep):
+    before = clocks.read_time()
+    sleep(10, suspended=30)
+    with concurrent.futures.ThreadPoolExecutor(1) as executor:
+        assert executor.submit(clocks.read_time).result() - before == pytest.approx(40, abs=0.3)

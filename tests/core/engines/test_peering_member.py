@@ -14,6 +14,22 @@ from kopf._core.engines.peering_member import REFUSAL_DELAYS, RETRY_DELAY, TAKEO
 pytestmark = pytest.mark.looptime(start=1000)
 
 
+class Clock:
+    """The monotonic clock: that of the loop, and the time of suspensions, of which the loop does not know."""
+
+    suspended = 0.0
+
+    def read(self):
+        return asyncio.get_running_loop().time() + self.suspended
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(peering_member, 'read_time', clock.read)
+    return clock
+
+
 def record(priority=0, lifetime=60, age=0.0):
     lastseen = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=age)
     return {'priority': priority, 'lifetime': lifetime, 'lastseen': lastseen.isoformat()}
@@ -630,10 +646,10 @@ async def test_broken_records_are_ignored(peering_api, join):
         assert not member.paused
 
 
-async def test_after_a_suspension_the_operator_is_overdue_until_its_record_is_renewed(peering_api, join, monkeypatch):
+async def test_after_a_suspension_the_operator_is_overdue_until_its_record_is_renewed(peering_api, join, clock):
     async with join() as member:
         assert not member.is_overdue
-        monkeypatch.setattr(peering_member, 'get_suspended_time', lambda: 100.0)  # the loop's clock does not know of it
+        clock.suspended = 100.0
         assert member.is_overdue and not member.paused
         peering_api.error = errors.APIServerError('oops', status=500)
         member.pause_if_overdue()
@@ -645,11 +661,11 @@ async def test_after_a_suspension_the_operator_is_overdue_until_its_record_is_re
         assert not member.paused and not member.is_overdue
 
 
-async def test_an_operator_that_took_over_during_a_suspension_is_waited_for(peering_api, join, monkeypatch):
+async def test_an_operator_that_took_over_during_a_suspension_is_waited_for(peering_api, join, clock):
     peering_api.put(worker=record(priority=1, lifetime=600))
     async with join() as member:
         await passed(TAKEOVER_TIMEOUT)
-        monkeypatch.setattr(peering_member, 'get_suspended_time', lambda: 100.0)
+        clock.suspended = 100.0
         member.pause_if_overdue()
         await passed(0)
         assert peering_api.status['me']['waiting'] is True
