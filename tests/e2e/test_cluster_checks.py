@@ -1,5 +1,6 @@
 """`kopf check --cluster`: an operator on a cluster, disturbed by a proxy, with nothing left behind."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -10,7 +11,7 @@ import pytest
 
 from tests.kits.checking.conftest import CRD, OBJECT
 
-OPERATOR = """
+CREATING = """
 import uuid
 import kopf
 
@@ -23,23 +24,88 @@ async def serve(body, name, namespace, patch, **_):
     patch.status['done'] = True
 """
 
-PLAN = """
-seed: 1
-do: kill
-request: {verb: patch, resource: configmaps}
-when: unanswered
+IMPATIENT = CREATING.replace(
+    "@kopf.on.create('webs')",
+    """
+@kopf.on.startup()
+def configure(settings, **_):
+    settings.networking.error_backoffs = []
+
+@kopf.on.create('webs', backoff=1)
+""",
+)
+
+RESUMING = CREATING.replace("@kopf.on.create", "@kopf.on.resume('webs')\n@kopf.on.create")
+
+RECONCILING = """
+import kopf
+
+applied = set()
+
+@kopf.on.reconcile('webs', owns=['configmaps'])
+async def serve(name, children, **_):
+    if name not in applied:
+        await children.apply({'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': name}, 'data': {'a': 'b'}})
+        REMEMBER
 """
+
+RANDOM, BY_OWNER = "f'{name}-{uuid.uuid4()}'", "name"
+
+
+@dataclasses.dataclass
+class Case:
+    """A mistake that one plan shows, and the same operator without it."""
+
+    planted: str
+    correct: str
+    plan: str
+    finding: str
+
+
+CASES = {
+    "killed between a request and its response": Case(
+        CREATING.replace("NAME", RANDOM),
+        CREATING.replace("NAME", BY_OWNER),
+        "{seed: 1, do: kill, request: {verb: patch, resource: configmaps}, when: unanswered}",
+        "+ configmaps default/#2",
+    ),
+    "a request is done but times out": Case(
+        IMPATIENT.replace("NAME", RANDOM),
+        IMPATIENT.replace("NAME", BY_OWNER),
+        "{seed: 1, do: lose, request: {verb: patch, resource: configmaps}}",
+        "+ configmaps default/#2",
+    ),
+    "restarted at rest": Case(
+        RESUMING.replace("NAME", RANDOM),
+        RESUMING.replace("NAME", BY_OWNER),
+        "{seed: 1, do: stop, step: 0, seconds: 1}",
+        "+ configmaps default/#2",
+    ),
+    "a child is edited": Case(
+        RECONCILING.replace("REMEMBER", "applied.add(name)"),
+        RECONCILING.replace("REMEMBER", ""),
+        """
+            seed: 1
+            do: tamper
+            step: 0
+            target: {resource: configmaps, namespace: default, name: w1}
+            edits: [{target: {resource: configmaps, namespace: default, name: w1}, patch: {data: {a: c}}}]
+        """,
+        "- configmaps default/w1",
+    ),
+}
 
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-def test_a_planted_bug_is_found_and_a_correct_operator_passes(cluster, kubeapi, tmp_path):
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_a_planted_bug_is_found_and_a_correct_operator_passes(cluster, kubeapi, tmp_path, case):
     for name, text in {
-        "planted.py": OPERATOR.replace("NAME", "f'{name}-{uuid.uuid4()}'"),
-        "correct.py": OPERATOR.replace("NAME", "name"),
+        "planted.py": case.planted,
+        "correct.py": case.correct,
         "crd.yaml": CRD,
         "web.yaml": OBJECT,
-        "plan.yaml": PLAN,
+        "plan.yaml": case.plan,
     }.items():
         (tmp_path / name).write_text(text)
     kubeapi.apply(tmp_path / "crd.yaml")  # as two checks need it at the same time
@@ -58,7 +124,7 @@ def test_a_planted_bug_is_found_and_a_correct_operator_passes(cluster, kubeapi, 
     }
     outputs = {name: process.communicate(timeout=240)[0] for name, process in checks.items()}
     assert checks["planted"].returncode == 1, outputs["planted"]
-    assert "+ configmaps default/#2" in outputs["planted"]
+    assert case.finding in outputs["planted"]
     assert checks["correct"].returncode == 0, outputs["correct"]
     namespaces = kubeapi.items("v1", "Namespace")
     assert not [item for item in namespaces if "kopf.dev/check" in item["metadata"].get("labels", {})]
