@@ -141,20 +141,26 @@ class Outcome(NamedTuple):
     def verdict(self) -> str:
         """The outcome in one word, as in `HandlerCall`."""
         if not self.final:
-            return 'waiting' if isinstance(self.exception, HandlerChildrenRetry | NotReadyError) else 'retried'
+            is_waiting = isinstance(self.exception, HandlerChildrenRetry | NotReadyError | invocation.CallNotBegun)
+            return 'waiting' if is_waiting else 'retried'
         if self.exception is not None:
             return 'refused' if self.refused else 'failed'
         return 'ignored' if self.ignored else 'succeeded'
 
     @property
+    def has_begun(self) -> bool:
+        """Return whether the function was called at all; otherwise, it was no attempt."""
+        return not isinstance(self.exception, invocation.CallNotBegun)
+
+    @property
     def is_error(self) -> bool:
         """Return whether the attempt has failed; a retry requested by a `TemporaryError` is no failure."""
-        return self.exception is not None and not isinstance(self.exception, TemporaryError)
+        return self.exception is not None and not isinstance(self.exception, TemporaryError | invocation.CallNotBegun)
 
     @property
     def message(self) -> str | None:
         """The text of the error to be stored in the progress, if there is one."""
-        if self.exception is None or isinstance(self.exception, HandlerChildrenRetry):
+        if isinstance(self.exception, HandlerChildrenRetry | invocation.CallNotBegun | None):
             return None
         return describe_error(self.exception)
 
@@ -228,10 +234,10 @@ class Execution(NamedTuple):
     """Returns the line of a mistake in the handler's code, if the error is one. Such a handler is not retried."""
     instruments: Instruments = NO_INSTRUMENTS
     """The instruments of the operator."""
-    is_overdue: Callable[[], bool] | None = None
+    is_halted: Callable[[], bool] | None = None
     """
-    Checks whether the operator must pause but has not paused yet, so that no sync function begins in a thread; callable
-    from any thread. ``None`` if the handler is called in a paused operator, too.
+    Checks whether the operator is paused or must pause, so that no sync function begins in a thread; callable from any
+    thread. ``None`` if the handler is called in a paused operator, too.
     """
 
 
@@ -429,6 +435,9 @@ def _assess_error(
     rules: Execution,
     logger: Logger,
 ) -> Outcome:
+    if isinstance(error, invocation.CallNotBegun):
+        logger.debug("%s has not begun, as the operator has paused before a thread was free.", handler)
+        return Outcome(final=False, delay=invocation.HALTED_DELAY, exception=error)
     if isinstance(error, HandlerChildrenRetry):
         logger.debug("%s waits for its sub-handlers.", handler)
         # Waits are counted separately only if attempts are limited: the count needs a field that upstream's records do
@@ -545,7 +554,7 @@ def _call(
         cause.kwargs_for(handler, state),
         executor=rules.executor,
         asynchronous=handler.asynchronous,
-        is_overdue=rules.is_overdue,
+        is_halted=rules.is_halted,
     )
 
 
@@ -568,7 +577,7 @@ async def _call_briefly(handler: Handler, kwargs: dict[str, Any], rules: Executi
         kwargs,
         executor=rules.executor,
         asynchronous=handler.asynchronous,
-        is_overdue=rules.is_overdue,
+        is_halted=rules.is_halted,
     )
     text, delay = f"the run has timed out after {timeout:g} seconds", rules.default_backoff
     if handler.asynchronous:

@@ -83,7 +83,9 @@ class HandlerState(NamedTuple):
         return not self.finished and (self.delayed is None or self.delayed <= now)
 
     def with_outcome(self, outcome: Outcome, now: datetime.datetime) -> 'HandlerState':
-        """Return the state after one more attempt."""
+        """Return the state after one more attempt; the same state if the function was not called."""
+        if not outcome.has_begun:
+            return self
         delay = None if outcome.final or outcome.delay is None else min(outcome.delay, MAX_DELAY)
         return HandlerState(
             started=self.started,

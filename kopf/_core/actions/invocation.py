@@ -23,8 +23,12 @@ from typing import Any, NamedTuple
 
 from kopf._cogs.aiokits.loop_monitors import rouse
 
-OVERDUE_DELAY = 0.1
-"""The interval of checks (in seconds) for a sync function that may not begin, as the operator must pause."""
+HALTED_DELAY = 0.1
+"""How long to wait (in seconds) before a sync function that may not begin is given up."""
+
+
+class CallNotBegun(Exception):
+    """Raised when a sync function was not called, because the operator has paused before a thread was free."""
 
 
 @contextlib.contextmanager
@@ -149,7 +153,7 @@ async def invoke(
     *,
     executor: Executor,
     asynchronous: bool | None = None,
-    is_overdue: Callable[[], bool] | None = None,
+    is_halted: Callable[[], bool] | None = None,
 ) -> Any:
     """
     Call the function, in a thread if it is sync, and return its result.
@@ -159,8 +163,11 @@ async def invoke(
         kwargs: its kwargs. They are cleared while the function waits.
         executor: the executor for sync functions.
         asynchronous: whether the function is async, if the caller has found it out before.
-        is_overdue: checks, in the thread, whether the operator must pause but has not paused yet. If so, the function
-            does not begin: this coroutine waits to be cancelled, or until the operator may go on.
+        is_halted: checks, in the thread, whether the operator is paused or must pause, so that the function may not
+            begin.
+
+    Raises:
+        CallNotBegun: if the function may not begin.
     """
     if is_async_fn(fn) if asynchronous is None else asynchronous:
         # From here on, the user's code can block the event loop.
@@ -172,10 +179,15 @@ async def invoke(
         return result  # a wrapper can return the result itself
     # As `asyncio.to_thread` does it, but in the executor of the settings.
     context, run_in_executor = contextvars.copy_context(), asyncio.get_running_loop().run_in_executor
-    # Why not check only before? The function can wait for a thread, and the whole process can be frozen meanwhile.
-    call = functools.partial(run_in_executor, executor, context.run, _call, fn, kwargs, executor, is_overdue)
-    while (result := await call()) is _OVERDUE:  # noqa: ASYNC110
-        await asyncio.sleep(OVERDUE_DELAY)
+    # Why not check only before? The function can wait for a thread for long, and the operator can pause meanwhile, or
+    # the whole process can be frozen.
+    call = functools.partial(run_in_executor, executor, context.run, _call, fn, kwargs, executor, is_halted)
+    while (result := await call()) is _HALTED:
+        # After a suspension, the operator first finds out whether it must pause.
+        await asyncio.sleep(HALTED_DELAY)
+        # Why not wait for the end of the pause? The operator that takes over waits until no handlers are running here.
+        if is_halted is not None and is_halted():
+            raise CallNotBegun
     if type(result) is _Raised:
         try:
             raise result.error
@@ -190,7 +202,7 @@ class _Raised(NamedTuple):
     error: Exception
 
 
-_OVERDUE = object()
+_HALTED = object()
 """Returned from a thread that has not called the function, as the operator must pause."""
 
 
@@ -224,10 +236,10 @@ def _call(
     fn: Callable[..., Any],
     kwargs: Mapping[str, Any],
     executor: Executor,
-    is_overdue: Callable[[], bool] | None,
+    is_halted: Callable[[], bool] | None,
 ) -> Any:
-    if is_overdue is not None and is_overdue():
-        return _OVERDUE
+    if is_halted is not None and is_halted():
+        return _HALTED
     thread = threading.get_ident()
     _running_calls[thread] = _RunningCall(executor, fn, kwargs)
     try:

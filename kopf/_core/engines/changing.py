@@ -78,6 +78,8 @@ class Step:
             if self._is_halted():
                 break
             outcome = await self._run_one(handler)
+            if not outcome.has_begun:
+                break  # it has waited for a thread until the operator paused
             # Note the outcomes after each handler, so that a cancelled step keeps the successes so far.
             self.state.note_outcome(handler.id, outcome, utcnow())
             self.outcomes[handler.id] = outcome = outcome.without_exception()

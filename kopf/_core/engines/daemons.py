@@ -142,7 +142,7 @@ class Daemon:
         if self.stopper.is_set():
             # A stopped daemon stays in the queue for threads until its turn.
             return False  # it was stopped while it was waiting for a thread
-        if self.owner.spawner.background.halted:
+        if self.owner.spawner.background.is_halted():
             self._timer_handle = self.owner.spawner.background.coalesced_timers.set(
                 self._now() + HALTED_DELAY, self._wake_up
             )
@@ -165,7 +165,7 @@ class Daemon:
             outcome: Outcome | None = None
             # Check it again, after `_enter`: if the process was suspended since then, another operator can have taken
             # over.
-            if is_permitted := not self.owner.spawner.background.halted:
+            if is_permitted := not self.owner.spawner.background.is_halted():
                 try:
                     # Await it directly: thousands of daemons are suspended here, and each coroutine in between takes
                     # memory.

@@ -378,7 +378,7 @@ class Levels:
         self.watches = watches
         self.timers = background.coalesced_timers
         self.cache = background.parsed_cache
-        self.is_overdue = background.is_overdue
+        self.is_halted = background.is_halted
         self.is_closed = False
         self._controllers: dict[ResourceHandler, Controller] = {}
         self._timed: set[ObjectLevel] = set()
@@ -520,7 +520,7 @@ class Leveler:
         for controller in self._controllers:
             controller.serve(decider.table.resource)
         self._is_selective = not all(filters.is_unconditional(handler) for handler in handlers)
-        self._rules = levels.context.make_rules(levels.is_overdue)
+        self._rules = levels.context.make_rules(levels.is_halted)
         self._reports = filters.FailureReports()
 
     @property

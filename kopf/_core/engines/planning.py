@@ -297,6 +297,8 @@ class Planner:
             plan.failures = 0
             if recurring:
                 self._plan_next(plan, None, now)
+        elif not outcome.has_begun:
+            plan.due_at, plan.due_reason = now, Trigger.RETRY
         elif not outcome.final:
             plan.failures += plan.is_counted
             plan.due_at, plan.due_reason = now + min(outcome.delay or 0, LONGEST_DELAY), Trigger.RETRY

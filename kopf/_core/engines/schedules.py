@@ -66,6 +66,9 @@ class Schedules:
         """Check whether the operator must pause but has not paused yet; callable from any thread."""
         return self._is_overdue is not None and self._is_overdue()
 
+    def _is_halted(self) -> bool:
+        return not self._permitted.is_set() or self.is_overdue()
+
     async def _wait_for_permission(self) -> None:
         await self._permitted.wait()
         while self.is_overdue():
@@ -148,4 +151,4 @@ class Schedules:
             raise
 
     async def _execute(self, handler: ScheduleHandler, state: HandlerState) -> Outcome:
-        return await run_handler(handler, self._cause, state, self._context.make_rules(self.is_overdue))
+        return await run_handler(handler, self._cause, state, self._context.make_rules(self._is_halted))

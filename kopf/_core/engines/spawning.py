@@ -110,9 +110,8 @@ class OperatorDaemons:
         """Check whether the operator must pause but has not paused yet; callable from any thread."""
         return self._is_overdue is not None and self._is_overdue()
 
-    @property
-    def halted(self) -> bool:
-        """True if no daemon may start now."""
+    def is_halted(self) -> bool:
+        """Check whether no daemon and no run of one may begin now; callable from any thread."""
         return self.paused or self.is_overdue()
 
     def add(self, daemon: Daemon) -> None:
@@ -415,7 +414,7 @@ class Spawner:
         self.essence_of = decider.essences.of
         self.predict = decider.essences.predict
         self.idling = any(isinstance(handler, TimerHandler) and handler.idle is not None for handler in table.spawning)
-        self.rules = context.make_rules(background.is_overdue)
+        self.rules = context.make_rules(background.is_halted)
         self.rules_of_threads = self.rules._replace(executor=background.threads)
         self._reports = filters.FailureReports()
         self.keys: dict[SpawningHandler, SpawningHandler] = {}
@@ -505,7 +504,7 @@ class Spawner:
 
     def _spawn(self, record: Record, raw: RawBody, missing: Sequence[SpawningHandler]) -> None:
         # When the operator resumes, it lists all objects, and the next plan will start these daemons.
-        if self.background.halted or self.background.closing:
+        if self.background.is_halted() or self.background.closing:
             return
         held = self._finalizer in (raw['metadata'].get('finalizers') or ())
         for handler in missing:

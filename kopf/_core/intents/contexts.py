@@ -57,18 +57,18 @@ class OperatorContext:
                 )
             return self.memo
 
-    def make_rules(self, is_overdue: Callable[[], bool] | None = None) -> Execution:
+    def make_rules(self, is_halted: Callable[[], bool] | None = None) -> Execution:
         """
         Create the rules for running handlers from the current settings.
 
         Args:
-            is_overdue: checks whether the operator must pause but has not paused yet, for handlers that do not begin
-                then; callable from any thread.
+            is_halted: checks whether the operator is paused or must pause, for handlers that do not begin then;
+                callable from any thread.
         """
         execution = self.settings.execution
         return Execution(
             executor=execution.executor,
             default_backoff=execution.default_backoff,
             instruments=self.instruments,
-            is_overdue=is_overdue,
+            is_halted=is_halted,
         )

@@ -88,6 +88,8 @@ class LevelRunner:
             await writer.begin(record, run)
         outcome = await self._call(record, run)
         edits = [] if writer is None else writer.take(run)
+        if not outcome.has_begun:
+            return outcome  # the operator is paused, and nothing has changed
         try:
             try:
                 await self._apply(record, run, edits, is_due)

@@ -68,7 +68,7 @@ class Reconciler:
         self._copy_memo = context.copy_memo
         self._managing = decider.table.managing
         self._instruments = context.instruments
-        self._rules = context.make_rules(workers.is_overdue)
+        self._rules = context.make_rules(workers.is_halted)
         self._lenient_rules = self._rules._replace(default_errors=ErrorsMode.IGNORED)
         self._selftriggers = SelfTriggerDetector(settings, decider)
         self._watching_is_distinct = filters.are_distinct(decider.table.watching)  # the same after `revise`
@@ -111,7 +111,9 @@ class Reconciler:
             event=event,
             selected=self._decider.table.label_selector is not None,
         )
-        called: set[tuple[int, str]] = set()
+        rules, called = self._lenient_rules, set[tuple[int, str]]()
+        if event['type'] == 'DELETED':
+            rules = rules._replace(is_halted=None)  # in a pause, too: no list after it brings this event again
         for handler in self._decider.table.watching:
             try:
                 matching = filters.prematch(handler, cause)
@@ -126,7 +128,7 @@ class Reconciler:
                 called.add(key)
             if matching:
                 state = HandlerState(started=utcnow())
-                outcome = (await run_handler(handler, cause, state, self._lenient_rules)).without_exception()
+                outcome = (await run_handler(handler, cause, state, rules)).without_exception()
                 # A result that equals the stored one is not patched: handlers of raw events usually return the same
                 # result for each event.
                 if outcome.result is not None and not is_delivered(outcome.result, body.status.get(handler.id)):

@@ -132,14 +132,13 @@ class WorkerPool:
         """Check whether the operator must pause but has not paused yet; callable from any thread."""
         return self._is_overdue is not None and self._is_overdue()
 
-    @property
-    def halted(self) -> bool:
-        """Return whether no workers and no steps are to be started now."""
+    def is_halted(self) -> bool:
+        """Check whether no workers, steps and handlers may begin now; callable from any thread."""
         return self.paused or self.is_overdue()
 
     def must_stop(self, record: ObjectRecord) -> bool:
         """Check whether no further step of the object may begin now."""
-        return self.halted or (self._owns is not None and not self._owns(record))
+        return self.is_halted() or (self._owns is not None and not self._owns(record))
 
     def start(
         self,

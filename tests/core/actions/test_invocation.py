@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from kopf._core.actions.invocation import invoke, is_async_fn, read_arguments
+from kopf._core.actions.invocation import CallNotBegun, invoke, is_async_fn, read_arguments
 
 var = contextvars.ContextVar('var')
 
@@ -233,22 +233,29 @@ def test_positional_arguments_are_not_passed_by_name():
     assert read_arguments(lambda value=1, spec=2: None, 1)[:2] == (('spec',), ())
 
 
-async def test_a_sync_function_does_not_begin_while_the_operator_is_overdue(executor):
-    answers, threads = [True, True, False], []
+async def test_a_sync_function_begins_when_the_operator_may_go_on_after_all(executor):
+    answers, threads = [True, False, False], []
 
-    def is_overdue():
+    def is_halted():
         threads.append(threading.current_thread())
         return answers.pop(0)
 
-    _, kwargs, thread = await invoke(sync_fn, {'name': 'obj'}, executor=executor, is_overdue=is_overdue)
+    _, kwargs, thread = await invoke(sync_fn, {'name': 'obj'}, executor=executor, is_halted=is_halted)
     assert (kwargs, answers) == ({'name': 'obj'}, [])
-    assert set(threads) == {thread} != {threading.current_thread()}
+    assert threads == [thread, threading.current_thread(), thread] and thread is not threading.current_thread()
+
+
+async def test_a_sync_function_does_not_begin_in_a_pause(executor):
+    calls = []
+    with pytest.raises(CallNotBegun):
+        await invoke(calls.append, {}, executor=executor, is_halted=lambda: True)
+    assert not calls
 
 
 async def test_a_sync_function_that_may_not_begin_can_be_cancelled(executor):
     asked, calls = asyncio.Event(), []
     loop = asyncio.get_running_loop()
-    call = invoke(calls.append, {}, executor=executor, is_overdue=lambda: loop.call_soon_threadsafe(asked.set) or True)
+    call = invoke(calls.append, {}, executor=executor, is_halted=lambda: loop.call_soon_threadsafe(asked.set) or True)
     task = asyncio.create_task(call)
     await asked.wait()
     task.cancel()

@@ -59,6 +59,7 @@ class Switch:
 
     def halt(self, halted):
         self.seen.append(('halt', halted))
+        self.noticed()
 
     def end(self):
         self.seen.append(('end',))
@@ -231,6 +232,43 @@ async def test_no_function_begins_in_a_thread_that_is_free_only_when_the_operato
         assert begun == ['first']
         switch.overdue = False
         await world.until(lambda: begun == ['first', 'second'])
+
+
+@pytest.mark.parametrize('limited', [False, True], ids=['unlimited', 'limited'])
+@pytest.mark.parametrize('declare', [kopf.on.create, kopf.on.reconcile, kopf.timer], ids=lambda each: each.__name__)
+async def test_no_function_begins_in_a_thread_that_is_free_only_in_a_pause(world, switches, declare, limited):
+    released, begun = threading.Event(), []
+
+    @kopf.on.startup(registry=world.registry)
+    def configure(settings, **_):
+        settings.execution.max_workers = 1
+
+    @kopf.on.create('kopfexamples', registry=world.registry, labels={'blocking': 'yes'})
+    def block(name, **_):
+        begun.append((name, 0))
+        assert released.wait(MINUTE)
+
+    options = {'interval': 1000} if declare is kopf.timer else {}
+    if limited:
+        options['retries'] = 1
+
+    @declare('kopfexamples', registry=world.registry, labels={'blocking': kopf.ABSENT}, **options)
+    def handle(name, retry, **_):
+        begun.append((name, retry))
+
+    async with world.operator():
+        [switch] = switches
+        await world.create('first', labels={'blocking': 'yes'})
+        await world.until(lambda: begun)
+        await world.create('second')
+        await world.until_logged("All the 1 threads of sync handlers are in use")
+        switch.pause(True)
+        released.set()
+        # The operator that takes over waits for this: it says that nothing is running here any more.
+        await world.until(lambda: ('halt', True) in switch.seen)
+        assert begun == [('first', 0)]
+        switch.pause(False)
+        await world.until(lambda: begun == [('first', 0), ('second', 0)])
 
 
 async def test_a_standalone_operator_asks_no_one(world):
