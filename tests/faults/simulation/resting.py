@@ -113,7 +113,8 @@ class Rest:
             at, last = self._ledger.late.get((boss.id, id, uid), (0, None))
             # What was edited before the operator has seen the object is a part of its creation.
             begun = max(since, self._ledger.created_at.get(uid, 0)) + 5
-            edits = [each[0] for when, each in self._ledger.history[uid] if when > begun]
+            edits = [(when, each[0]) for when, each in self._ledger.history[uid]]
+            first = [value for when, value in edits if when <= begun][-1:] or [value for _, value in edits[:1]]
             if kind == 'index' and not list((boss.indexers.indices.get(id) or {}).get(uid, ())):
                 self._tell(f'it is not in the late index {id}')
             elif kind == 'timer' and (now - at > 4 or last != seen):
@@ -121,7 +122,7 @@ class Rest:
             elif kind in ('event', 'level') and last != seen:
                 self._tell(f'the late handler {id} ({kind}) has seen {last} instead of {seen}')
             elif kind in ('update', 'field') and (
-                (last is not None and last[0] != seen[0]) or (last is None and len(set(edits)) > 1)
+                (last is not None and last[0] != seen[0]) or (last is None and first and first != [seen[0]])
             ):
                 self._tell(f'the late handler {id} ({kind}) has seen {last} instead of {seen}')
             elif kind == 'daemon' and (boss.id, id, uid) not in self._ledger.late_daemons:
