@@ -93,7 +93,7 @@ class Simulation:
         error = context.get('exception')
         if error is not None:
             self.ledger.note(''.join(traceback.format_exception(error)))
-        if 'DiscoveryError' not in repr(error):
+        if not self._is_meant(error):
             self.ledger.fault(f'not retrieved: {context.get("task")!r} {context.get("message")} {error!r}')
 
     async def _run(self, steps):
@@ -206,7 +206,7 @@ class Simulation:
             return
         if not process.task.done():
             self.ledger.fault(f'{process} does not end')
-        elif process.task.exception() is not None and 'DiscoveryError' not in repr(process.task.exception()):
+        elif process.task.exception() is not None and not self._is_meant(process.task.exception()):
             self.ledger.fault(f'{process} has ended with {process.task.exception()!r}')
         if self.clock.now - since > SLOW_EXIT:
             self.ledger.fault(f'{process} has ended after {self.clock.now - since:.1f} s')
@@ -219,10 +219,16 @@ class Simulation:
         process.task = process.indexers = process.handlers = process.coordinator = None
         process.patched.clear()
 
+    def _is_meant(self, error):
+        """Check whether an operator ends by this error, as specified: it cannot know what there is, or who works."""
+        text = repr(error)
+        is_forbidden = self.options.forbidding and 'LeadershipError' in text and 'is not permitted' in text
+        return is_forbidden or 'DiscoveryError' in text
+
     def _restart_ended(self):
         for process in [each for each in self.processes if each.task.done()]:
             error = process.task.exception()
-            if 'DiscoveryError' not in repr(error):
+            if not self._is_meant(error):
                 self.ledger.fault(f'{process} has ended by itself: {error!r}')
             self.processes.remove(process)
             self.start(process.priority)
