@@ -365,15 +365,23 @@ class Catalog:
 
 def builtin_kinds(open_table: Callable[[str, str], Table | None]) -> Iterator[Kind]:
     """Yield the kinds that are always served; ``open_table`` returns the table for a group and a plural."""
+    for kind, is_stored in _read_builtins():
+        group = '' if kind.plural == 'events' else kind.group
+        yield dataclasses.replace(kind, table=open_table(group, kind.plural) if is_stored else None, service=Service())
+
+
+@functools.cache  # programs that test operators start a sandbox for each test
+def _read_builtins() -> list[tuple[Kind, bool]]:
+    """Return the rows of `BUILTINS`: the kinds without their tables, and whether their objects are stored."""
+    kinds: list[tuple[Kind, bool]] = []
     group = version = ''
     for line in filter(None, BUILTINS.splitlines()):
         if not line.startswith(' '):
             group, _, version = line.rpartition('/')
             continue
         plural, name, scope, short, categories, subresources, flag = line.split()
-        unstored = flag in ('review', 'absent')
         views = other_views(group, version, plural)
-        yield Kind(
+        kind = Kind(
             group=group,
             version=version,
             plural=plural,
@@ -385,13 +393,14 @@ def builtin_kinds(open_table: Callable[[str, str], Table | None]) -> Iterator[Ki
             subresources=frozenset(_words(subresources) if subresources != '*' else POD),
             counted=flag == 'generation',
             verbs=_verbs(plural, flag),
-            table=None if unstored else open_table('' if plural == 'events' else group, plural),
             stored_version=version,
             to_served=views[0],
             to_stored=views[1],
             warning=WARNINGS.get((group, plural), ''),
             scale={'spec': '.spec.replicas', 'status': '.status.replicas', 'selector': '.spec.selector'},
         )
+        kinds.append((kind, flag not in ('review', 'absent')))
+    return kinds
 
 
 def other_views(group: str, version: str, plural: str) -> tuple[View | None, View | None]:
