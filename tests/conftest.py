@@ -57,6 +57,11 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # Otherwise, looptime asks for a loop in tests that have none; it would be made, and never closed.
     asyncio.set_event_loop(None)
+    # Whenever any fixture is set up, looptime looks through all members of pytest-asyncio for those that make loops,
+    # which takes as long as to set up the fixture. Here, only fixtures of its own module make loops.
+    looptime, maker = map(config.pluginmanager.getplugin, ("looptime_plugin", "asyncio"))
+    if hasattr(looptime, "_should_patch"):
+        looptime._should_patch = lambda fixturedef, request: fixturedef.func.__module__ == maker.__name__
     forkedworkers.pytest_configure(config)
     if config.getoption("--forks") and not config.option.collectonly:
         forkserver.launch_server(os.environ | make_environment(config))  # while the tests are collected
