@@ -214,13 +214,13 @@ class Course:
         is_at_rest = False
         written = before = self._count_writes()
         stride = pace.short_stride
+        last = max(started, self._disturbance.ends_at, self._last_write_at)
         while not is_at_rest and self.testbed.now - started < patience:
             if (count := self._count_writes()) > written + MAX_WRITES:
                 return False
             # Advance in small steps: an operator that writes in a loop without delays can make thousands of requests in
             # a second.
             stride, before = min(stride * 2, pace.stride) if count < before + FEW_WRITES else pace.short_stride, count
-            last = max(started, self._disturbance.ends_at, self._last_write_at)
             self.testbed.advance(min(max(last + pace.silence - self.testbed.now, pace.short_stride), stride))
             self._check_operator()
             last = max(started, self._disturbance.ends_at, self._last_write_at)
@@ -385,7 +385,8 @@ class Course:
 
     @property
     def _last_write_at(self) -> float:
-        return max((self.testbed.get_time(request) for request in self._seen if _matters(request)), default=0.0)
+        # The requests are in the order of their arrival, and there can be thousands.
+        return next((self.testbed.get_time(request) for request in reversed(self._seen) if _matters(request)), 0.0)
 
     def _check_operator(self) -> None:
         """Raise an error if an operator has ended by itself."""

@@ -1,7 +1,7 @@
 """The common part of the testbeds with sandboxes: objects and kinds are read from the sandbox without requests."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 from kopf._kits.checking.end_states import StoredObject
 from kopf._kits.checking.outcomes import HIDDEN
@@ -59,8 +59,8 @@ class SandboxTestbed(Testbed):
 
     def _list_versions(self) -> Versions:
         return {
-            (self._name(kind), record.key): (record.uid, record.version)
-            for kind in self._iter_kinds()
+            (resource, record.key): (record.uid, record.version)
+            for resource, kind in self._iter_kinds()
             if len(kind.store)
             for record in kind.store.records()
         }
@@ -72,9 +72,8 @@ class SandboxTestbed(Testbed):
     def _list_objects(self) -> list[StoredObject]:
         found = []
         storage = self._server.api.storage
-        for kind in self._iter_kinds():
+        for resource, kind in self._iter_kinds():
             if len(kind.store):
-                resource = self._name(kind)
                 for record in kind.store.records():
                     if self._initial.get((resource, record.key)) != (record.uid, record.version):
                         body = {'apiVersion': kind.storage_api_version, 'kind': kind.name, **record.body()}
@@ -85,23 +84,27 @@ class SandboxTestbed(Testbed):
     def list_kinds(self) -> Mapping[str, KindFacts]:
         """Return the kinds of objects by the names of their resources."""
         return {
-            self._name(kind): KindFacts(kind.as_resource(), (kind.schema or {}) if kind.custom else None)
-            for kind in self._iter_kinds()
+            resource: KindFacts(kind.as_resource(), (kind.schema or {}) if kind.custom else None)
+            for resource, kind in self._iter_kinds()
         }
 
     def name_resource(self, api_version: str, kind: str) -> str:
         """Return the name of the resource of an object."""
-        return self._name(self._server.api.catalog.of_object(api_version, kind))
+        return self._name(self._server.api.catalog.of_object(api_version, kind), self._find_ambiguous())
 
-    def _iter_kinds(self) -> Iterator[Kind]:
-        """Yield one kind for each table of stored objects."""
-        tables = set()
+    def _iter_kinds(self) -> Iterator[tuple[str, Kind]]:
+        """Yield one kind for each table of stored objects, after the name of its resource."""
+        tables, ambiguous = set(), self._find_ambiguous()
         for kind in self._server.api.catalog:
             if kind.table is not None and kind.table.name not in tables and kind.plural not in HIDDEN:
                 tables.add(kind.table.name)
-                yield kind
+                yield self._name(kind, ambiguous), kind
 
-    def _name(self, kind: Kind) -> str:
-        catalog: Any = self._server.api.catalog
-        same = {other.table.name for other in catalog if other.table is not None and other.plural == kind.plural}
-        return kind.plural if len(same) < 2 else f'{kind.plural}.{kind.group}'
+    def _name(self, kind: Kind, ambiguous: Set[str]) -> str:
+        return f'{kind.plural}.{kind.group}' if kind.plural in ambiguous else kind.plural
+
+    def _find_ambiguous(self) -> Set[str]:
+        """Return the plurals that resources of several groups have."""
+        catalog = self._server.api.catalog
+        tables = {(kind.plural, kind.table.name) for kind in catalog if kind.table is not None}
+        return {plural for plural, number in Counter(plural for plural, _ in tables).items() if number > 1}
