@@ -40,6 +40,9 @@ class ForkPool(Generic[T]):
         timeout: the maximal duration of one copy (in seconds).
     """
 
+    _is_frozen = False
+    """Whether the objects of this process are frozen: by the program, or by a pool. To count them takes long."""
+
     def __init__(self, jobs: int, timeout: float) -> None:
         self._jobs = jobs
         self._timeout = timeout
@@ -56,7 +59,8 @@ class ForkPool(Generic[T]):
         ended. At the deadline (on the monotonic clock), the running copies are killed, and have no results.
         """
         copies: dict[int, _Copy] = {}
-        is_frozen = gc.get_freeze_count() > 0  # by the caller: keep it so
+        is_frozen = ForkPool._is_frozen or gc.get_freeze_count() > 0  # by the caller: keep it so
+        ForkPool._is_frozen = True
         gc.freeze()
         try:
             with selectors.DefaultSelector() as selector:
@@ -88,6 +92,7 @@ class ForkPool(Generic[T]):
                 os.close(fd)
                 os.waitpid(copy.pid, 0)
             if not is_frozen:
+                ForkPool._is_frozen = False
                 gc.unfreeze()
 
     def call(self, function: Callable[[], Any], tag: T, *, deadline: float = math.inf) -> Any:

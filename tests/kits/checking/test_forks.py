@@ -1,8 +1,10 @@
 """Copies of the process."""
 
-import gc
 import os
 import time
+
+import pytest
+from forkserver import run_process
 
 from kopf._kits.checking.forks import ForkFailed, ForkPool
 
@@ -70,18 +72,33 @@ def test_one_function_can_be_called_alone():
     assert ForkPool(1, 10).call(lambda: 5, None) == 5
 
 
-def count_frozen(freeze):
-    """Return how many objects are frozen before a copy of this process is made, and after it."""
-    freeze()
-    before = gc.get_freeze_count()
-    ForkPool(1, 10).call(os.getpid, None)
-    return before, gc.get_freeze_count()
+@pytest.fixture
+def count_frozen(tmp_path):
+    """Return a function that counts the frozen objects of a new process, before and after copies of it are made."""
+
+    def count(preparation):
+        (tmp_path / "program.py").write_text(
+            f"""
+import gc, os
+from kopf._kits.checking.forks import ForkPool
+gc.{preparation}()
+print(gc.get_freeze_count())
+for _ in range(2):
+    ForkPool(1, 10).call(lambda: ForkPool(1, 10).call(os.getpid, None), None)
+    print(gc.get_freeze_count())
+"""
+        )
+        process = run_process(["python", tmp_path / "program.py"])
+        assert process.returncode == 0, process.stderr
+        return [int(number) for number in process.stdout.split()]
+
+    return count
 
 
-def test_what_the_program_has_frozen_stays_frozen():
-    before, after = ForkPool(1, 20).call(lambda: count_frozen(gc.freeze), None)
-    assert 0 < before <= after
+def test_what_the_program_has_frozen_stays_frozen(count_frozen):
+    before, *after = count_frozen("freeze")
+    assert all(0 < before <= number for number in after)
 
 
-def test_what_was_frozen_for_copies_alone_is_collected_again():
-    assert ForkPool(1, 20).call(lambda: count_frozen(gc.unfreeze), None) == (0, 0)
+def test_what_was_frozen_for_copies_alone_is_collected_again(count_frozen):
+    assert count_frozen("unfreeze") == [0, 0, 0]
