@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 LEVELS = ("warning", "error", "critical")
 PLACEHOLDER = re.compile(r"%[-+ #0]*[\d.]*[a-z]")
+LOGGING = re.compile(r"\.(warning|error|critical|exception)\(")
 
 
 class Message(NamedTuple):
@@ -34,16 +35,36 @@ def find_messages(package: pathlib.Path) -> list[Message]:
     A message that is logged at several levels is returned once, with the highest one.
     """
     found: dict[str, Message] = {}
-    for tree in _parse_modules(package):
-        for message in _iter_messages(tree):
-            known = found.setdefault(message.anchor, message)
-            found[message.anchor] = max(message, known, key=lambda each: LEVELS.index(each.level))
+    for message in _read_package(package).messages:
+        known = found.setdefault(message.anchor, message)
+        found[message.anchor] = max(message, known, key=lambda each: LEVELS.index(each.level))
     return sorted(found.values(), key=lambda message: message.text.lstrip("… '").lower())
 
 
+class _Class(NamedTuple):
+    bases: list[str]
+    description: str
+
+
+class _Package(NamedTuple):
+    messages: list[Message]
+    classes: dict[str, _Class]
+
+
 @functools.cache
-def _parse_modules(package: pathlib.Path) -> list[ast.Module]:
-    return [ast.parse(path.read_text()) for path in sorted(package.rglob("*.py"))]
+def _read_package(package: pathlib.Path) -> _Package:
+    """Return what is needed of all modules. The trees themselves would be a million objects, so they are not kept."""
+    found = _Package([], {})
+    for path in sorted(package.rglob("*.py")):
+        text = path.read_text()
+        tree = ast.parse(text)
+        if LOGGING.search(text):
+            found.messages.extend(_iter_messages(tree))
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef):
+                bases = [_name(each) for each in node.bases if isinstance(each, ast.Name | ast.Attribute)]
+                found.classes[node.name] = _Class(bases, ast.get_docstring(node) or "")
+    return found
 
 
 def _iter_messages(tree: ast.Module) -> Iterator[Message]:
@@ -66,18 +87,11 @@ def _mark_values(template: str) -> str:
 
 def find_errors(package: pathlib.Path, base: str = "ExplainedError") -> dict[str, str]:
     """Return the descriptions of all errors that end a command with their texts alone, by the names of their types."""
-    classes = {
-        node.name: node for tree in _parse_modules(package) for node in tree.body if isinstance(node, ast.ClassDef)
-    }
+    classes = _read_package(package).classes
     names = {base}
-    while found := {
-        name
-        for name, node in classes.items()
-        if name not in names
-        and any(isinstance(each, ast.Name | ast.Attribute) and _name(each) in names for each in node.bases)
-    }:
+    while found := {name for name, each in classes.items() if name not in names and names.intersection(each.bases)}:
         names |= found
-    return {name: ast.get_docstring(classes[name]) or "" for name in sorted(names - {base}) if not name.startswith("_")}
+    return {name: classes[name].description for name in sorted(names - {base}) if not name.startswith("_")}
 
 
 def _name(node: ast.expr) -> str:

@@ -109,6 +109,7 @@ def pauses(monkeypatch):
 @pytest.fixture
 def collecting():
     gc.collect()
+    gc.freeze()  # what other tests have left is not looked at again and again
     gc.disable()
     yield
     gc.set_debug(0)
