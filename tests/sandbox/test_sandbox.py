@@ -6,7 +6,7 @@ import stat
 import urllib.request
 
 import pytest
-from kinds import NOTES, note
+from kinds import NOTES, define, note
 
 import kopf.testing
 from kopf.testing import ManifestError, Refusal, Sandbox, WaitTimeout
@@ -71,6 +71,16 @@ def test_lists_can_be_narrowed(notes):
     assert len(notes.list("notes", namespace="default")) == 1
     assert len(notes.list("notes", label_selector="!x")) == 1
     assert len(notes.list("notes", field_selector="metadata.name=a")) == 1
+
+
+def test_names_stand_for_the_kinds_of_the_moment(notes):
+    for group in ("a.example.com", "b.example.com"):
+        definition = notes.create(define("memos", "Memo", group=group, short="mm"))
+        assert notes.create("mm", "x")["apiVersion"] == f"{group}/v1"
+        notes.delete("crds", definition["metadata"]["name"])
+        notes.wait_gone("crds", definition["metadata"]["name"])
+        with pytest.raises(Refusal, match="doesn't have a resource type"):
+            notes.get("mm", "x")
 
 
 def test_refusals_are_raised_as_exceptions(notes):

@@ -290,6 +290,8 @@ class Catalog:
     def __init__(self) -> None:
         self.revision = 0
         self._kinds: dict[tuple[str, str], dict[str, Kind]] = {}
+        self._named: dict[str, Kind] = {}
+        """The results of `named` since the last change: tests ask for the same kind all the time."""
 
     def __iter__(self) -> Iterator[Kind]:
         for resources in self._kinds.values():
@@ -298,14 +300,18 @@ class Catalog:
     def add(self, kind: Kind) -> None:
         """Start to serve a kind, or replace its description."""
         self._kinds.setdefault((kind.group, kind.version), {})[kind.plural] = kind
-        self.revision += 1
+        self._note_change()
 
     def remove(self, group: str, plural: str) -> None:
         """Stop serving a resource, in all of its versions."""
         for place, resources in list(self._kinds.items()):
             if place[0] == group and resources.pop(plural, None) is not None and not resources:
                 del self._kinds[place]
+        self._note_change()
+
+    def _note_change(self) -> None:
         self.revision += 1
+        self._named.clear()
 
     def find(self, group: str, version: str, plural: str) -> Kind:
         """Return the kind; raise a 404 in the form of a real server if it does not exist."""
@@ -349,6 +355,8 @@ class Catalog:
 
         The group and the version can follow the name (``.group``, ``.version.group``), or precede it with slashes.
         """
+        if word in self._named:
+            return self._named[word]
         if '/' in word:
             *place, name = word.split('/')
             rest = '.'.join(reversed(place))
@@ -359,6 +367,7 @@ class Catalog:
                 if rest in ('', group, f'{version}.{group}' if group else version):
                     for kind in self.resources(group, version):
                         if name in (kind.plural, kind.singular, kind.name) or name in kind.short_names:
+                            self._named[word] = kind
                             return kind
         raise statuses.Refusal(404, 'NotFound', f'the server doesn\'t have a resource type "{word}"')
 
