@@ -1041,7 +1041,11 @@ async def test_members_with_other_buckets_work_only_after_the_others(world, memb
 
 
 @in_virtual_time
-@pytest.mark.parametrize('division', [{}, {'buckets': 32}, {'key': 'namespace'}], ids=['same', 'buckets', 'key'])
+@pytest.mark.parametrize(
+    'division',
+    [{}, {'buckets': 32}, pytest.param({'key': 'namespace'}, marks=pytest.mark.long)],
+    ids=['same', 'buckets', 'key'],
+)
 async def test_a_rolling_update_loses_and_doubles_nothing(world, members, division):
     async def edit():
         for number in range(2, 1000):

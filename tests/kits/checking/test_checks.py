@@ -377,13 +377,20 @@ def check_edited(check, tmp_path):
     return check_edited
 
 
-@pytest.mark.parametrize("size", [3, 5], ids=["replaced", "repeated"])
-@pytest.mark.parametrize("when", ["before", "unanswered"])
+@pytest.mark.parametrize(
+    "when, size",
+    [
+        pytest.param("before", 3, id="before-replaced"),
+        pytest.param("before", 5, id="before-repeated", marks=pytest.mark.long),
+        pytest.param("unanswered", 3, id="unanswered-replaced", marks=pytest.mark.long),
+        pytest.param("unanswered", 5, id="unanswered-repeated"),
+    ],
+)
 def test_edits_that_the_scenario_replaces_are_no_alarm(check_edited, when, size):
     check_edited(RIGHT, size, when)
 
 
-@pytest.mark.parametrize("size", [3, 5], ids=["replaced", "repeated"])
+@pytest.mark.parametrize("size", [3, pytest.param(5, marks=pytest.mark.long)], ids=["replaced", "repeated"])
 def test_replaced_edits_that_the_operator_mistakes_are_found(check_edited, size):
     with pytest.raises(ChecksFailed, match="another end state"):
         check_edited(IGNORANT, size, "before")
@@ -412,7 +419,7 @@ def test_a_budget_without_any_disturbance_is_no_success(check):
 
 
 def test_the_report_of_a_success_is_printed(check, capsys):
-    check(RIGHT)
+    check(RIGHT, plans=2)
     assert re.search(r"plans in .*: nothing found", capsys.readouterr().out)
 
 
@@ -468,7 +475,14 @@ def replace_what_was_read(sandbox):
     sandbox.replace({**body, "spec": {"size": 5}})
 
 
-@pytest.mark.parametrize("scenario", [wait_for_the_size, assert_the_size, replace_what_was_read])
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        wait_for_the_size,
+        pytest.param(assert_the_size, marks=pytest.mark.long),
+        pytest.param(replace_what_was_read, marks=pytest.mark.long),
+    ],
+)
 def test_scenarios_that_a_concurrent_edit_contradicts_are_no_alarm(check, tmp_path, scenario):
     edit = Edit(Target(resource="webs", namespace="default", name="w1"), {"spec": {"size": 3}})
     plan = Plan(do="edit", when="unanswered", request=Moment(verb="patch", resource="webs", number=1), edits=(edit,))
@@ -504,7 +518,7 @@ def test_edited_labels_are_those_of_the_objects_that_are_created_again(check, tm
     check(LABELLED, scenario, plan=tmp_path / "plan.yaml")
 
 
-@pytest.mark.parametrize("what", ["status", "child"])
+@pytest.mark.parametrize("what", ["status", pytest.param("child", marks=pytest.mark.long)])
 def test_writes_that_new_objects_would_lack_are_named(check, what):
     def scenario(sandbox):
         sandbox.apply({**WEB, "spec": {"size": 1}})
