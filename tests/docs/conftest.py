@@ -1,6 +1,7 @@
 """One sandbox for all pages; one namespace for each check."""
 
 import itertools
+import sys
 
 import pytest
 from snippets import ROOT
@@ -8,6 +9,7 @@ from stage import pointing
 
 from kopf.testing import Sandbox
 
+CLIENTS = ("kubernetes", "kubernetes_asyncio", "pykube")
 CRDS = [ROOT / "examples" / "crd.yaml", ROOT / "peering.yaml"]
 _numbers = itertools.count(1)
 
@@ -19,6 +21,22 @@ def folder(monkeypatch, tmp_path):
         (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def hide_clients(monkeypatch):
+    """Return a function that hides the client libraries, as in an image with kopf alone, except those in the texts.
+
+    Operators would log in by all of them, and they read the kubeconfig with YAML's slow parser.
+    """
+
+    def hide_clients(texts):
+        words = " ".join(texts)
+        for name in CLIENTS:
+            if name not in words:
+                monkeypatch.setitem(sys.modules, name, None)
+
+    return hide_clients
 
 
 @pytest.fixture(scope="session")
