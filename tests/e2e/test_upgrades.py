@@ -1,11 +1,10 @@
 """A kind with stored objects gets its second version, and nothing is lost, in whatever order things happen."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 import yaml
+from forkserver import run_process
 from kubeapi import ApiError, wait
 
 GROUP = "up.kopf.dev"
@@ -95,8 +94,9 @@ class Upgrade:
         return path
 
     def apply_crd(self, app):
-        command = [sys.executable, "-m", "kopf", "crd", app]
-        crd = yaml.safe_load(subprocess.check_output(command, env={**os.environ, **self.env}, text=True))
+        done = run_process(["kopf", "crd", app], env={**os.environ, **self.env})
+        assert done.returncode == 0, done.stderr
+        crd = yaml.safe_load(done.stdout)
         try:
             self.api.request("POST", CRDS, crd)
         except ApiError as error:
