@@ -133,6 +133,10 @@ class Expectation:
         event, self._unsure = self._unsure, None
         return event
 
+    def reset(self) -> None:
+        """Called when the record is reset: the echo counts as new from now on, older events are still stale."""
+        self._reset, self._unsure = True, None
+
     def note_return(self) -> None:
         """Called when the object is watched again: older events are stale from now on, even after the deadline."""
         self._absent = False

@@ -397,7 +397,12 @@ class ObjectRecord:
         """
         self.cancel_wakeup()
         self.throttled = self.requeued = False
-        self.expected = self.pending = None
+        self.pending = None
+        # The worker can still have an event that is older than the last patch of this operator.
+        if working and self.expected is not None:
+            self.expected.reset()
+        else:
+            self.expected = None
         if not working:
             self.unverified = self.cycle is not None and self.body is not None and self.in_memory_only
         if not working and not self.unverified:

@@ -257,6 +257,31 @@ async def test_states_from_before_the_end_of_a_pause_are_not_handled_after_their
     assert seen == [('pod1', None, ['pod1'])]
 
 
+@pytest.mark.parametrize('later', [None, 'MODIFIED', 'DELETED'])
+async def test_only_deletions_from_before_the_end_of_a_pause_are_passed_on(setup: Setup, later: Any) -> None:
+    seen: list[Any] = []
+    going = declare(setup, seen)
+    pods = setup.serve(PODS)
+    pods.listed()
+    pods.feed('pod1', 'ADDED')
+    await settle()
+    pods.sink.paused(pods.watch)
+    setup.workers.pause()
+    if later is not None:
+        record = pods.feed('pod1', later)
+        pods.records['pod1'] = record  # a watch also knows deleted objects that are still being indexed
+    pods.sink.resumed(pods.watch)
+    setup.workers.resume()
+    going.set()
+    await settle()
+    pods.listed()
+    await settle()
+    assert [type for _, type, _ in seen] == (['DELETED'] if later == 'DELETED' else [])
+    pods.feed('pod1')  # as a list brings it
+    await settle()
+    assert seen[-1] == ('pod1', None, ['pod1'])
+
+
 async def test_limit_of_workers_holds_when_the_gate_opens(setup: Setup) -> None:
     running = most = 0
     setup.settings.queueing.worker_limit = 3

@@ -1,6 +1,7 @@
 """The filter of events from before the operator's last patch, and of the echo of it."""
 
 import asyncio
+import datetime
 import time
 import types
 
@@ -35,6 +36,39 @@ async def test_late_events_from_before_a_patch_are_not_handled(world):
         world.sandbox.faults.clear()
         await world.handled(field='v3')
     assert world.ids == ['create', 'update', 'update']
+
+
+async def pause_for_a_moment(world):
+    """Let a peer take over, and leave again at once, without having done anything."""
+    boss = {'priority': 100, 'lastseen': datetime.datetime.now(datetime.UTC).isoformat(), 'lifetime': 60}
+    await world.aio.patch('clusterkopfpeerings', 'default', {'status': {'boss': boss}})
+    await world.until_logged("Pausing operations")
+    await world.aio.patch('clusterkopfpeerings', 'default', {'status': {'boss': None}})
+    await world.until_logged("Resuming operations")
+
+
+@pytest.mark.parametrize('kind', [kopf.index, kopf.on.event])
+@in_virtual_time
+async def test_events_from_before_a_patch_are_not_handled_after_a_pause(world, kind):
+    await world.aio.apply((world.root / 'peering.yaml').read_text())
+    await world.aio.create({'apiVersion': 'kopf.dev/v1', 'kind': 'ClusterKopfPeering', 'metadata': {'name': 'default'}})
+    creating, seeing = Gate(), Gate()
+    world.declare(kopf.on.create, 'create', does=creating)
+    world.declare(kind, 'see', does=[None, seeing, lambda **_: asyncio.sleep(1)])
+    async with world.operator(standalone=False, clusterwide=True, peering_name='default'):
+        await world.create()
+        await world.until_called('create')
+        await world.edit(metadata={'annotations': {'kubectl.kubernetes.io/last-applied-configuration': '{}'}})
+        if kind is kopf.index:  # the handlers of raw events are called by the same worker as that of the creation
+            await world.until_called('see', times=2)
+        creating.open()
+        await world.handled()
+        await world.until_called('see', times=2)
+        await pause_for_a_moment(world)
+        await asyncio.sleep(1)
+        seeing.open()
+        await asyncio.sleep(10)
+    assert len(world.called('create')) == 1
 
 
 class OpaqueApi:
