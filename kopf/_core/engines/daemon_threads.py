@@ -10,7 +10,7 @@ ignores its ``stopped`` flag does not delay the end of the process. `ThreadPoolE
 import itertools
 import logging
 import threading
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any, ParamSpec, TypeVar
@@ -34,7 +34,9 @@ class DaemonThreads(Executor):
     def __init__(self, settings: BackgroundSettings) -> None:
         self._settings = settings
         self._taken = 0
-        self._queue: deque[Callable[[], bool]] = deque()
+        # Why not a deque? A daemon that is stopped while it waits could not be removed quickly. Why not a dict? To find
+        # its first item, all removed ones before it are skipped each time.
+        self._queue: OrderedDict[Callable[[], bool], None] = OrderedDict()
         self._numbers = itertools.count(1)
         self._warned = False
 
@@ -49,7 +51,7 @@ class DaemonThreads(Executor):
         if self._taken < self._settings.max_threads:
             self._enter(enter)
             return
-        self._queue.append(enter)
+        self._queue[enter] = None
         if not self._warned:
             self._warned = True
             logger.warning(
@@ -59,12 +61,17 @@ class DaemonThreads(Executor):
                 who,
             )
 
+    def cancel(self, enter: Callable[[], bool]) -> None:
+        """Do not call the function any more, if it still waits for a thread: its daemon and its object can be freed."""
+        self._queue.pop(enter, None)
+
     def release(self) -> None:
         """Release a thread, and pass it to the next daemon that waits for one."""
         self._taken -= 1
-        # Why a loop? Daemons that were stopped while they waited do not use the thread.
+        # Why a loop? The operator can be about to pause, so that a daemon does not use the thread.
         while self._queue and self._taken < self._settings.max_threads:
-            self._enter(self._queue.popleft())
+            enter, _ = self._queue.popitem(last=False)
+            self._enter(enter)
 
     def _enter(self, enter: Callable[[], bool]) -> None:
         self._taken += 1

@@ -140,8 +140,7 @@ class Daemon:
     def _enter(self) -> bool:
         """Start the task of the function; return whether it has started, so that it uses its thread."""
         if self.stopper.is_set():
-            # A stopped daemon stays in the queue for threads until its turn.
-            return False  # it was stopped while it was waiting for a thread
+            return False
         if self.owner.spawner.background.is_halted():
             self._timer_handle = self.owner.spawner.background.coalesced_timers.set(
                 self._now() + HALTED_DELAY, self._wake_up
@@ -412,6 +411,8 @@ class Daemon:
         if self._timer_handle is not None:
             self._timer_handle.cancel()
             self._timer_handle = None
+        if self._has_thread:
+            self.owner.spawner.background.threads.cancel(self._enter)
         for_good = not self.stopper.is_set()
         if for_good:
             self.stopper.set(DaemonStoppingReason.DONE)

@@ -3,6 +3,7 @@
 import contextvars
 import logging
 import threading
+import weakref
 
 import pytest
 
@@ -68,3 +69,20 @@ def test_a_daemon_that_does_not_start_takes_no_place(threads):
     assert entered == ['a', 'b']
     threads.release()
     assert entered == ['a', 'b', 'c']
+
+
+def test_a_daemon_that_is_stopped_while_it_waits_is_freed(threads):
+    class Waiting:
+        def enter(self):
+            raise AssertionError
+
+    for name in 'ab':
+        threads.reserve(lambda: True, name)
+    waiting = Waiting()
+    threads.reserve(waiting.enter, 'c')
+    freed = weakref.ref(waiting)
+    threads.cancel(waiting.enter)
+    threads.cancel(waiting.enter)  # any other one does not wait
+    del waiting
+    assert freed() is None
+    threads.release()

@@ -20,6 +20,7 @@ import pytest
 import kopf
 from kopf import DaemonStoppingReason as Reason
 from kopf._cogs.clients.errors import APIServerError, APIUnprocessableError
+from kopf._core.engines.daemons import Daemon
 from kopf._core.reactor.object_records import ObjectRecord
 
 pytestmark = pytest.mark.looptime
@@ -665,6 +666,10 @@ async def test_a_daemon_that_waits_for_a_thread_can_be_stopped(host):
     await host.look()
     await until(lambda: calls)
     assert await host.delete()
+    gc.collect()
+    daemons = [each for each in gc.get_objects() if type(each) is Daemon and each.owner.record is host.record]
+    assert len(daemons) == 1  # the one that runs; the other one does not stay in memory until a thread is free
+    del daemons
     gate.set()
     await until(lambda: not host.holding)
     assert calls == [1]
