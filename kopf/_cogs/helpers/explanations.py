@@ -5,16 +5,16 @@ The command line shows only the text of such an error, without a traceback. Each
 the base class here, so that the command line needs to import none of these modules.
 """
 
-import asyncio
 import collections.abc
 from typing import Final
 
-USERS_ERRORS: Final = (Exception, SystemExit, asyncio.CancelledError)
+INTERRUPTIONS: Final = (KeyboardInterrupt, GeneratorExit)
 """
-The errors to catch around synchronous functions of users that are called in the event loop, such as filters.
+The exceptions that are raised on, where all other ones of users' functions are caught.
 
-`SystemExit` would end the loop, and so the operator. A cancellation would end the task without any trace; it is not
-meant for this task, as synchronous functions await nothing, but comes from the result of another task.
+Why are the others not only `Exception`? `SystemExit` would end the loop, and so the operator. A cancellation would end
+the task without any trace; where a synchronous function raises it, it is not meant for this task, but comes from the
+result of another one. And some libraries have errors that are no `Exception`, e.g. for panics in extensions in Rust.
 """
 
 

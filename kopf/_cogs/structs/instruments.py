@@ -26,7 +26,7 @@ from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, cast
 
-from kopf._cogs.helpers.explanations import USERS_ERRORS
+from kopf._cogs.helpers.explanations import INTERRUPTIONS
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.references import Namespace, Resource
 
@@ -201,7 +201,9 @@ class Instruments:
             return None
         try:
             return self.sampler.skip(carried)
-        except USERS_ERRORS:
+        except INTERRUPTIONS:
+            raise
+        except BaseException:
             logger.exception("The instrument %r has failed in %s(), and is removed.", self._sampling, 'skip')
             self.remove(self._sampling)
             return None
@@ -235,7 +237,9 @@ class Instruments:
             if instrument in self._members:
                 try:
                     getattr(instrument, hook)(facts)
-                except USERS_ERRORS:
+                except INTERRUPTIONS:
+                    raise
+                except BaseException:
                     self.remove(instrument)
                     logger.exception("The instrument %r has failed in %s(), and is removed.", instrument, hook)
 

@@ -7,12 +7,11 @@ list: they get the newest body and modify it in place. The framework sends their
 client has changed the object meanwhile, it calls the functions again with the newer body.
 """
 
-import asyncio
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypedDict, cast
 
-from kopf._cogs.helpers.explanations import name_error
+from kopf._cogs.helpers.explanations import INTERRUPTIONS, name_error
 from kopf._cogs.structs import bodies, dicts
 from kopf._cogs.structs.diffs import is_same
 
@@ -241,7 +240,7 @@ class Patch(_Changes[ModelT]):
         the event loop.
 
         Raises:
-            RuntimeError: if a function raises `SystemExit`, or a cancellation.
+            RuntimeError: if a function raises `SystemExit`, a cancellation, or what else is no `Exception`.
         """
         new: dict[str, Any] = _merge(dict(body), self)
         # The merged dict shares its unchanged parts with the body. Functions other than `Replacing` could modify these
@@ -251,7 +250,9 @@ class Patch(_Changes[ModelT]):
         try:
             for fn in self._fns:
                 fn(cast(bodies.RawBody, new))
-        except (SystemExit, asyncio.CancelledError) as error:
+        except (Exception, *INTERRUPTIONS):
+            raise
+        except BaseException as error:
             raise RuntimeError(f"A function of the patch has raised {name_error(error)}.") from error
         return new
 

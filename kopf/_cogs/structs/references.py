@@ -15,7 +15,7 @@ import urllib.parse
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from kopf._cogs.helpers.explanations import USERS_ERRORS, ExplainedError, name_error
+from kopf._cogs.helpers.explanations import INTERRUPTIONS, ExplainedError, name_error
 
 NamespaceName = str
 """The name of a specific namespace."""
@@ -256,7 +256,9 @@ class Selector:
     def _call(fn: Callable[[Resource], bool], resource: Resource) -> bool:
         try:
             return bool(fn(resource))
-        except USERS_ERRORS as error:
+        except INTERRUPTIONS:
+            raise
+        except BaseException as error:
             code = getattr(fn, '__code__', None)
             place = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
             name = getattr(fn, '__name__', None) or repr(fn)

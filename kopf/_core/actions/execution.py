@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from kopf._cogs.helpers import typedefs
 from kopf._cogs.helpers.clocks import utcnow as utcnow
-from kopf._cogs.helpers.explanations import ExplainedError, get_text, name_error
+from kopf._cogs.helpers.explanations import INTERRUPTIONS, ExplainedError, get_text, name_error
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.instruments import NO_INSTRUMENTS, HandlerCall, Instruments, ObjectKey, Unsampled
 from kopf._core.actions import invocation
@@ -333,7 +333,9 @@ async def run_handler(
             result = await _call(handler, cause, state, rules, limits)
             if after is not None:
                 await after()
-        except (Exception, SystemExit, asyncio.CancelledError) as error:  # sys.exit() must not stop the operator
+        except INTERRUPTIONS:
+            raise
+        except BaseException as error:
             if isinstance(error, asyncio.CancelledError) and _is_task_cancelled():
                 logger.warning("%s is cancelled. Will escalate.", handler)
                 if attempt is not None:

@@ -6,14 +6,13 @@ is stored beside that of the parent. The parent is finished only when all of the
 declares its sub-handlers again each time. Specified in the documentation's "Sub-handlers" and "Idempotence".
 """
 
-import asyncio
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-from kopf._cogs.helpers.explanations import name_error
+from kopf._cogs.helpers.explanations import INTERRUPTIONS, name_error
 from kopf._cogs.structs.ids import HandlerId
 from kopf._core.actions.execution import (
     Execution,
@@ -86,8 +85,10 @@ class Step:
 
     def _pick(self, due: Sequence[ChangingHandler], lifecycle: LifeCycleFn) -> Iterable[ChangingHandler]:
         try:
-            return lifecycle(due, **self._get_kwargs_of(lifecycle))
-        except (SystemExit, asyncio.CancelledError) as error:  # these would end the event loop, or the worker
+            return [*lifecycle(due, **self._get_kwargs_of(lifecycle))]  # here, as it can be a generator
+        except (Exception, *INTERRUPTIONS):
+            raise
+        except BaseException as error:  # it would end the event loop, the worker, or the operator
             raise RuntimeError(f"The lifecycle {lifecycle!r} has raised {name_error(error)}.") from error
 
     def _get_kwargs_of(self, lifecycle: LifeCycleFn) -> dict[str, Any]:

@@ -13,7 +13,7 @@ function is called once more to get the current keys.
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, NamedTuple
 
-from kopf._cogs.helpers.explanations import USERS_ERRORS, name_error
+from kopf._cogs.helpers.explanations import INTERRUPTIONS, name_error
 from kopf._cogs.structs.references import Resource
 from kopf._core.actions.execution import Logger
 from kopf._core.engines.adoption import find_owners
@@ -159,7 +159,9 @@ class Relations:
             kwargs |= {name: TYPED_GETTERS[name](cause, self.source) for name in typed}
             result = fn(**kwargs)
             pairs = [] if result is None else [*result]
-        except USERS_ERRORS as error:
+        except INTERRUPTIONS:
+            raise
+        except BaseException as error:
             raise MappingError(f"{FilterError(fn, error).place}) failed: {name_error(error)}") from error
         for pair in pairs:
             if not _is_key(pair):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kopf._cogs.configs.configuration import OperatorSettings
-from kopf._cogs.helpers.explanations import USERS_ERRORS, show_error
+from kopf._cogs.helpers.explanations import INTERRUPTIONS, show_error
 from kopf._cogs.structs.instruments import Instruments
 from kopf._core.actions.execution import Execution
 from kopf._core.actions.lifecycles import LifeCycleFn, get_default_lifecycle
@@ -46,7 +46,9 @@ class OperatorContext:
             return copy.copy(self.memo)
         # Why not an error? Each object would fail again and again. And a value that cannot be copied, such as a lock,
         # a socket, or an object with one, is usually meant to be shared.
-        except USERS_ERRORS as error:
+        except INTERRUPTIONS:
+            raise
+        except BaseException as error:
             if type(self.memo) not in self._complaints:
                 self._complaints.add(type(self.memo))
                 logger.warning(

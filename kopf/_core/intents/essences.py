@@ -12,7 +12,7 @@ from typing import Any
 
 from kopf._cogs.configs import digests, storage_formats
 from kopf._cogs.configs.configuration import PersistenceSettings
-from kopf._cogs.helpers.explanations import USERS_ERRORS
+from kopf._cogs.helpers.explanations import INTERRUPTIONS
 from kopf._cogs.structs.bodies import Body, BodyEssence
 from kopf._cogs.structs.patches import Patch
 from kopf._core.actions.handler_states import digest_essence
@@ -66,11 +66,15 @@ class Essences:
             source = Body(copy.deepcopy(dict(raw))) if self._copying else body
             try:
                 essence = self._diffbase.build_shared(source, self._extra_fields)
-            except USERS_ERRORS as error:
+            except INTERRUPTIONS:
+                raise
+            except BaseException as error:
                 raise StorageError(self._diffbase, 'build', error) from error
             try:
                 self._essence = self._progress.clear(essence=essence)
-            except USERS_ERRORS as error:
+            except INTERRUPTIONS:
+                raise
+            except BaseException as error:
                 raise StorageError(self._progress, 'clear', error) from error
             self._raw, self._is_last, self._fetched = raw, None, None
         return self._essence
@@ -111,7 +115,9 @@ class Essences:
         else:
             try:
                 last = self._diffbase.fetch(body=body)
-            except USERS_ERRORS as error:
+            except INTERRUPTIONS:
+                raise
+            except BaseException as error:
                 raise StorageError(self._diffbase, 'fetch', error) from error
             if last is not None and (self._revealing or isinstance(last, digests.DigestedEssence)):
                 last = digests.reveal(last, essence, body)
@@ -125,7 +131,9 @@ class Essences:
             return self._is_last
         try:
             is_last = self._diffbase.matches(body=body, essence=essence)
-        except USERS_ERRORS as error:
+        except INTERRUPTIONS:
+            raise
+        except BaseException as error:
             raise StorageError(self._diffbase, 'match', error) from error
         if is_known:
             self._is_last = is_last
@@ -136,7 +144,9 @@ class Essences:
         concealed = self._conceal(essence, body)
         try:
             self._diffbase.store(body=body, patch=patch, essence=concealed)
-        except USERS_ERRORS as error:
+        except INTERRUPTIONS:
+            raise
+        except BaseException as error:
             raise StorageError(self._diffbase, 'store', error) from error
 
     def pack(self, essence: BodyEssence, body: Body) -> str | None:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from kopf._cogs.helpers.explanations import USERS_ERRORS, name_error
+from kopf._cogs.helpers.explanations import INTERRUPTIONS, name_error
 from kopf._cogs.structs.bodies import Body
 from kopf._cogs.structs.dicts import resolve
 from kopf._cogs.structs.diffs import is_same
@@ -251,7 +251,9 @@ def _match_value(pattern: Any, content: Any, handler: ResourceHandler, cause: Re
 def _call(fn: Callable[..., Any], kwargs: Mapping[str, Any], *args: Any) -> bool:
     try:
         return bool(fn(*args, **kwargs))
-    except USERS_ERRORS as error:
+    except INTERRUPTIONS:
+        raise
+    except BaseException as error:
         raise FilterError(fn, error) from error
 
 

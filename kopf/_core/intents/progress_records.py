@@ -10,7 +10,7 @@ from typing import Any
 
 from kopf._cogs.configs import storage_formats
 from kopf._cogs.configs.progress import ProgressRecord, ProgressStorage
-from kopf._cogs.helpers.explanations import USERS_ERRORS
+from kopf._cogs.helpers.explanations import INTERRUPTIONS
 from kopf._cogs.structs.bodies import Body
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.patches import Patch
@@ -40,7 +40,9 @@ class ProgressRecords:
         if key not in known:
             try:
                 known[key] = self._storage.fetch(key=key, body=body)
-            except USERS_ERRORS as error:
+            except INTERRUPTIONS:
+                raise
+            except BaseException as error:
                 raise StorageError(self._storage, 'fetch', error) from error
         return known[key]
 
@@ -54,21 +56,27 @@ class ProgressRecords:
         """Add the record of a handler to the patch, or write it to the place of the storage."""
         try:
             self._storage.store(key=key, record=record, body=body, patch=patch)
-        except USERS_ERRORS as error:
+        except INTERRUPTIONS:
+            raise
+        except BaseException as error:
             raise StorageError(self._storage, 'store', error) from error
 
     def purge(self, *, key: HandlerId, body: Body, patch: Patch) -> None:
         """Remove the record of a handler: by the patch, or from the place of the storage."""
         try:
             self._storage.purge(key=key, body=body, patch=patch)
-        except USERS_ERRORS as error:
+        except INTERRUPTIONS:
+            raise
+        except BaseException as error:
             raise StorageError(self._storage, 'purge', error) from error
 
     def flush(self) -> None:
         """Complete the postponed writes of the storage."""
         try:
             self._storage.flush()
-        except USERS_ERRORS as error:
+        except INTERRUPTIONS:
+            raise
+        except BaseException as error:
             raise StorageError(self._storage, 'flush', error) from error
 
     def forget(self) -> None:

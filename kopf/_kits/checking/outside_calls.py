@@ -16,8 +16,13 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 
-class Killed(BaseException):
-    """Raised by a wrapper in a killed operator, so that the caller does not continue after the call."""
+class Killed(GeneratorExit):
+    """
+    Raised by a wrapper in a killed operator, so that the caller does not continue after the call.
+
+    Why a `GeneratorExit`? The framework raises it on, as if the coroutine were closed. It would take any other error
+    for a failure of the handler.
+    """
 
 
 class OutsideCalls:

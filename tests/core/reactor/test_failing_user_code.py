@@ -15,7 +15,11 @@ class UnprintableError(Exception):
     __repr__ = __str__
 
 
-ERRORS = [SystemExit, asyncio.CancelledError, UnprintableError]
+class Panic(BaseException):
+    """What no `except Exception` catches, like panics of extensions in Rust (`pyo3_runtime.PanicException`)."""
+
+
+ERRORS = [SystemExit, asyncio.CancelledError, UnprintableError, Panic]
 
 
 class Bomb:
@@ -66,8 +70,19 @@ def declare_lifecycle(world, bomb):
     return {'lifecycle': lambda handlers, **_: handlers if bomb() else ()}
 
 
+def declare_lazy_lifecycle(world, bomb):
+    def lifecycle(handlers, **_):
+        bomb()
+        yield from handlers
+
+    return {**declare_lifecycle(world, bomb), 'lifecycle': lifecycle}
+
+
 @pytest.mark.parametrize('error', ERRORS)
-@pytest.mark.parametrize('declare', [declare_filter, declare_patch_function, declare_storage, declare_lifecycle])
+@pytest.mark.parametrize(
+    'declare',
+    [declare_filter, declare_patch_function, declare_storage, declare_lifecycle, declare_lazy_lifecycle],
+)
 @in_virtual_time
 async def test_no_change_is_lost_and_the_operator_goes_on(world, declare, error):
     bomb = Bomb(error)
@@ -115,3 +130,72 @@ async def test_timers_go_on_after_errors_without_texts(world):
         await world.create()
         await world.until_called('tick', times=3)
     assert any('UnprintableError()' in text for text in world.log.texts)
+
+
+@pytest.mark.parametrize('is_async', [True, False], ids=['async', 'sync'])
+@pytest.mark.parametrize(
+    ('decorator', 'options'),
+    [
+        (kopf.on.create, {'backoff': 1}),
+        (kopf.daemon, {'backoff': 1}),
+        (kopf.timer, {'backoff': 1, 'interval': 1}),
+        (kopf.index, {'errors': kopf.ErrorsMode.TEMPORARY, 'backoff': 1}),
+        (kopf.on.reconcile, {'backoff': (1, 2)}),
+    ],
+)
+@in_virtual_time
+async def test_handlers_are_called_again_after_errors_that_are_no_exceptions(world, decorator, options, is_async):
+    def see(name, **_):
+        world.note('seen', name)
+        if name == 'bad' and len(world.called('seen', 'bad')) == 1:
+            raise Panic
+
+    async def see_async(**kwargs):
+        see(**kwargs)
+
+    decorator('kopfexamples', registry=world.registry, id='see', **options)(see_async if is_async else see)
+    async with world.operator():
+        await world.create('bad')
+        await world.create('good')
+        await world.until_called('seen', times=2, name='bad')
+        await world.until_called('seen', name='good')
+        await world.delete('bad')
+        await world.gone('bad')
+
+
+@in_virtual_time
+async def test_other_activities_go_on_after_errors_that_are_no_exceptions(world):
+    calls = []
+
+    @kopf.on.startup(registry=world.registry, backoff=1)
+    def begin(**_):
+        calls.append('startup')
+        if calls == ['startup']:
+            raise Panic
+
+    @kopf.on.schedule(registry=world.registry, interval=1, backoff=1)
+    def tick(**_):
+        calls.append('schedule')
+        if calls.count('schedule') == 1:
+            raise Panic
+
+    async with world.operator():
+        await asyncio.sleep(5)
+    assert calls[:4] == ['startup', 'startup', 'schedule', 'schedule']
+
+
+@pytest.mark.parametrize('decorator', [kopf.timer, kopf.daemon])
+@in_virtual_time
+async def test_patches_that_do_not_fit_neither_end_timers_nor_repeat_daemons(world, decorator):
+    async def replace(patch, **_):
+        patch['status'] = 'a string'
+        return {'key': 'value'}
+
+    world.declare(decorator, 'see', does=[replace], **({'interval': 1} if decorator is kopf.timer else {'backoff': 1}))
+    async with world.operator():
+        await world.create()
+        await asyncio.sleep(5)
+        await world.delete()
+        await world.gone()
+    assert len(world.called('see')) == (5 if decorator is kopf.timer else 1)
+    assert any("The result of" in text and "TypeError" in text for text in world.log.texts)
