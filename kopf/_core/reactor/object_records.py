@@ -398,11 +398,7 @@ class ObjectRecord:
         self.cancel_wakeup()
         self.throttled = self.requeued = False
         self.pending = None
-        # The worker can still have an event that is older than the last patch of this operator.
-        if working and self.expected is not None:
-            self.expected.reset()
-        else:
-            self.expected = None
+        self._reset_expectation(working=working)
         if not working:
             self.unverified = self.cycle is not None and self.body is not None and self.in_memory_only
         if not working and not self.unverified:
@@ -422,7 +418,16 @@ class ObjectRecord:
         """Called when the object is not served any more: a running step may end, but no further step begins."""
         self.cancel_wakeup()
         self.requeued = self.throttled = False
-        self.pending = self.expected = None
+        self.pending = None
+        self._reset_expectation(working=self.has_worker)
+
+    def _reset_expectation(self, *, working: bool) -> None:
+        # The worker can still have an event that is older than the last patch of this operator: for handlers of raw
+        # events, for example, which can run for long.
+        if working and self.expected is not None:
+            self.expected.reset()
+        else:
+            self.expected = None
 
     def disown(self) -> None:
         """Called when another operator handles the object from now on: only the identity, memo and indices are kept."""
@@ -436,7 +441,7 @@ class ObjectRecord:
     def discard_work(self) -> None:
         """Called when a worker ends after its processor was dropped."""
         self.cancel_wakeup()
-        self.pending, self.requeued = None, False
+        self.pending, self.expected, self.requeued = None, None, False
 
     def change_hands(self, *, redefined: bool) -> None:
         """

@@ -93,6 +93,14 @@ class OpaqueApi:
 
 
 @pytest.fixture
+async def seeing(world):
+    """Return the gate that the second call of a handler of raw events waits for; to be declared before `opaque`."""
+    gate = Gate()
+    world.declare(kopf.on.event, 'see', does=[None, gate])
+    return gate
+
+
+@pytest.fixture
 async def opaque(world):
     registry = world.registry
     world.declare(kopf.on.create, 'create')
@@ -136,6 +144,21 @@ async def test_with_opaque_versions_events_before_the_echo_are_dropped(world, op
     assert world.ids == ['create', 'update']
     await asyncio.sleep(0.3)
     assert world.ids == ['create', 'update']
+
+
+@pytest.mark.parametrize('reset', ['resumed', 'dropped', 'surrendered'])
+async def test_events_from_before_a_patch_stay_stale_for_a_worker_that_has_them(world, seeing, opaque, reset):
+    opaque.api.version, opaque.api.raw['metadata']['resourceVersion'] = '{}', '0'
+    stale = {'type': 'ADDED', 'object': opaque.api.raw}
+    opaque.receive(stale)
+    await opaque.rest()
+    opaque.receive(stale)
+    await world.until_called('see', times=2)
+    watch = types.SimpleNamespace(records={'uid': opaque.record}, get_known=lambda: [opaque.record])
+    getattr(opaque.processor, reset)([opaque.record] if reset == 'surrendered' else watch)
+    seeing.open()
+    await opaque.rest()
+    assert world.ids == ['see', 'create', 'see']
 
 
 async def test_with_opaque_versions_and_no_echo_events_are_handled_after_the_timeout(world, opaque):
