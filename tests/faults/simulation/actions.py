@@ -59,6 +59,8 @@ class Actions:
         self._meddling = Meddling(self._cluster.api, self._rng, self._ledger)
         self._snapshot = None
         weights = dict(ALWAYS, fault=6 * self._options.faults)
+        if self._options.pausing:
+            weights.update(peer=12)
         for option, more in OPTIONAL.items():
             if getattr(self._options, option):
                 for name, weight in more.items():

@@ -21,6 +21,10 @@ ODD_TIMERS = [
 ]
 
 
+class Panic(BaseException):
+    """An error that is no `Exception`, as those of extensions in Rust."""
+
+
 class Handlers:
     """
     The handlers of one process of an operator.
@@ -318,7 +322,23 @@ class Handlers:
             await self._process.alive()
             self._ledger.events[uid] = type, self._process.id, look_at(body)
 
+        if self._options.observing:
+            kopf.on.event(RESOURCE, id='slow', **self._common)(self._observe)
         kopf.on.event(RESOURCE, id='ev', **self._common)(watch)
+
+    async def _observe(self, *, uid, patch, **_):
+        await self._process.alive()
+        key = f'events of {uid}'
+        token = self._ledger.enter(self._process, key, 'slow')
+        try:
+            await asyncio.sleep(self._rng.choice([0, 0, 0.05, 0.3, 2]) if self._ledger.chaos else 0)
+            await self._process.alive()
+            if self._ledger.chaos and self._rng.random() < 0.1:
+                patch.status['ob'] = self._ledger.number()
+            if self._ledger.chaos and self._rng.random() < 0.1:
+                raise self._rng.choice([ValueError, SystemExit, Panic])('observing')
+        finally:
+            self._ledger.leave(key, token)
 
     def _declare_index(self):
         async def index(uid, spec, **_):

@@ -60,6 +60,8 @@ class Options:
     forbidding: bool = False  # whether the permissions for some resources or namespaces are missing for a while
     pruning: bool = False  # whether the schema has no status, so that the API server drops what is stored there
     odd: bool = False  # whether there are timers and indices with unusual options
+    observing: bool = False  # whether handlers of raw events take their time, fail, and patch
+    pausing: bool = False  # whether peers come and go all the time
     blind: bool = False  # never drawn: whether the operators serve another label than the checks expect
 
 
@@ -122,6 +124,7 @@ def draw(rng):
     options.concurrency, options.applying_timeout = choice([None, None, 1]), choice([None, None, 2])
     options.forbidding, options.odd = chance(0.3), chance(0.4)
     options.pruning = options.storage == 'status' and chance(0.5)
+    options.observing, options.pausing = chance(0.3), chance(0.3)
     if options.pruning:  # all is only in memory
         options.killing = options.rivals = options.downtimes = options.migrating = options.restoring = False
         options.conditions = False
