@@ -728,8 +728,9 @@ class Orchestrator:
             await self.save(found)
         for sink, records in found:
             sink.disowned(records)
+        uids = {record.uid for record in everything}
         for watch, _ in self._find_sinks():
-            watch.forget(everything)
+            watch.forget(uids)
         surrender.ended(buckets)
 
     def _find_running(self) -> list[str]:

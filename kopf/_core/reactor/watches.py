@@ -23,7 +23,7 @@ import logging
 import random
 import time
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from kopf._cogs.aiokits.inactivity_timeouts import InactivityTimeout
@@ -339,17 +339,18 @@ class ResourceWatch:
             return False
         return self._requested != self._shard.selection
 
-    def forget(self, records: Collection[ObjectRecord]) -> None:
+    def forget(self, uids: Set[str]) -> None:
         """Forget the objects that other members handle from now on, unless the watch reads all objects."""
         if self._shard is None:
             return
-        for record in records:
-            known = record.uid in self.records and not record.in_use
-            if known and self._shard.excludes(record.uid, record.namespace):
-                del self.records[record.uid]
-                self._unlisted.pop(record.uid, None)
+        # Why not a loop over the uids? They are those of all watches, and there can be hundreds of watches.
+        for uid in uids & self.records.keys():
+            record = self.records[uid]
+            if not record.in_use and self._shard.excludes(uid, record.namespace):
+                del self.records[uid]
+                self._unlisted.pop(uid, None)
                 if self._seen is not None:
-                    self._seen.forget_name(record.uid, (record.namespace, record.name))
+                    self._seen.forget_name(uid, (record.namespace, record.name))
 
     def inherit(self, predecessor: 'ResourceWatch') -> None:
         """Take over the records of a stopped watch of the same objects, e.g. in another version of the resource."""
