@@ -160,6 +160,8 @@ class ObjectStepper:
             return None  # all objects will be listed again after the pause
         if record.body is not None and (record.outdated or self._is_foreign(record.body)):
             await self._applier.reload(record, record.body)
+        elif record.body is None and record.outdated and record.daemons is not None:
+            await self._applier.reload(record, record.daemons.packed.copy())
         if record.body is not None:
             return await self._reconciler.reconcile(record, Patch(body=Body(record.body)), deciding=True)
         return None

@@ -38,6 +38,31 @@ async def test_late_events_from_before_a_patch_are_not_handled(world):
     assert world.ids == ['create', 'update', 'update']
 
 
+@in_virtual_time
+async def test_events_from_before_a_deletion_are_not_handled_after_the_end_of_its_timers(world):
+    world.settings.persistence.consistency_timeout = 1
+    creating, seeing = Gate(), Gate()
+    world.declare(kopf.on.create, 'create', does=creating)
+    world.declare(kopf.on.event, 'see', does=[None, seeing])
+    world.declare(kopf.timer, 'tick', interval=1)
+    async with world.operator():
+        await world.create()
+        await world.until_called('create')
+        await world.edit(metadata={'annotations': {'kubectl.kubernetes.io/last-applied-configuration': '{}'}})
+        await asyncio.sleep(1)
+        world.sandbox.faults.freeze_watches(resource='kopfexamples')
+        await world.delete()
+        await world.edit(metadata={'finalizers': None})
+        creating.open()
+        await world.until_called('see', times=2)  # now, the API server has said that the object is missing
+        await asyncio.sleep(2)
+        world.sandbox.faults.clear()
+        await asyncio.sleep(1)
+        seeing.open()
+        await asyncio.sleep(10)
+    assert len(world.called('create')) == 1
+
+
 async def pause_for_a_moment(world):
     """Let a peer take over, and leave again at once, without having done anything."""
     boss = {'priority': 100, 'lastseen': datetime.datetime.now(datetime.UTC).isoformat(), 'lifetime': 60}
