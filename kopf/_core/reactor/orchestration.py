@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import itertools
 import logging
+import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -765,33 +766,47 @@ class Orchestrator:
         Args:
             found: the objects by their sinks; by default, all objects.
         """
+        timeout = self._tools.context.settings.queueing.exit_timeout
+        deadline, delays = time.monotonic() + timeout, iter(SAVING_DELAYS)
+        found = None if found is None else list(found)
+        while tasks := self._start_saving_all(found):
+            delay = None
+            try:
+                await asyncio.wait(tasks, timeout=max(0.0, deadline - time.monotonic()))
+                # Storages of users can fail for a moment. Why only at the end? After a pause, and for other members,
+                # it is tried again anyway.
+                if self._ending and all(map(_is_worth_another_attempt, _find_failed(tasks))):
+                    delay = next((each for each in delays if time.monotonic() + each < deadline), None)
+            finally:
+                failed = _find_failed(tasks)
+                if failed and delay is None:
+                    logger.warning(
+                        "The results of the handlers of %d objects can't be stored; they are handled again later: %s",
+                        len(failed),
+                        ', '.join(sorted(task.get_name() for task in failed)),
+                    )
+                await end(tasks, timeout=timeout, what="The last patches")
+            if not failed or delay is None:
+                return
+            await asyncio.sleep(delay)
+
+    def _start_saving_all(
+        self, found: Iterable[tuple[ObjectSink, Collection[ObjectRecord]]] | None
+    ) -> set[asyncio.Task[None]]:
+        """Start to store the progress that is only in memory; return a task for each object."""
         # Peers can have handled the objects meanwhile, and would use the old progress for their own handlers.
         if self._handed_over:
-            return
-        timeout = self._tools.context.settings.queueing.exit_timeout
+            return set()
         working = self._tools.workers.find_working()
         if found is None:
             found = ((sink, watch.get_known()) for watch, sink in self._find_sinks())
-        tasks = {
+        return {
             asyncio.create_task(sink.save(record), name=repr(record))
             for sink, records in found
             for record in records
             # A running worker stores its own results: storing them here, too, would take a second patch.
             if record.in_memory_only and record not in working
         }
-        if not tasks:
-            return
-        try:
-            await asyncio.wait(tasks, timeout=timeout)
-        finally:
-            failed = [task for task in tasks if not task.done() or task.cancelled() or task.exception() is not None]
-            if failed:
-                logger.warning(
-                    "The results of the handlers of %d objects can't be stored; they are handled again later: %s",
-                    len(failed),
-                    ', '.join(sorted(task.get_name() for task in failed)),
-                )
-            await end(tasks, timeout=timeout, what="The last patches")
 
     def _resume(self) -> None:
         """Resume the handling after a pause."""
@@ -970,6 +985,17 @@ class Orchestrator:
 
 def _describe_list(watch: ResourceWatch) -> str:
     return f"The list of {watch} is not complete yet{f': {watch.failure}' if watch.failure else '.'}"
+
+
+def _find_failed(tasks: Iterable[asyncio.Task[None]]) -> list[asyncio.Task[None]]:
+    """Return the tasks that have failed, or have not ended in time."""
+    return [task for task in tasks if not task.done() or task.cancelled() or task.exception() is not None]
+
+
+def _is_worth_another_attempt(task: asyncio.Task[None]) -> bool:
+    """Check whether the task has failed with an error that another attempt may not have."""
+    error = task.exception() if task.done() and not task.cancelled() else None
+    return error is not None and not isinstance(error, LoginError | errors.APIClientError)
 
 
 def _has_work(records: Iterable[ObjectRecord]) -> bool:

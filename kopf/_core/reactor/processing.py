@@ -287,7 +287,7 @@ class Processor(ObjectSink):
         # as a new one.
         if self._dropped or (record.expected is not None and record.expected.is_ending):
             return
-        # If the API server has reported the object as missing, the state of the daemons is in doubt: the step requests it.
+        # If the API server has reported the object as missing, the daemons' state is doubtful: the step requests it.
         if record.body is None and not record.outdated:
             # Copy it: handlers can change the state in place, but the daemons still use the original.
             record.accept(record.daemons.packed.copy())

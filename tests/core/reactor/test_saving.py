@@ -90,6 +90,30 @@ async def test_successes_that_could_not_be_stored_are_stored_in_the_end(world):
     assert len(world.called('create')) == 1
 
 
+@in_virtual_time
+async def test_successes_are_stored_in_the_end_although_the_storage_fails_once_more(world):
+    class Storage(kopf.AnnotationsProgressStorage):
+        failures = 2
+
+        def store(self, **kwargs):
+            if Storage.failures:
+                Storage.failures -= 1
+                raise RuntimeError("It is not available.")
+            super().store(**kwargs)
+
+    world.settings.persistence.progress_storage = Storage()
+    world.settings.queueing.error_delays = [60]
+    world.declare(kopf.on.create, 'first')
+    world.declare(kopf.on.create, 'second')
+    async with world.operator():
+        await world.create()
+        await world.until_logged('Throttling for 60 seconds')
+    assert Storage.failures == 0
+    async with world.operator():
+        await world.handled()
+    assert world.ids == ['first', 'second']
+
+
 async def test_successes_that_can_never_be_stored_are_logged(impatient):
     world = impatient
     world.settings.queueing.error_delays = [60]

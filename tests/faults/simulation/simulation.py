@@ -186,7 +186,9 @@ class Simulation:
         return settings
 
     def _note_patch(self, process, request, response):
-        payload = request.payload.replace(b'children.kopf.zalando.org', b'')  # no progress
+        payload = request.payload  # finalizers and records of children are no progress
+        for text in (b'children.kopf.zalando.org', b'kopf.dev/children-operator'):
+            payload = payload.replace(text, b'')
         if '/kopfexamples/' in request.query and (b'kopf' in payload or b'new.dev' in payload):
             self.ledger.note_stored(process, json.loads(response.body)['metadata']['uid'])
 
