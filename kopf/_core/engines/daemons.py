@@ -25,7 +25,7 @@ from kopf._cogs.clients.errors import (
     APIServerError,
     APITooManyRequestsError,
 )
-from kopf._cogs.helpers.explanations import INTERRUPTIONS, name_error
+from kopf._cogs.helpers.explanations import INTERRUPTIONS
 from kopf._cogs.structs.credentials import LoginError
 from kopf._cogs.structs.patches import Patch
 from kopf._core.actions.execution import Outcome, run_handler, utcnow
@@ -216,19 +216,14 @@ class Daemon:
     ) -> float | None:
         """Apply the results and the patch of the function; return the time of the next run, or ``None``."""
         handler, owner, (text, version) = self.handler, self.owner, seen
-        try:
-            # A cancelled function has no result, only a patch.
-            if outcome is not None:
-                deliver_results({handler.id: outcome}, patch)
-                # As for other handlers: values that JSON cannot express
-                # would make the API refuse the rest of the patch, too.
-                patching.discard_unstorable(patch, owner.logger)
-            if text is not None and (explanation := owner.restore(text, version)) is not None:
-                owner.spawner.host.report_mutation(owner.record, explanation, [handler.id])
-        # The function has put something into the patch that does not fit, e.g. a string as the status. This must not
-        # end the timer, nor make a daemon run again that has succeeded.
-        except Exception as error:
-            owner.logger.exception("The result of %s is lost: %s", handler, name_error(error))
+        # A cancelled function has no result, only a patch.
+        if outcome is not None:
+            deliver_results({handler.id: outcome}, patch, owner.logger)
+            # As for other handlers: values that JSON cannot express
+            # would make the API refuse the rest of the patch, too.
+            patching.discard_unstorable(patch, owner.logger)
+        if text is not None and (explanation := owner.restore(text, version)) is not None:
+            owner.spawner.host.report_mutation(owner.record, explanation, [handler.id])
         if patch:
             await self._send(patch)
         return None if outcome is None or self.state is None else self._get_next_run(self.state, outcome, began)

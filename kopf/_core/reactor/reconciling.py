@@ -30,7 +30,7 @@ from kopf._core.intents.causes import ChangingCause, Reason, WatchingCause
 from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.cycles import Cycle
 from kopf._core.intents.decisions import NO_FIELDS, TITLES, Decider, Decision
-from kopf._core.intents.results import deliver_results, is_delivered
+from kopf._core.intents.results import deliver_results
 from kopf._core.intents.storage_errors import StorageError
 from kopf._core.reactor.applying import CONFLICT_DELAYS, Applier, complete
 from kopf._core.reactor.hosting import ObjectHost
@@ -131,8 +131,7 @@ class Reconciler:
                 outcome = (await run_handler(handler, cause, state, rules)).without_exception()
                 # A result that equals the stored one is not patched: handlers of raw events usually return the same
                 # result for each event.
-                if outcome.result is not None and not is_delivered(outcome.result, body.status.get(handler.id)):
-                    deliver_results({handler.id: outcome}, patch)
+                deliver_results({handler.id: outcome}, patch, local, stored=body)
         if guard is not None and guard.is_changed:
             self._host.restore(record, guard, [handler.id for handler in self._decider.table.watching])
             event = {**event, 'object': guard.original}
@@ -344,7 +343,7 @@ class Reconciler:
             return False, None
         self._begin_cycle(record, decision)
         outcomes = await self._run_due(record, decision, patch)
-        deliver_results(outcomes, patch)
+        deliver_results(outcomes, patch, decision.cause.logger)
         # This comes after the handlers: their values must override older ones that could not be applied before.
         complete(record, patch, decision.cause.logger)
         # A handler whose filter has failed may match. If the cycle ended now, that handler would never get the change,
@@ -403,7 +402,7 @@ class Reconciler:
             # `save`, or the next step, stores the results of the handlers that have ended. A cancelled handler can have
             # put only a part of its changes into the patch.
             if step.outcomes or not isinstance(error, asyncio.CancelledError):
-                deliver_results(step.outcomes, patch)
+                deliver_results(step.outcomes, patch, decision.cause.logger)
                 self._keep(record, patch)
             raise
         if guard.is_changed:

@@ -1,5 +1,7 @@
 """The results of handlers in the status of their object."""
 
+import logging
+
 import pytest
 
 import kopf
@@ -10,7 +12,7 @@ from kopf._core.intents.results import deliver_results, is_delivered
 def deliver(*results, patch=None):
     patch = kopf.Patch() if patch is None else patch
     for result in results:
-        deliver_results({'fn': Outcome(final=True, result=result)}, patch)
+        deliver_results({'fn': Outcome(final=True, result=result)}, patch, logging.getLogger())
     return patch
 
 

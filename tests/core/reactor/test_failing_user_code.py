@@ -1,6 +1,7 @@
 """Synchronous functions of users that raise what would end the event loop or the worker, or errors without texts."""
 
 import asyncio
+import collections
 
 import pytest
 from operatorworld import in_virtual_time
@@ -182,6 +183,26 @@ async def test_other_activities_go_on_after_errors_that_are_no_exceptions(world)
     async with world.operator():
         await asyncio.sleep(5)
     assert calls[:4] == ['startup', 'startup', 'schedule', 'schedule']
+
+
+@in_virtual_time
+async def test_faulty_results_do_not_stop_the_other_handlers_of_the_object(world):
+    class Faulty(collections.UserDict):
+        def __iter__(self):
+            raise Panic
+
+    async def fail(**_):
+        return Faulty()
+
+    world.declare(kopf.on.event, 'see', does=fail)
+    world.declare(kopf.on.create, 'first', does=fail)
+    world.declare(kopf.on.create, 'second')
+    async with world.operator():
+        await world.create()
+        await world.handled()
+    assert world.ids[:3] == ['see', 'first', 'second']
+    for key in ('see', 'first'):
+        assert any(f"The result of handler {key!r} is lost" in text for text in world.log.texts)
 
 
 @pytest.mark.parametrize('decorator', [kopf.timer, kopf.daemon])
