@@ -10,7 +10,7 @@ The `IndexingGate` delays all handlers until the indices that they can use are c
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from kopf._cogs.aiokits.delays import Delays
 from kopf._cogs.clients.errors import APIError, APIForbiddenError
@@ -43,7 +43,7 @@ The number of lists failed for other reasons, after which only handlers that can
 
 
 ListedEvent = tuple[RawEvent, float | None]
-"""An event, and the time when its list was requested, if it is from a list or replaces an event from that list."""
+"""An event, and the time when its list was requested, if it is from a list."""
 
 
 class IndexingState:
@@ -74,11 +74,6 @@ class IndexingState:
 
     def put(self, event: RawEvent, listed_since: float | None) -> None:
         """Keep the event instead of an older one, but keep a pending deletion, too: the handlers must not miss it."""
-        # Why keep the time of the list? A new holder of an object waits for a state from a list that was requested
-        # after the former holder had ended (see `shard_sinks`). The stream follows the list, so its event is newer, but
-        # without the time it would look like one from the stream before the list.
-        if listed_since is None and self.events:
-            listed_since = self.events[-1][1]
         deletions = [each for each in self.events[:1] if is_deletion(each[0]) and not is_deletion(event)]
         self.events = [*deletions, (event, listed_since)]
 
@@ -212,6 +207,12 @@ class Informer(ForwardingSink):
                     self._sink.receive(record, event, listed_since=listed_since)
         self.expect(str(watch))
         self._sink.resumed(watch)
+
+    def relisting(self, watch: ResourceWatch, taken: Callable[[ObjectRecord], bool]) -> None:
+        for record in watch.get_known():
+            if record.indexing is not None and taken(record) and record.indexing.take_outdated():
+                record.mark_initial()  # as if the sink had received these events before
+        self._sink.relisting(watch, taken)
 
     def revise(self, table: HandlerTable) -> None:
         self._resource = table.resource

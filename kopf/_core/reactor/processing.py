@@ -119,9 +119,7 @@ class Processor(ObjectSink):
         if not self._screen.keep(record, event, listed_since=listed_since):
             return
         if not record.throttled:
-            # A live change that has replaced an event from a list keeps the time of that list; see `EventSink.receive`.
-            urgent = listed_since is None or event['type'] in ('ADDED', 'MODIFIED')
-            self._workers.start(self, record, urgent=urgent)
+            self._workers.start(self, record, urgent=listed_since is None)
         else:
             delay = self._throttling.hasten(
                 record, event, check_stale=lambda: self._stale_events.drop_stale(record, event)

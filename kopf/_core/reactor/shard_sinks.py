@@ -53,6 +53,12 @@ class ShardSink(ForwardingSink):
         self._stale = set(watch.get_known())
         self._sink.resumed(watch)
 
+    def listed(self, watch: ResourceWatch) -> None:
+        # From now on, all states are new. Objects that the list lacks, because they do not match the selectors, can
+        # return without being listed.
+        self._stale.clear()
+        self._sink.listed(watch)
+
     def surrendered(self, records: Collection[ObjectRecord]) -> None:
         self._stale.difference_update(records)
         self._sink.surrendered(records)

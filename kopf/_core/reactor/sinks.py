@@ -32,8 +32,7 @@ class EventSink:
         Args:
             record: the record of the object.
             event: the event; its type is ``None`` if the object was listed.
-            listed_since: the time when the list was requested, if the event is from a list; ``None`` otherwise. If a
-                later event has replaced one from a list before it could be passed on, it keeps the time of that list.
+            listed_since: the time when the list was requested, if the event is from a list; ``None`` otherwise.
         """
         raise NotImplementedError
 
@@ -53,7 +52,7 @@ class EventSink:
         """
 
     def listed(self, watch: 'ResourceWatch') -> None:
-        """Called when the first list is complete, and all its objects have been received."""
+        """Called when all objects of the first list, or of the list after `resumed` or `relisting`, were received."""
 
     def refused(self, watch: 'ResourceWatch', error: APIError) -> bool:
         """

@@ -636,21 +636,27 @@ async def test_a_deletion_that_the_sink_fails_to_take_at_once_is_passed_on_again
     assert record.indexing is None
 
 
-async def test_an_object_taken_over_is_served_although_it_changes_while_it_is_indexed(setup: Setup) -> None:
+@pytest.mark.parametrize('is_listed', [True, False])
+async def test_an_object_taken_over_is_served_although_it_changes_while_it_is_indexed(
+    setup: Setup, is_listed: bool
+) -> None:
     seen: list[Any] = []
     going = declare(setup, seen)
     owned: set[str] = set()
     pods = setup.serve(PODS, owns=lambda record: record.name in owned)
     pods.listed()
-    pods.feed('pod1', 'ADDED')
+    record = pods.feed('pod1', 'ADDED')
     await settle()
     owned.add('pod1')
     cast(Informer, pods.sink).relisting(pods.watch, lambda record: True)
-    pods.feed('pod1', None, listed_since=time.monotonic())  # waits, as the previous state is still being indexed
+    if is_listed:  # otherwise, it does not match the selectors for a while
+        pods.feed('pod1', None, listed_since=time.monotonic())  # waits, as the previous state is still being indexed
+    pods.listed()
     pods.feed('pod1', 'MODIFIED')
     going.set()
     await settle()
     assert [(name, type) for name, type, _ in seen] == [('pod1', 'MODIFIED')]
+    assert record.initial  # each next member resumes it
 
 
 async def test_handlers_see_a_deletion_during_indexing_although_the_object_is_back(setup: Setup) -> None:

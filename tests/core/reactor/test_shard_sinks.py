@@ -22,6 +22,9 @@ class Processor:
     def resumed(self, watch):
         pass
 
+    def listed(self, watch):
+        pass
+
     def surrendered(self, records):
         pass
 
@@ -85,6 +88,19 @@ def test_an_object_that_is_gone_before_it_is_listed_was_never_there(world):
     world.sink.relisting(world.watch, lambda record: record.name == 'y')
     world.receive('y', 'DELETED', time.monotonic())
     assert world.processor.events == []
+
+
+@pytest.mark.parametrize('begin', ['relisting', 'resumed'])
+def test_an_object_that_is_absent_from_the_list_can_return_later(world, begin):
+    world.owned = {'x', 'y'}
+    if begin == 'relisting':
+        world.sink.relisting(world.watch, lambda record: record.name == 'y')
+    else:
+        world.sink.resumed(world.watch)
+    world.receive('y', 'MODIFIED')
+    world.sink.listed(world.watch)
+    world.receive('y', 'ADDED')
+    assert world.processor.events == [('y', 'ADDED')]
 
 
 def test_an_object_that_is_given_away_again_is_not_waited_for(world):
