@@ -121,13 +121,14 @@ class ObjectStepper:
         if event is None:
             return await self._step_without_event(record)
         body = Body(event['object'])
-        patch = Patch(body=body)
+        patch, stale = Patch(body=body), False
         try:
             if record.unverified and event['type'] != 'DELETED':
                 record.verify(untouched=self._is_untouched(record, body))
             if self._observing:
-                # These handlers are called before the checks for deletion and staleness: handlers of raw events get all
-                # events.
+                # Handlers of raw events get all events, also deletions and stale states. But the staleness is checked
+                # first, because a list can end the expectation while these handlers are running.
+                stale = event['type'] != 'DELETED' and self._stale_events.drop_stale(record, event)
                 event = await self._reconciler.observe(record, event, body, patch)
         except Exception:
             record.put_back(event)  # the event is the only place that has the state
@@ -140,7 +141,7 @@ class ObjectStepper:
         if not self._managing and not patch and record.body is None:
             record.watch_selfpatching(None)
             return None
-        stale = self._stale_events.drop_stale(record, event)
+        stale = self._stale_events.drop_stale(record, event) or stale
         await self._take_state(record, event['object'], stale=stale)
         if patch or record.selfpatching is not None:
             pause = self._reconciler.hold_back(record, patch, body, own=stale, requeued=requeued)
