@@ -14,6 +14,7 @@ import itertools
 import os
 import random
 import selectors
+import sys
 import time
 
 MONOTONIC_START = 1000.0
@@ -142,6 +143,11 @@ class _SeededRandom(random.Random):
         super().__init__(random.getrandbits(64) if seed is None else seed)
 
 
+def begin_eagerly(work):
+    """Begin the coroutine at once, as usual loops do it: the framework does not if the loop has a factory of tasks."""
+    return NumberedTask(work, loop=asyncio.get_running_loop(), eager_start=True)
+
+
 def take_over(clock, seed):
     """Let all clocks of the process follow this one, and all its random numbers follow from the seed, for ever."""
     time.monotonic, time.time = clock.read_monotonic, clock.read_wall
@@ -150,7 +156,10 @@ def take_over(clock, seed):
     os.urandom = random._urandom = random.Random(f'entropy {seed}').randbytes  # for uuid and secrets, too
     random.Random = _SeededRandom
     from kopf._cogs.helpers import clocks
+    from kopf._core.reactor import workers
 
+    if sys.version_info >= (3, 12):
+        workers.create_eager_task = begin_eagerly
     clocks.read_wall_clock = clock.read_wall_clock
     clocks._CLOCK, clocks._suspensions, clocks._measure_suspensions = None, 0.0, lambda: clock.suspended
     clocks._origin = MONOTONIC_START
