@@ -218,6 +218,7 @@ def resume(
 
     With ``deleted=True``, also for those that are being deleted.
     """
+    _declarations.check_flags('resume', ResumeOptions, options)
     deleted = bool(options.pop('deleted', None))
     return _declarations.declare(ChangingHandler, 'resume', (arg1, arg2, arg3), options, initial=True, deleted=deleted)
 
@@ -243,6 +244,7 @@ def delete(
 
     With ``optional=True``, the handler does not hold the object: it may be gone before the handler has run.
     """
+    _declarations.check_flags('delete', DeleteOptions, options)
     optional = bool(options.pop('optional', None))
     return _declarations.declare(
         ChangingHandler,
@@ -328,6 +330,7 @@ def reconcile(
         conditions: whether to keep the conditions ``Ready``, ``Reconciling`` and ``Stalled`` of the objects.
         prune: whether the children are deleted that a successful run has not applied; see "React to child objects".
     """
+    _declarations.check_flags('reconcile', ReconcileOptions, options)
     owns, watches = options.pop('owns', ()), options.pop('watches', None)
     backoff, timeout = options.pop('backoff', (1, 600)), options.pop('timeout', None)
     conditions, prune = options.pop('conditions', False), options.pop('prune', True)
@@ -489,6 +492,7 @@ def convert(
     to_versions = _declarations.parse_versions('to_version', options.pop('to_version', None))
     if from_versions is not None and from_versions == to_versions and len(from_versions) == 1:
         raise ValueError("@kopf.on.convert: from_version= and to_version= must be different versions.")
+    _declarations.check_flags('convert', ConversionOptions, options)
     persistent = options.pop('persistent', None)
     return _declarations.declare(
         ConversionHandler,

@@ -52,6 +52,49 @@ REFUSED = {
         "@kopf.timer('kopfexamples', interval='3s')\ndef fn(**_): pass",
         "@kopf.on.timer: interval= must be a number, not '3s'.",
     ),
+    "a time as a timedelta": (
+        "import datetime\n@kopf.on.create('kopfexamples', timeout=datetime.timedelta(minutes=5))\ndef fn(**_): pass",
+        "@kopf.on.create: timeout= must be a number, not datetime.timedelta(seconds=300). It is in seconds: use "
+        ".total_seconds().",
+    ),
+    "an option of another decorator": (
+        "@kopf.daemon('kopfexamples', interval=5)\ndef fn(**_): pass",
+        "@kopf.on.daemon got an unexpected keyword argument 'interval'. interval= is for @kopf.on.reconcile, "
+        "@kopf.timer, @kopf.on.schedule. It takes: ...",
+    ),
+    "a flag as a text": (
+        "@kopf.on.delete('kopfexamples', optional='no')\ndef fn(**_): pass",
+        "@kopf.on.delete: optional= must be True or False, not 'no'.",
+    ),
+    "a mode of errors as a text": (
+        "@kopf.on.create('kopfexamples', errors='permanent')\ndef fn(**_): pass",
+        "@kopf.on.create: errors= must be one of kopf.ErrorsMode, not 'permanent'. There are: "
+        "kopf.ErrorsMode.IGNORED, kopf.ErrorsMode.TEMPORARY, kopf.ErrorsMode.PERMANENT.",
+    ),
+    "a dot before the field": (
+        "@kopf.on.field('kopfexamples', field='.spec.field')\ndef fn(**_): pass",
+        "@kopf.on.field: field='.spec.field' names no field. Did you mean 'spec.field'?",
+    ),
+    "a label that is true": (
+        "@kopf.on.create('kopfexamples', labels={'app': True})\ndef fn(**_): pass",
+        "@kopf.on.create: labels={'app': True} never matches: the values of labels are strings. To ask only whether "
+        "there is one, use kopf.PRESENT.",
+    ),
+    "several resources": (
+        "@kopf.on.create(['kopfexamples', 'pods'])\ndef fn(**_): pass",
+        "Resources are specified by strings, kopf.EVERYTHING, or callables; got ['kopfexamples', 'pods']. For several "
+        "resources, write one decorator above the other.",
+    ),
+    "a class as a handler": (
+        CREATE + "class Handler:\n    def create(self, **_): pass",
+        "@kopf.on.create: 'Handler' is a class: a call of it makes an object, and runs no method. Use a function, or "
+        "declare the method of an object: kopf.on.create(...)(obj.method)",
+    ),
+    "a wrapper without keyword arguments": (
+        "def logged(fn):\n    return lambda *args: fn(*args)\n" + CREATE + "@logged\ndef fn(**_): pass",
+        "takes only *args, but handlers are called with keyword arguments. If it is made by a decorator of yours, let "
+        "it take **kwargs, and pass them on.",
+    ),
     "no field": (
         "@kopf.on.update('kopfexamples', old=1)\ndef fn(**_): pass",
         "@kopf.on.update: old= has no effect without field=.",
@@ -211,6 +254,11 @@ WARNED = {
     "a field with a slash": (
         "@kopf.on.field('kopfexamples', field='spec/field')\ndef fn(**_): pass",
         "Handler 'fn/spec/field' (...) has field='spec/field', which no object has. Did you mean 'spec.field'?",
+    ),
+    "a field in a list with dots": (
+        "@kopf.on.field('kopfexamples', field=['spec.field'])\ndef fn(**_): pass",
+        "Handler 'fn/spec.field' (...) has field=('spec.field',), which no object has. The names of a list or a tuple "
+        "have no dots between them: use field='spec.field'.",
     ),
     "a field that the schema lacks": (
         "@kopf.on.field('stricts', field='spec.feild')\ndef fn(**_): pass",

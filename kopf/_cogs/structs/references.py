@@ -317,7 +317,8 @@ def _parse_positionals(args: Collection[object]) -> _Positionals:
     if EVERYTHING in api:
         raise TypeError("kopf.EVERYTHING replaces the name of a resource, so it must be the last positional argument.")
     if not isinstance(name, str | Marker | None):
-        raise TypeError(f"Resources are specified by strings, kopf.EVERYTHING, or callables; got {name!r}.")
+        hint = " For several resources, write one decorator above the other." if isinstance(name, list | set) else ''
+        raise TypeError(f"Resources are specified by strings, kopf.EVERYTHING, or callables; got {name!r}.{hint}")
     match api:
         case []:
             return _parse_kubectl(name) if isinstance(name, str) else _Positionals(name=name)

@@ -7,6 +7,7 @@ A wrong option raises an error in the decorator, before the operator starts, not
 import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
 from kopf._cogs.structs.dicts import FieldPath, parse_field
@@ -17,7 +18,7 @@ from kopf._core.actions.invocation import is_async_fn
 from kopf._core.intents import mistakes
 from kopf._core.intents.callbacks import MetaFilterToken
 from kopf._core.intents.handlers import ActivityHandler, ChangingHandler, ResourceHandler, Source, SubHandlerOptions
-from kopf._core.intents.options import SelectorOptions
+from kopf._core.intents.options import TEXTS, SelectorOptions
 from kopf._core.intents.registries import get_default_registry, make_handler_id
 
 if TYPE_CHECKING:
@@ -181,7 +182,9 @@ def check_positive(name: str, options: Mapping[str, Any], names: Collection[str]
         if value is None:
             continue
         if not isinstance(value, int | float) or isinstance(value, bool):
-            raise TypeError(f"@kopf.on.{name}: {option}= must be a number, not {value!r}.")
+            raise TypeError(
+                f"@kopf.on.{name}: {option}= must be a number, not {value!r}.{_explain_unit(option, value)}"
+            )
         if not value > 0 or (option == 'concurrency' and value % 1 != 0):  # this refuses infinity, too
             what = "a whole number above zero" if option == 'concurrency' else "above zero"
             raise ValueError(f"@kopf.on.{name}: {option}= must be {what}, but it is {value!r}.")
@@ -192,6 +195,13 @@ def parse_flag(name: str, option: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"@kopf.on.{name}: {option}= must be True or False, not {value!r}.")
     return value
+
+
+def check_flags(name: str, shape: type[Any], options: Mapping[str, Any]) -> None:
+    """Check that no option of the typed dict that is on or off is a text: any text is true, ``'no'`` included."""
+    for option in _find_options(shape, bool) & set(options):
+        if isinstance(options[option], str):
+            raise TypeError(f"@kopf.on.{name}: {option}= must be True or False, not {options[option]!r}.")
 
 
 def parse_backoff(name: str, value: Any) -> tuple[float, float]:
@@ -294,27 +304,41 @@ def _check_options(name: str, shape: type[Any], options: Mapping[str, Any]) -> d
     if unknown:
         raise TypeError(
             f"@kopf.on.{name} got an unexpected keyword argument {unknown[0]!r}. "
-            f"{mistakes.suggest(unknown[0], allowed)}It takes: {', '.join(sorted(allowed))}."
+            f"{mistakes.suggest(unknown[0], allowed) or mistakes.find_takers(unknown[0])}"
+            f"It takes: {', '.join(sorted(allowed))}."
         )
     errors = options.get('errors')
     if errors is not None and not isinstance(errors, ErrorsMode):
-        raise TypeError(f"@kopf.on.{name}: errors= must be one of kopf.ErrorsMode, not {errors!r}.")
-    for option in _find_numbers(shape) & set(options):
+        modes = [f'kopf.ErrorsMode.{mode.name}' for mode in ErrorsMode]
+        raise TypeError(
+            f"@kopf.on.{name}: errors= must be one of kopf.ErrorsMode, not {errors!r}. There are: {', '.join(modes)}."
+        )
+    check_flags(name, shape, options)
+    for option in _find_options(shape, int, float) & set(options):
         value = options[option]
         if callable(value) and option == 'initial_delay':
             _check_callback(name, option, value)
         elif value is not None and (not isinstance(value, int | float) or isinstance(value, bool)):
-            raise TypeError(f"@kopf.on.{name}: {option}= must be a number, not {value!r}.")
+            raise TypeError(
+                f"@kopf.on.{name}: {option}= must be a number, not {value!r}.{_explain_unit(option, value)}"
+            )
         elif value is not None and not value >= 0:
             raise ValueError(f"@kopf.on.{name}: {option}= must not be negative, but it is {value!r}.")
     return dict(options)
 
 
-def _find_numbers(shape: type[Any]) -> frozenset[str]:
-    """Return the options of the typed dict that accept numbers."""
+def _find_options(shape: type[Any], *types: type) -> frozenset[str]:
+    """Return the options of the typed dict that accept values of these types."""
     return frozenset(
-        option for option, hint in shape.__annotations__.items() if not {int, float}.isdisjoint([hint, *get_args(hint)])
+        option for option, hint in shape.__annotations__.items() if not set(types).isdisjoint([hint, *get_args(hint)])
     )
+
+
+def _explain_unit(option: str, value: object) -> str:
+    """Return the remedy for a time that is given in another form than a number of seconds; an empty string if none."""
+    if '(in seconds)' not in TEXTS.get(option, ''):
+        return ''
+    return " It is in seconds: use .total_seconds()." if isinstance(value, timedelta) else " It is in seconds."
 
 
 def _check_callback(name: str, option: str, fn: Any, positional: int = 0) -> None:
@@ -339,9 +363,11 @@ def _check_filters(name: str, given: Mapping[str, Any]) -> None:
                     f"@kopf.on.{name}: {option}={{{key!r}: None}} is ambiguous; use kopf.PRESENT or kopf.ABSENT."
                 )
             if not isinstance(value, str | MetaFilterToken) and not callable(value):
+                marker = {True: 'kopf.PRESENT', False: 'kopf.ABSENT'}.get(value) if isinstance(value, bool) else None
                 raise TypeError(
                     f"@kopf.on.{name}: {option}={{{key!r}: {value!r}}} never matches: "
                     f"the values of {option} are strings."
+                    + (f" To ask only whether there is one, use {marker}." if marker else '')
                 )
             _check_callback(name, option, value, positional=1)
     if given.get('when') is not None and not callable(given['when']):
@@ -350,7 +376,9 @@ def _check_filters(name: str, given: Mapping[str, Any]) -> None:
     for option in ('value', 'old', 'new'):
         _check_callback(name, option, given.get(option), positional=1)
     if '' in parse_field(given.get('field')):
-        raise ValueError(f"@kopf.on.{name}: field={given['field']!r} names no field.")
+        path = '.'.join(filter(None, parse_field(given['field'])))
+        hint = f" Did you mean {path!r}?" if path else ''
+        raise ValueError(f"@kopf.on.{name}: field={given['field']!r} names no field.{hint}")
     valued = [option for option in ('value', 'old', 'new') if given.get(option) is not None]
     if valued and not parse_field(given.get('field')):
         raise TypeError(f"@kopf.on.{name}: {valued[0]}= has no effect without field=.")

@@ -20,10 +20,20 @@ from kopf._core.intents import causes
 from kopf._core.intents.callbacks import iter_parts
 from kopf._core.intents.handlers import (
     KINDS,
+    ChangingHandler,
+    ConversionHandler,
+    DaemonHandler,
     DeclaredHandler,
+    DeleteOptions,
     IndexingHandler,
+    ReconcilingHandler,
     ResourceHandler,
+    ResumeOptions,
+    ScheduleHandler,
     TimerHandler,
+    UpdateOptions,
+    WatchingHandler,
+    WebhookHandler,
 )
 from kopf._core.intents.registries import OperatorRegistry
 
@@ -51,6 +61,17 @@ def check_handler(name: str, fn: Any) -> None:
             f"Let it return instead."
         )
     parameters = _get_parameters(fn)
+    kinds = {parameter.kind for parameter in parameters.values()}
+    if isinstance(fn, type) and inspect.Parameter.VAR_KEYWORD not in kinds:
+        raise TypeError(
+            f"@kopf.on.{name}: {fn.__qualname__!r} is a class: a call of it makes an object, and runs no method. "
+            f"Use a function, or declare the method of an object: kopf.on.{name}(...)(obj.method)"
+        )
+    if kinds == {inspect.Parameter.VAR_POSITIONAL}:
+        raise TypeError(
+            f"@kopf.on.{name}: {describe(fn)} takes only *{next(iter(parameters))}, but handlers are called with "
+            f"keyword arguments. If it is made by a decorator of yours, let it take **kwargs, and pass them on."
+        )
     if next(iter(parameters), None) == 'self' and not inspect.ismethod(fn):
         raise TypeError(
             f"@kopf.on.{name}: {describe(fn)} is a method, and it is not known of which object. "
@@ -258,7 +279,8 @@ def find_doubts(handler: ResourceHandler) -> Iterator[str]:
             f"seconds); or use @kopf.on.create and @kopf.on.resume for what is done once."
         )
     if handler.field and (doubt := _doubt_field(handler.field)):
-        yield f"{place} has field={'.'.join(handler.field)!r}, which no object has. {doubt}"
+        field = handler.field if '.' in handler.field[0] else '.'.join(handler.field)
+        yield f"{place} has field={field!r}, which no object has. {doubt}"
     for doubt in _doubt_metadata(handler):
         yield f"{place} has {doubt}"
     if isinstance(handler, IndexingHandler) and _is_argument(handler.id) and handler.id not in _LATE_ARGUMENTS:
@@ -294,6 +316,8 @@ def _doubt_field(field: Sequence[str]) -> str | None:
         return "Items of lists have no fields: use the field of the whole list."
     if field[0].startswith('$'):
         return "Write the names with dots between them, such as 'spec.field'."
+    if '.' in field[0]:
+        return f"The names of a list or a tuple have no dots between them: use field={'.'.join(field)!r}."
     if '/' in field[0]:
         return f"Did you mean {'.'.join(field).replace('/', '.')!r}?"
     if field[0] == 'metadata' and field[1:2] in [('annotations',), ('labels',)] and len(field) > 3:
@@ -308,6 +332,29 @@ def suggest(option: str, allowed: Collection[str], suffix: str = '=') -> str:
     found = difflib.get_close_matches(option, allowed)
     best = max(found, key=lambda name: len(os.path.commonprefix([option, name])), default=None)
     return f"Did you mean {best}{suffix}? " if best else ''
+
+
+def find_takers(option: str) -> str:
+    """Return a hint on the decorators that take the option; an empty string if there are none."""
+    takers = [decorator for decorator, options in _OPTIONS.items() if option in options.__annotations__]
+    return f"{option}= is for {', '.join(takers)}. " if takers else ''
+
+
+_OPTIONS: Mapping[str, type[Any]] = {
+    '@kopf.on.create': ChangingHandler.options,
+    '@kopf.on.update': UpdateOptions,
+    '@kopf.on.delete': DeleteOptions,
+    '@kopf.on.resume': ResumeOptions,
+    '@kopf.on.event': WatchingHandler.options,
+    '@kopf.on.reconcile': ReconcilingHandler.options,
+    '@kopf.timer': TimerHandler.options,
+    '@kopf.daemon': DaemonHandler.options,
+    '@kopf.on.schedule': ScheduleHandler.options,
+    '@kopf.on.validate': WebhookHandler.options,
+    '@kopf.on.mutate': WebhookHandler.options,
+    '@kopf.on.convert': ConversionHandler.options,
+}
+"""The options of the decorators, for the hint on an option that another decorator takes."""
 
 
 def describe(fn: object) -> str:
