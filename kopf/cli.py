@@ -221,6 +221,16 @@ def _check_scope(namespaces: tuple[str, ...], *, clusterwide: bool) -> None:
         raise click.UsageError(f"No namespace can be named {wrong[0]!r}. {hint}")
 
 
+def _check_name(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    if value is None:
+        return None
+    from kopf._cogs.configs.configuration import explain_name
+
+    if reason := explain_name(value):
+        raise click.BadParameter(f"no object can be named {value!r}: {reason}")
+    return value
+
+
 _ENDPOINTS = {'metrics_endpoint': {'purpose': 'metrics', 'example': 'http://0.0.0.0:9090/metrics'}}
 """The purposes and examples of endpoints for error messages; see `status_server.Endpoint.parse`."""
 
@@ -449,6 +459,21 @@ def _report_idle_handlers(registry: registries.OperatorRegistry, sources: list[s
         logger.info("The login handlers are not called: the operator uses the credentials of the sandbox.")
 
 
+def _report_idle_settings(modules: tuple[str, ...], controls: CLIControls) -> None:
+    """Warn of settings that are made in a file: the operator has its own ones, which startup handlers get."""
+    from kopf._cogs.configs.configuration import OperatorSettings
+
+    for module in loaders.list_loaded(modules):
+        for name, value in vars(module).items():
+            if isinstance(value, OperatorSettings) and value is not controls.settings:
+                logger.warning(
+                    "The settings %r in %s have no effect: the operator has its own ones. Change these in a function "
+                    "with @kopf.on.startup(), which gets them as the argument settings.",
+                    name,
+                    module.__file__,
+                )
+
+
 def _apply_crds(
     registry: registries.OperatorRegistry,
     launched: 'launching.Launched | None',
@@ -527,6 +552,7 @@ def _load(
     '--peering',
     'peering_name',
     metavar='NAME',
+    callback=_check_name,
     help="The peering object where operators meet; the operator waits until it exists.",
 )
 @option(
@@ -547,6 +573,7 @@ def _load(
     '--lease',
     'lease_name',
     metavar='NAME',
+    callback=_check_name,
     help="With --leader-election or --shards: the name of the Lease, another one for each operator of a namespace.",
 )
 @option(
@@ -625,6 +652,7 @@ def run(
     with _launched(sandbox=sandbox and sandboxed is None, crds=crds, loads=loads, pods=pods) as launched:
         loaders.preload(paths=paths, modules=modules)
         _report_idle_handlers(registry, [*paths, *modules], sandbox=sandbox)
+        _report_idle_settings(modules, controls)
         options.update(_get_options(controls, registry))
         if registry.kinds and (apply_crds or sandbox):
             _apply_crds(registry, launched, controls)
@@ -899,7 +927,14 @@ def _parse_duration(ctx: click.Context, param: click.Parameter, value: str | Non
     help="Let the operator serve these namespaces only, as 'kopf run' does; by default, all of them; can be repeated.",
 )
 @option('-A', '--all-namespaces', 'clusterwide', is_flag=True, help="Let it serve all namespaces; it is the default.")
-@option('-P', '--peering', 'peering_name', metavar='NAME', help="The peering object of the operator, if it has one.")
+@option(
+    '-P',
+    '--peering',
+    'peering_name',
+    metavar='NAME',
+    callback=_check_name,
+    help="The peering object of the operator, if it has one.",
+)
 @option('--leader-election', is_flag=True, help="Let replicas of the operator elect a leader.")
 @option(
     '--real-time',
@@ -1033,6 +1068,7 @@ def command_options(fn: Callable[..., Any]) -> Callable[..., Any]:
             'peering_name',
             required=True,
             metavar='NAME',
+            callback=_check_name,
             help="The peering object where the operators meet.",
         ),
         option('-i', '--id', 'identity', metavar='TEXT', help="The name in the peering record; by default, USER@HOST."),

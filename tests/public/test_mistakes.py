@@ -172,6 +172,57 @@ REFUSED = {
         "Activity 'fn' failed with an exception and will stop now (it is a mistake in handlers.py:3): TypeError: "
         "'managed' in AdmissionSettings must be a string, not True.",
     ),
+    "a setting that is a level": (
+        "@kopf.on.startup()\ndef fn(settings, **_): settings.posting.level = 'WARNING'",
+        "Activity 'fn' failed with an exception and will stop now (it is a mistake in handlers.py:3): TypeError: "
+        "'level' in PostingSettings must be a number, not 'WARNING'. Write logging.WARNING.",
+    ),
+    "a setting that is true or false": (
+        "@kopf.on.startup()\ndef fn(settings, **_): settings.posting.enabled = 'false'",
+        "Activity 'fn' failed with an exception and will stop now (it is a mistake in handlers.py:3): TypeError: "
+        "'enabled' in PostingSettings must be True or False, not 'false'.",
+    ),
+    "a setting that is a list": (
+        "@kopf.on.startup()\ndef fn(settings, **_): settings.queueing.error_delays = 5",
+        "Activity 'fn' failed with an exception and will stop now (it is a mistake in handlers.py:3): TypeError: "
+        "'error_delays' in QueueingSettings must be a list of numbers, not 5.",
+    ),
+    "a setting that is a mapping": (
+        "@kopf.on.startup()\ndef fn(settings, **_): settings.watching.label_selectors = {'pods': 'a=b'}",
+        "Activity 'fn' failed with an exception and will stop now (it is a mistake in handlers.py:3): TypeError: "
+        "'label_selectors' in WatchingSettings is a mapping of resources: set its items, instead of setting it to "
+        "{'pods': 'a=b'}.",
+    ),
+    "a storage as a text": (
+        "@kopf.on.startup()\ndef fn(settings, **_): settings.persistence.progress_storage = 'annotations'",
+        "Activity 'fn' failed with an exception and will stop now (it is a mistake in handlers.py:3): TypeError: "
+        "'progress_storage' in PersistenceSettings must be a storage, such as kopf.AnnotationsProgressStorage(), not "
+        "'annotations'.",
+    ),
+    "an executor as a number": (
+        "@kopf.on.startup()\ndef fn(settings, **_): settings.execution.executor = 5",
+        "Activity 'fn' failed with an exception and will stop now (it is a mistake in handlers.py:3): TypeError: "
+        "'executor' in ExecutionSettings must be an executor, such as concurrent.futures.ThreadPoolExecutor(), not "
+        "5.",
+    ),
+    "a finalizer with a space": (
+        "@kopf.on.startup()\ndef fn(settings, **_): settings.persistence.finalizer = 'my finalizer'",
+        "Activity 'fn' failed with an exception and will stop now (it is a mistake in handlers.py:3): ValueError: "
+        "'finalizer' in PersistenceSettings cannot be 'my finalizer': it has only letters, digits, '-', '_', and "
+        "'.', up to 63, after an optional domain with '/'.",
+    ),
+    "webhooks with a wrong name": (
+        "@kopf.on.startup()\ndef fn(settings, **_): settings.admission.managed = 'My Webhooks'",
+        "Activity 'fn' failed with an exception and will stop now (it is a mistake in handlers.py:3): ValueError: "
+        "'managed' in AdmissionSettings cannot be 'My Webhooks': it is the name of an object, so it has only small "
+        "letters, digits, '-', and '.'.",
+    ),
+    "annotations with a wrong prefix": (
+        "@kopf.on.startup()\ndef fn(settings, **_): kopf.AnnotationsProgressStorage(prefix='My Operator')",
+        "Activity 'fn' failed with an exception and will stop now (it is a mistake in handlers.py:3): ValueError: "
+        "The prefix of annotations cannot be 'My Operator': it is a domain, so it has only letters, digits, '-', and "
+        "'.', e.g. prefix='my-operator.example.com'.",
+    ),
     "a group of settings": (
         "@kopf.on.startup()\ndef fn(settings, **_): settings.watching = {}",
         "Activity 'fn' failed with an exception and will stop now (it is a mistake in handlers.py:3): TypeError: "
@@ -220,6 +271,11 @@ WARNED = {
         "def fn(**_): pass",
         "There are no handlers in handlers.py: nothing will be handled. Name the files with decorated functions, such "
         "as those with @kopf.on.create(...).",
+    ),
+    "settings of the file's own": (
+        "settings = kopf.OperatorSettings()\nsettings.posting.enabled = False",
+        "The settings 'settings' in ... have no effect: the operator has its own ones. Change these in a function with "
+        "@kopf.on.startup(), which gets them as the argument settings.",
     ),
     "an unknown kind": (
         "@kopf.on.create('webapps')\ndef fn(**_): pass",
@@ -425,6 +481,12 @@ OUTSIDE = {
         ["--crd", "handlers.py", "handlers.py"],
         "here",
         "--crd, --load and --pods are for --sandbox only: nothing is done to a real cluster.",
+    ),
+    "a wrong name of a peering": (
+        ["--peering", "My Peering", "handlers.py"],
+        "here",
+        "no object can be named 'My Peering': it is the name of an object, so it has only small letters, digits, '-', "
+        "and '.'.",
     ),
     "no cluster": (
         ["handlers.py"],

@@ -10,15 +10,60 @@ import concurrent.futures
 import dataclasses
 import datetime
 import logging
+import re
 import warnings
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Literal, get_args, overload
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin, overload
 
 from kopf._cogs.configs import diffbase, progress
 from kopf._cogs.configs.selector_mappings import SelectorMapping
 from kopf._cogs.structs import reviews
 
 logger = logging.getLogger(__name__)
+
+
+class _Object(NamedTuple):
+    """A setting that is an object with methods, so that another value fails far from the line that sets it."""
+
+    method: str
+    title: str
+    example: str
+
+
+_OBJECTS: Mapping[str, _Object] = {
+    'executor': _Object('submit', "an executor", 'concurrent.futures.ThreadPoolExecutor()'),
+    'progress_storage': _Object('fetch', "a storage", 'kopf.AnnotationsProgressStorage()'),
+    'diffbase_storage': _Object('fetch', "a storage", 'kopf.AnnotationsDiffBaseStorage()'),
+}
+"""The settings that are objects, by their names."""
+
+_SUBDOMAIN = re.compile(r'(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')
+_QUALIFIED = re.compile(rf'({_SUBDOMAIN.pattern.replace("$", "/")}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?')
+_LABEL_LIKE = re.compile(r'[A-Za-z0-9]([-A-Za-z0-9_.]{0,52}[A-Za-z0-9])?')  # 'children-' is before it in finalizers
+_EXPLANATIONS: Mapping[re.Pattern[str], str] = {
+    _SUBDOMAIN: "it is the name of an object, so it has only small letters, digits, '-', and '.'.",
+    _QUALIFIED: "it has only letters, digits, '-', '_', and '.', up to 63, after an optional domain with '/'.",
+    _LABEL_LIKE: "it is a part of keys, so it has only letters, digits, '-', '_', and '.', up to 54.",
+}
+"""What names of these patterns are like, for messages."""
+
+_NAMES: Mapping[str, re.Pattern[str]] = {
+    'AdmissionSettings.managed': _SUBDOMAIN,
+    'ApplyingSettings.operator': _LABEL_LIKE,
+    'LeadershipSettings.name': _SUBDOMAIN,
+    'PeeringSettings.name': _SUBDOMAIN,
+    'PersistenceSettings.finalizer': _QUALIFIED,
+    'ShardingSettings.name': _SUBDOMAIN,
+}
+"""The settings that are names in the API: it would refuse others again and again, without naming the setting."""
+
+
+def explain_name(text: str) -> str:
+    """Return why no object can have this name; an empty string if it can."""
+    return '' if _SUBDOMAIN.fullmatch(text) else _EXPLANATIONS[_SUBDOMAIN]
+
+
+_LEVELS = frozenset({'DEBUG', 'INFO', 'WARNING', 'ERROR', 'CRITICAL'})
 
 
 class _Group:
@@ -59,20 +104,43 @@ class _Group:
                 )
         elif isinstance(value, type):
             raise TypeError(f"{where} must be an object, not a class: write {value.__name__}(...).")
-        elif wanted is str or (wanted == str | None and value is not None):
+        elif not isinstance(value, str) and (wanted is str or (wanted == str | None and value is not None)):
             raise TypeError(f"{where} must be a string, not {value!r}.")
+        elif get_origin(wanted) is Iterable and not isinstance(value, Iterable):
+            raise TypeError(f"{where} must be a list of numbers, not {value!r}.")
+        elif get_origin(wanted) is SelectorMapping and not isinstance(value, SelectorMapping):
+            raise TypeError(f"{where} is a mapping of resources: set its items, instead of setting it to {value!r}.")
+        elif value is not None and (kind := _OBJECTS.get(name)) is not None and not hasattr(value, kind.method):
+            raise TypeError(f"{where} must be {kind.title}, such as {kind.example}, not {value!r}.")
+
+    def _check_text(self, name: str, value: object) -> None:
+        """Raise `TypeError` or `ValueError` for a text that cannot be the value of the setting."""
+        wanted = getattr(self.__dataclass_fields__.get(name), 'type', None)  # type: ignore[attr-defined]
+        where = f"{name!r} in {type(self).__name__}"
+        if wanted is bool:  # any text is true, 'false' and '0', too
+            raise TypeError(f"{where} must be True or False, not {value!r}.")
+        pattern = _NAMES.get(f'{type(self).__name__}.{name}')
+        if pattern is not None and isinstance(value, str) and not pattern.fullmatch(value):
+            raise ValueError(f"{where} cannot be {value!r}: {_EXPLANATIONS[pattern]}")
+        self._check_type(name, value)
 
     def _to_number(self, name: str, value: Any) -> Any:
         """Convert strings, e.g. of environment variables, to numbers if a number is expected, or raise `TypeError`."""
         field = self.__dataclass_fields__.get(name)  # type: ignore[attr-defined]
         wanted = {getattr(field, 'type', None), *get_args(getattr(field, 'type', None))}
         if not wanted & {int, float}:
+            self._check_text(name, value)
             return value
+        if get_origin(getattr(field, 'type', None)) is Iterable:
+            raise TypeError(f"{name!r} in {type(self).__name__} must be a list of numbers, not {value!r}.")
         try:
             return int(value) if int in wanted else float(value)
         except (TypeError, ValueError):
             where = f"{name.lstrip('_')!r} in {type(self).__name__}"
-            raise TypeError(f"{where} must be a number, not {value!r}.") from None
+            listed = any(get_origin(each) is Iterable for each in wanted)
+            what = "a number or a list of numbers" if listed else "a number"
+            hint = f" Write logging.{value.upper()}." if name == 'level' and value.upper() in _LEVELS else ''
+            raise TypeError(f"{where} must be {what}, not {value!r}.{hint}") from None
 
 
 @dataclasses.dataclass

@@ -36,6 +36,7 @@ _KNOWN_PREFIX: Final = 'kopf.zalando.org'
 _LAST_APPLIED: Final = 'kubectl.kubernetes.io/last-applied-configuration'
 _LEGAL: Final = re.compile(r'([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')
 _ILLEGAL: Final = re.compile(r'[^-A-Za-z0-9_.]')
+_DOMAIN: Final = re.compile(r'[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')
 _UNSAFE: Final = str.maketrans({'/': '.', '<': '_', '>': '_'})
 
 
@@ -100,7 +101,7 @@ class StorageKeyFormingConvention(CollisionEvadingConvention):
         v1: whether the older form is used in addition.
 
     Raises:
-        ValueError: if there is no prefix.
+        ValueError: if there is no prefix, or if it cannot be one.
     """
 
     prefix: str
@@ -111,6 +112,11 @@ class StorageKeyFormingConvention(CollisionEvadingConvention):
         self._keys: dict[tuple[str, bool, str], list[str]] = {}
         if not prefix:
             raise ValueError("A storage in annotations must have a prefix, e.g. prefix='my-operator.example.com'.")
+        if not _DOMAIN.fullmatch(prefix.lower()):  # capital letters are accepted in keys of annotations
+            raise ValueError(
+                f"The prefix of annotations cannot be {prefix!r}: it is a domain, so it has only letters, digits, '-', "
+                f"and '.', e.g. prefix='my-operator.example.com'."
+            )
         if len(prefix) > MAX_PREFIX_LENGTH:
             warnings.warn(
                 f"The prefix of annotations is longer than {MAX_PREFIX_LENGTH} characters: "

@@ -19,7 +19,8 @@ import os
 import pathlib
 import sys
 import traceback
-from collections.abc import Iterable
+import types
+from collections.abc import Collection, Iterable
 
 from kopf._cogs.helpers.explanations import ExplainedError
 
@@ -64,6 +65,11 @@ def is_of_script(fn: object) -> bool:
     while isinstance(fn, functools.partial):
         fn = fn.func
     return str(getattr(fn, '__module__', '')).startswith(_SCRIPT_PREFIX)
+
+
+def list_loaded(modules: Collection[str]) -> list[types.ModuleType]:
+    """Return these modules, and those of all files that were loaded by their paths, the latest ones of each file."""
+    return [module for name, module in list(sys.modules.items()) if name in modules or name.startswith(_SCRIPT_PREFIX)]
 
 
 def _load_file(path: str | os.PathLike[str], file: pathlib.Path, name: str) -> None:

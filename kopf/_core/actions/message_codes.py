@@ -43,6 +43,7 @@ CODES = {
     "The patterns of namespaces match nothing, and": 'namespaces-forbidden',
     "The patterns of namespaces match nothing, as": 'namespaces-unscanned',
     "The peering %s is not accessible": 'peering-forbidden',
+    "The settings %r in %s have no effect": 'settings-without-effect',
     "The validation rules of custom resources": 'rules-unchecked',
     "There are no handlers%s": 'no-handlers',
     "Traces cannot be exported": 'traces-dropped',

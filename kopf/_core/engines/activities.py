@@ -192,9 +192,9 @@ def find_mistake(handler: Handler, error: BaseException) -> str | None:
 
 
 def _is_refused_setting(error: BaseException) -> bool:
-    """Check whether the settings have raised the error, because the handler has assigned a wrong value."""
+    """Check whether the settings or their storages have raised the error, because of a wrong value in the handler."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return bool(frames) and frames[-1].f_code.co_filename == configuration.__file__
+    return bool(frames) and os.path.dirname(frames[-1].f_code.co_filename) == os.path.dirname(configuration.__file__)
 
 
 def _get_libraries() -> list[str]:
