@@ -316,6 +316,32 @@ WARNED = {
         "Handler 'fn/spec.field' (...) has field=('spec.field',), which no object has. The names of a list or a tuple "
         "have no dots between them: use field='spec.field'.",
     ),
+    "an error that is not raised": (
+        CREATE + "def fn(spec, **_):\n    if 'size' not in spec:\n        kopf.PermanentError('There is no size.')",
+        "Handler 'fn' (...) has kopf.PermanentError(...) in line 5, which is not raised, and so does nothing. Write: "
+        "raise kopf.PermanentError(...)",
+    ),
+    "another run that is not returned": (
+        "@kopf.on.reconcile('kopfexamples')\ndef fn(**_): kopf.Again(after=60)",
+        "Reconciler 'fn' (...) has kopf.Again(...) in line 3, which is not returned, and so does nothing. Write: "
+        "return kopf.Again(...)",
+    ),
+    "a wait without await": (
+        "@kopf.daemon('kopfexamples', labels={'no': 'such'})\n"
+        "async def fn(stopped, **_):\n    while not stopped:\n        stopped.wait(10)",
+        "Daemon 'fn' (...) has stopped.wait(...) in line 5, which is not awaited, and so does nothing. Write: "
+        "await stopped.wait(...)",
+    ),
+    "a patch that is replaced": (
+        CREATE + "def fn(patch, **_):\n    patch = {'status': {'phase': 'Ready'}}",
+        "Handler 'fn' (...) replaces its argument 'patch' in line 4, which changes nothing. Change what is in it: "
+        "patch.status['field'] = ..., or patch.update(...)",
+    ),
+    "settings that are replaced": (
+        "@kopf.on.startup()\ndef fn(settings, **_):\n    settings = kopf.OperatorSettings()",
+        "Activity 'fn' (...) replaces its argument 'settings' in line 4, which changes nothing. Change what is in it: "
+        "settings.posting.enabled = ...",
+    ),
     "a field that the schema lacks": (
         "@kopf.on.field('stricts', field='spec.feild')\ndef fn(**_): pass",
         "Handler 'fn/spec.feild' (...) has field='spec.feild', but the schema in the CRD 'stricts.kopf.dev' has no "

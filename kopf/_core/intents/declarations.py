@@ -68,7 +68,10 @@ def declare_activity(
 
     def decorator(fn: FnT) -> FnT:
         mistakes.check_handler(name, fn)
-        registry.of(cls).append(cls(fn=fn, id=make_handler_id(fn, id), **given, **fixed))
+        handler = cls(fn=fn, id=make_handler_id(fn, id), **given, **fixed)
+        for warning in mistakes.find_idle_statements(handler):
+            logger.warning("%s", warning)
+        registry.of(cls).append(handler)
         return fn
 
     return decorator

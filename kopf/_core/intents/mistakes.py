@@ -16,7 +16,7 @@ from typing import Any
 from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._core.actions.execution import EXTRAS
 from kopf._core.actions.invocation import get_parameters, is_marked, read_arguments
-from kopf._core.intents import causes
+from kopf._core.intents import causes, idle_statements
 from kopf._core.intents.callbacks import iter_parts
 from kopf._core.intents.handlers import (
     KINDS,
@@ -283,11 +283,17 @@ def find_doubts(handler: ResourceHandler) -> Iterator[str]:
         yield f"{place} has field={field!r}, which no object has. {doubt}"
     for doubt in _doubt_metadata(handler):
         yield f"{place} has {doubt}"
+    yield from find_idle_statements(handler)
     if isinstance(handler, IndexingHandler) and _is_argument(handler.id) and handler.id not in _LATE_ARGUMENTS:
         yield (
             f"{place} has the name of an argument, so handlers get the index instead of {handler.id!r}. "
             f"Rename the function, or give it another id=."
         )
+
+
+def find_idle_statements(handler: DeclaredHandler) -> Iterator[str]:
+    """Yield a message for each statement in the function of the handler that does nothing."""
+    return (f"{handler} ({locate(handler.fn)}) {text}" for text in idle_statements.find_idle_statements(handler.fn))
 
 
 _NAME = '[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?'
