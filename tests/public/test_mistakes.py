@@ -410,6 +410,39 @@ WARNED = {
         "Indexer 'name' (...) has the name of an argument, so handlers get the index instead of 'name'. Rename the "
         "function, or give it another id=.",
     ),
+    "a function of a patch that is none": (
+        CREATE + "def fn(patch, **_): patch.fns.append({'op': 'add'})",
+        "patch.fns has {'op': 'add'}, which is left out: it must have functions that change the body, such as lambda "
+        "body: body['spec']['items'].append('x').",
+    ),
+    "a function of a patch that fails": (
+        CREATE + "def fn(patch, **_):\n    patch.fns.append(lambda body: body['spec']['nosuch'].append(1))",
+        "A function in patch.fns has failed (handlers.py:4): KeyError: 'nosuch'. The patch is not applied. It is tried "
+        "again less and less often, and as soon as the object changes.",
+    ),
+    "a path in a patch": (
+        CREATE + "def fn(patch, **_): patch['status.phase'] = 'Ready'",
+        "The patch has 'status.phase', which is a field of this name at the top of the object. Did you mean "
+        "patch.status['phase']?",
+    ),
+    "a key that an index lacks": (
+        "@kopf.index('kopfexamples')\ndef known(name, **_): return name\n" + CREATE + "def fn(known, **_): known['x']",
+        "Handler 'fn' failed with an exception and will try again in 60 seconds: KeyError: 'x'",
+    ),
+    "a child as a text": (
+        CREATE + "def fn(**_): kopf.adopt('kind: Pod')",
+        "TypeError: Objects of this type are not supported: <class 'str'>. Convert them to dicts.",
+    ),
+    "a memo without a value": (
+        CREATE + "def fn(memo, **_): memo.counter += 1",
+        "AttributeError: 'Memo' has no 'counter' yet: set it before, or use .get('counter')",
+    ),
+    "sub-handlers with the same id": (
+        CREATE
+        + "async def fn(**_):\n    for key in 1, 2:\n        @kopf.subhandler()\n        def sub(**_): print(key)",
+        "Handler 'fn/fn.<locals>.sub' is declared twice in one attempt: in ... Only the first of these functions is "
+        "called. Give each an id of its own: @kopf.subhandler(id=...)",
+    ),
     "an attribute of a status": (
         CREATE + "def fn(patch, **_): patch.status.phase = 'Ready'",
         "'StatusPatch' object has no attribute 'phase': it is a mapping, use ['phase'] = ...",

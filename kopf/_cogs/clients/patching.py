@@ -10,6 +10,8 @@ is not patched.
 import asyncio
 import dataclasses
 import math
+import re
+import types
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from typing import Any, Final, NamedTuple, cast
 
@@ -96,9 +98,24 @@ async def patch_obj(
 
 
 def discard_unstorable(patch: patches.Patch, logger: api.AnyLogger) -> None:
-    """Remove and log the values that JSON cannot express: patches with them would fail again and again."""
+    """Remove and log what cannot be applied, as values that JSON cannot express: it would fail again and again."""
+    functions: list[Any] = patch.fns
+    for wrong in [each for each in functions if not callable(each)]:
+        functions.remove(wrong)
+        logger.error(
+            "patch.fns has %r, which is left out: it must have functions that change the body, such as "
+            "lambda body: body['spec']['items'].append('x').",
+            wrong,
+        )
     if not len(patch):
         return
+    for key in patch:
+        if (dotted := _DOTTED.fullmatch(str(key))) is not None:
+            logger.warning(
+                "The patch has %r, which is a field of this name at the top of the object. Did you mean patch.%s[%r]?",
+                key,
+                *dotted.groups(),
+            )
     try:
         # Infinite numbers and NaN are encoded as null, too. In a merge patch, null removes the field.
         if b'null' not in api.encode(patch):
@@ -117,6 +134,10 @@ def discard_unstorable(patch: patches.Patch, logger: api.AnyLogger) -> None:
         )
 
 
+_DOTTED = re.compile(r'(spec|status|metadata)\.(.+)')
+"""What looks like a path in the place of a field of the object."""
+
+
 class _Loop:
     """A marker of a value that contains itself."""
 
@@ -124,6 +145,7 @@ class _Loop:
 _REMEDIES: tuple[tuple[Any, str], ...] = (
     (set | frozenset, "Use sorted(...). "),
     (bytes | bytearray, "Use .decode(), or base64. "),
+    (types.CoroutineType, "Write await before the call that has returned it. "),
     (_Loop, "It contains itself. If it is the patch: do not return it, it is applied anyway. "),
 )
 

@@ -50,10 +50,8 @@ _EXPLANATIONS: Mapping[re.Pattern[str], str] = {
 _NAMES: Mapping[str, re.Pattern[str]] = {
     'AdmissionSettings.managed': _SUBDOMAIN,
     'ApplyingSettings.operator': _LABEL_LIKE,
-    'LeadershipSettings.name': _SUBDOMAIN,
     'PeeringSettings.name': _SUBDOMAIN,
     'PersistenceSettings.finalizer': _QUALIFIED,
-    'ShardingSettings.name': _SUBDOMAIN,
 }
 """The settings that are names in the API: it would refuse others again and again, without naming the setting."""
 
@@ -120,7 +118,8 @@ class _Group:
         if wanted is bool:  # any text is true, 'false' and '0', too
             raise TypeError(f"{where} must be True or False, not {value!r}.")
         pattern = _NAMES.get(f'{type(self).__name__}.{name}')
-        if pattern is not None and isinstance(value, str) and not pattern.fullmatch(value):
+        # Empty names are explained by what uses them.
+        if pattern is not None and value and isinstance(value, str) and not pattern.fullmatch(value):
             raise ValueError(f"{where} cannot be {value!r}: {_EXPLANATIONS[pattern]}")
         self._check_type(name, value)
 

@@ -6,6 +6,7 @@ the base class here, so that the command line needs to import none of these modu
 """
 
 import collections.abc
+import re
 from typing import Final
 
 INTERRUPTIONS: Final = (KeyboardInterrupt, GeneratorExit)
@@ -27,7 +28,9 @@ class ExplainedError(Exception):
 
 def name_error(error: BaseException) -> str:
     """Return the type of the error and its text; only the type if there is no text."""
-    text = f"{get_text(error)}{_find_hint(error)}"
+    text, hint = get_text(error), _find_hint(error)
+    if hint:
+        text = text.removesuffix('.') + hint
     return f"{type(error).__name__}: {text}" if text and text != 'None' else f"{type(error).__name__}()"
 
 
@@ -47,13 +50,37 @@ def show_error(error: BaseException) -> str:
         return f'{type(error).__name__}()'
 
 
+_HINTS: Final = (
+    (
+        re.compile(r"asyncio\.run\(\) cannot be called from a running event loop"),
+        "an async function is in the event loop already, so write await instead",
+    ),
+    (
+        re.compile(r"There is no current event loop in thread"),
+        "sync functions run in threads without one, so write async def and await, or asyncio.run(...)",
+    ),
+    (
+        re.compile(r"Object of type (Body|Spec|Status|Meta|Labels|Annotations|MappingView) is not JSON serializable"),
+        "it is a view of a dict, so write dict(...)",
+    ),
+    (re.compile(r"'coroutine' object (is not|has no|does not)"), "write await before the call that has returned it"),
+)
+"""What to write instead, for errors of Python that are frequent in handlers."""
+
+
 def _find_hint(error: BaseException) -> str:
     # Why not in `__getattr__` of the mappings? That method makes all attributes slower.
-    if not isinstance(error, AttributeError) or not isinstance(error.obj, collections.abc.Mapping):
-        return ''
-    if not error.name or error.name.startswith('_') or 'it is a mapping' in get_text(error):
-        return ''
-    return f": it is a mapping, use [{error.name!r}] or .get({error.name!r})"
+    if isinstance(error, AttributeError) and isinstance(error.obj, collections.abc.Mapping):
+        known = not error.name or error.name.startswith('_') or 'has no attribute' not in get_text(error)
+        if known or 'it is a mapping' in get_text(error):
+            return ''
+        return f": it is a mapping, use [{error.name!r}] or .get({error.name!r})"
+    if type(error).__name__ == 'RepresenterError':  # of PyYAML, which may not be imported here
+        return ": write dict(...) for a view of a dict" if isinstance(error.args[-1], collections.abc.Mapping) else ''
+    if isinstance(error, RuntimeError | TypeError | AttributeError):
+        text = get_text(error)
+        return next((f": {hint}" for pattern, hint in _HINTS if pattern.match(text)), '')
+    return ''
 
 
 def quote_error(error: BaseException) -> str:

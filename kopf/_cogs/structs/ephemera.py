@@ -31,7 +31,9 @@ class Memo(dict[Any, Any]):
             return self[key]
         except KeyError:
             # It must be this error for `hasattr`, `getattr` with defaults, and copying to work.
-            raise AttributeError(f"{type(self).__name__!r} has no {key!r}", name=key, obj=self) from None
+            raise AttributeError(
+                f"{type(self).__name__!r} has no {key!r} yet: set it before, or use .get({key!r})", name=key, obj=self
+            ) from None
 
     def __setattr__(self, key: str, value: Any) -> None:
         self[key] = value

@@ -634,7 +634,7 @@ def _assess_arbitrary(
     logger: Logger,
 ) -> Outcome:
     errors = handler.errors or rules.default_errors
-    text, exc_info = describe_error(error), _begin_in_users_code(error)
+    text, exc_info = describe_error(error), begin_in_users_code(error)
     if errors is ErrorsMode.IGNORED:
         logger.error("%s failed with an exception and will ignore it: %s", handler, text, exc_info=exc_info)
         return Outcome(final=True, ignored=True)
@@ -658,7 +658,7 @@ def _assess_arbitrary(
     return Outcome(final=True, exception=error)
 
 
-def _begin_in_users_code(error: BaseException) -> BaseException | ExcInfo | None:
+def begin_in_users_code(error: BaseException) -> BaseException | ExcInfo | None:
     """
     Return the error with a traceback that begins in the user's code, for logs.
 
@@ -680,13 +680,18 @@ _MISUSE_MODULES = (
         for names in [
             ('_cogs', 'structs', ''),
             ('_cogs', 'configs', ''),
+            ('_cogs', 'clients', 'sessions.py'),
+            ('_core', 'engines', 'admission.py'),
+            ('_core', 'engines', 'indexing.py'),
+            ('_core', 'engines', 'planning.py'),
             ('_core', 'engines', 'posting.py'),
+            ('_kits', 'hierarchies.py'),
             ('_kits', 'webhooks.py'),
             ('__init__.py',),
         ]
     ),
 )
-"""The modules that raise errors about a wrong use of values: mappings, settings, exceptions."""
+"""The modules that raise errors about a wrong use of values: mappings, settings, exceptions; and those of the API."""
 
 
 def _leave_out_misuse(trace: TracebackType) -> TracebackType:

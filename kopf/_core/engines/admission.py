@@ -53,6 +53,10 @@ class AdmissionError(PermanentError):
     """
 
     def __init__(self, message: str | None = '', code: int | None = _DEFAULT_CODE) -> None:
+        given: object = code
+        if given is not None and not isinstance(given, int):
+            # The API server would refuse the whole response.
+            raise TypeError(f"kopf.AdmissionError: code= must be a number, such as 422, not {code!r}.")
         super().__init__(message)
         self.code = code
 

@@ -17,6 +17,7 @@ from kopf._cogs.structs.ids import HandlerId
 from kopf._core.actions.execution import (
     Execution,
     HandlerChildrenRetry,
+    Logger,
     Outcome,
     TemporaryError,
     run_handler,
@@ -146,7 +147,10 @@ class SubHandlers:
         self._executed = self._executed or handlers is self.declared
         step, state = self.step, self.step.state
         failures: filters.Failures = {}
-        matching = list(filters.deduplicate(filters.sift(handlers, step.cause, filters.match, failures)))
+        found = list(filters.sift(handlers, step.cause, filters.match, failures))
+        matching = list(filters.deduplicate(found))
+        if len(found) != len({handler.id for handler in found}):
+            _report_namesakes(found, step.cause.logger)
         ids = [handler.id for handler in matching]
         state.begin(ids, utcnow())
         state.adopt(self.parent.id, ids)
@@ -157,6 +161,28 @@ class SubHandlers:
             backoff = self.parent.backoff if self.parent.backoff is not None else step.rules.default_backoff
             raise TemporaryError('; '.join(error.explain(handler) for handler, error in failures.items()), backoff)
 
+
+def _report_namesakes(handlers: Iterable[ChangingHandler], logger: Logger) -> None:
+    """Warn of functions that are not called, as another sub-handler has the same id; once for each place."""
+    first: dict[HandlerId, ChangingHandler] = {}
+    for handler in handlers:
+        former = first.setdefault(handler.id, handler)
+        if former.fn is not handler.fn:
+            places = dict.fromkeys([mistakes.locate(former.fn), mistakes.locate(handler.fn)])
+            text = (
+                f"{handler} is declared twice in one attempt: in {' and in '.join(places)}. Only the first of these "
+                f"functions is called. Give each an id of its own: @kopf.subhandler(id=...)"
+            )
+            if text not in _reported and len(_reported) < _MAX_REPORTED:
+                _reported.add(text)
+                logger.warning("%s", text)
+
+
+_reported: set[str] = set()
+"""The warnings of `_report_namesakes` that were logged: each attempt for each object would repeat them."""
+
+_MAX_REPORTED = 100
+"""The number of such warnings: ids can be made of data."""
 
 _children_var: ContextVar[SubHandlers] = ContextVar('children_var')
 

@@ -37,9 +37,9 @@ class FilterError(Exception):
     """Raised when a callback of the user's filters has failed, so it is unknown whether its handler matches."""
 
     def __init__(self, fn: Callable[..., Any], error: BaseException) -> None:
-        super().__init__(f"A filter ({_locate(fn, error)}) failed: {name_error(error)}")
+        super().__init__(f"A filter ({locate_error(fn, error)}) failed: {name_error(error)}")
         self.fn = fn
-        self.place = _locate(fn, error)
+        self.place = locate_error(fn, error)
         self.reason = name_error(error)
 
     def explain(self, handler: ResourceHandler) -> str:
@@ -268,7 +268,7 @@ def _name_option(handler: ResourceHandler, fn: Callable[..., Any]) -> str:
     return 'A filter'
 
 
-def _locate(fn: Callable[..., Any], error: BaseException) -> str:
+def locate_error(fn: Callable[..., Any], error: BaseException) -> str:
     """Return the line of the user's code that has failed, or the place of the function if the call has failed."""
     trace, here = error.__traceback__, None
     while trace is not None:

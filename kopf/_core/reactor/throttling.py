@@ -9,6 +9,7 @@ Specified in the documentation's "Change time-outs and retries of API requests".
 import contextlib
 import re
 import time
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -23,12 +24,14 @@ from kopf._cogs.clients.errors import (
     APIUnauthorizedError,
 )
 from kopf._cogs.configs.configuration import OperatorSettings
-from kopf._cogs.helpers.explanations import show_error
+from kopf._cogs.helpers.explanations import name_error, show_error
 from kopf._cogs.structs.bodies import Body, BodyEssence, RawEvent
 from kopf._cogs.structs.patches import Patch
+from kopf._core.actions.execution import begin_in_users_code
 from kopf._core.actions.loggers import LocalObjectLogger, ObjectLogger
 from kopf._core.intents.decisions import Decider
 from kopf._core.intents.edits import is_edited
+from kopf._core.intents.filters import locate_error
 from kopf._core.intents.storage_errors import StorageError
 from kopf._core.reactor.object_records import ObjectRecord, is_deleted, make_logger
 
@@ -39,6 +42,9 @@ _MAX_QUOTE = 180
 """The maximum length of the quoted message of the API (in characters), so that the explanation fits into one line."""
 
 _WEBHOOK_DENIAL = re.compile(r'admission webhook "([^"]+)" denied the request')
+
+_APPLYING = Patch.applied_to.__code__
+"""The code that calls the functions in ``patch.fns``, so that their errors are recognized."""
 
 _PASSING = (APIUnauthorizedError, APINotFoundError, APIConflictError, APITooManyRequestsError)
 
@@ -97,11 +103,18 @@ class Throttling:
             if is_new:  # log it before the raw error, so that users read the remedy first
                 posted = self._make_logger(record, ObjectLogger)
                 log_refusal(posted, error, is_users_fault=throttle.is_users_fault, settings=self._settings)
+        elif is_new and any(frame.f_code is _APPLYING for frame, _ in traceback.walk_tb(error.__traceback__)):
+            log.error(
+                "A function in patch.fns has failed (%s): %s. The patch is not applied. It is tried again less and "
+                "less often, and as soon as the object changes.",
+                locate_error(Patch.applied_to, error),
+                name_error(error),
+            )
         log.error(
             "Throttling for %s seconds due to an unexpected error: %s",
             delay,
             throttle.last_error,
-            exc_info=error if is_new and not refused else None,
+            exc_info=begin_in_users_code(error) if is_new and not refused else None,
         )
         record.hold_off(throttle)
         return delay

@@ -1,3 +1,4 @@
+import asyncio
 import copy
 import functools
 import json
@@ -589,3 +590,12 @@ async def test_a_patch_is_not_sent_again_when_the_fence_has_closed_meanwhile(cli
     with pytest.raises(errors.APIFencedError):
         await apply(Patch({'spec': {'x': 2}}), body=body)
     assert obj.raw['spec'] == {'x': 1} and len(sent(server)) == 1
+
+
+def test_coroutines_in_patches_are_reported(caplog):
+    work = asyncio.sleep(0)
+    patch = Patch({'status': {'work': work, 'done': True}})
+    patching.discard_unstorable(patch, logging.getLogger())
+    work.close()
+    assert patch == {'status': {'done': True}}
+    assert "JSON cannot express this coroutine. Write await before the call that has returned it." in caplog.text

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import copy
 import dataclasses
+import http
 import json
 import threading
 from collections.abc import Callable, Mapping
@@ -866,3 +867,9 @@ async def test_an_object_that_does_not_conform_is_validated_once_and_refused(
     answer = await ask(make_review(object=make_object(spec={'replicas': 'many'})))
     assert not answer['allowed'] and len(loads) == 1
     assert 'does not conform to the class Counted: spec.replicas' in answer['status']['message']
+
+
+def test_codes_of_refusals_are_numbers():
+    with pytest.raises(TypeError, match="code= must be a number, such as 422, not '422'"):
+        kopf.AdmissionError("No.", code='422')
+    assert kopf.AdmissionError("No.", code=http.HTTPStatus.CONFLICT).code == 409
