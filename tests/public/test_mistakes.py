@@ -258,6 +258,27 @@ REFUSED = {
         "but no server for them. Set settings.admission.server in a startup handler: for example, to "
         "kopf.WebhookServer() or to kopf.WebhookAutoServer(); see \"Servers\" in the documentation.",
     ),
+    "no quotes": (
+        "@kopf.on.create(kopfexamples)\ndef fn(**_): pass",
+        "If it is the name of a resource, write it as a text: 'kopfexamples'",
+    ),
+    "a variable that is not set": (
+        "import os\nTOKEN = os.environ['API_TOKEN']",
+        "Cannot load handlers.py: KeyError: 'API_TOKEN' (...handlers.py:3)",
+    ),
+    "how to set a variable": (
+        "import os\nTOKEN = os.environ['API_TOKEN']",
+        "The variable 'API_TOKEN' is not set in the environment: export API_TOKEN=...",
+    ),
+    "a relative import": (
+        "from .utils import helper",
+        "A file that is given by its path is in no package. Import the module without the dot; or load the file as a "
+        "part of its package: kopf run -m PACKAGE.handlers",
+    ),
+    "versions of a conversion by their positions": (
+        "@kopf.on.convert('kopfexamples', 'v1', 'v2')\ndef fn(**_): pass",
+        "The versions go to from_version= and to_version=. (...handlers.py:2)",
+    ),
     "a syntax error": (CREATE + "def fn(**_)\n    pass", "Cannot load handlers.py: SyntaxError: expected ':' (...)"),
     "a missing library": (
         "import requestz",

@@ -157,6 +157,8 @@ def _explain_failure(what: str, exc: Exception) -> str:
         lines[0] += f" ({line})"
     if not _is_declaration_error(exc):
         lines.append(_format_user_part(report))
+    if remedy := _find_remedy(what, exc, frames):
+        lines.append(remedy)
     if isinstance(exc, ModuleNotFoundError) and exc.name:
         lines.append(f"Check the spelling of {exc.name!r}, or install the package that has it for {sys.executable}.")
     # Since Python 3.12, tracebacks suggest names; for older versions, the same words are added here.
@@ -165,6 +167,22 @@ def _explain_failure(what: str, exc: Exception) -> str:
 
         lines += [f"Did you mean: {name!r}?" for name in difflib.get_close_matches(exc.name, dir(exc.obj), n=1)]
     return '\n'.join(lines)
+
+
+def _find_remedy(what: str, exc: Exception, frames: list[traceback.FrameSummary]) -> str | None:
+    """Return what to do about a frequent mistake, where the text of Python does not say it."""
+    if isinstance(exc, NameError) and exc.name == 'kopf':
+        return "Add this line at the top of the file: import kopf"
+    if isinstance(exc, NameError) and frames and (frames[-1].line or '').lstrip().startswith('@kopf.'):
+        return f"If it is the name of a resource, write it as a text: {exc.name!r}"
+    if isinstance(exc, KeyError) and frames and frames[-1].filename in ('<frozen os>', os.__file__):
+        return f"The variable {exc.args[0]!r} is not set in the environment: export {exc.args[0]}=..."
+    if isinstance(exc, ImportError) and 'no known parent package' in str(exc):
+        return (
+            f"A file that is given by its path is in no package. Import the module without the dot; or load the file "
+            f"as a part of its package: kopf run -m PACKAGE.{pathlib.Path(what).stem}"
+        )
+    return None
 
 
 def _is_declaration_error(exc: Exception) -> bool:
@@ -189,7 +207,8 @@ def _locate(frames: list[traceback.FrameSummary]) -> str | None:
     import sysconfig
 
     installed = tuple(sysconfig.get_path(name) + os.sep for name in ('stdlib', 'platstdlib', 'purelib', 'platlib'))
-    own = [frame for frame in frames if not frame.filename.startswith(installed)] or frames
+    # Frozen modules and generated code, such as of dataclasses, have no files.
+    own = [frame for frame in frames if not frame.filename.startswith((*installed, '<'))] or frames
     return f'{own[-1].filename}:{own[-1].lineno}' if own else None
 
 

@@ -244,3 +244,9 @@ def test_failed_files_are_not_left_behind(fail, write):
     before = set(sys.modules)
     fail('a.py')
     assert not {name for name in set(sys.modules) - before if 'kopf_script' in name}
+
+
+def test_a_forgotten_import_of_the_framework_is_named(tmp_path):
+    (tmp_path / 'handlers.py').write_text("@kopf.on.startup()\ndef fn(**_): pass\n")
+    with pytest.raises(LoadError, match="Add this line at the top of the file: import kopf"):
+        preload([tmp_path / 'handlers.py'], [])
