@@ -221,6 +221,17 @@ def _check_scope(namespaces: tuple[str, ...], *, clusterwide: bool) -> None:
         raise click.UsageError(f"No namespace can be named {wrong[0]!r}. {hint}")
 
 
+class _Auto(Choice):
+    """The type of an option with one value, which users take for an option without a value."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            name = param.opts[0] if param is not None else ''
+            raise click.BadParameter(f"{error.message} Write {name}={self.choices[0]}.", ctx, param) from error
+
+
 def _check_name(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     if value is None:
         return None
@@ -566,7 +577,7 @@ def _load(
 )
 @option(
     '--shards',
-    type=click.Choice(['auto']),
+    type=_Auto(['auto']),
     help="Let several members work: they share the objects by Leases, each handles its part.",
 )
 @option(
@@ -729,7 +740,7 @@ def init(*, folder: str, group: str, kind: str | None) -> None:
 @option('-A', '--all-namespaces', 'clusterwide', is_flag=True, help="Serve all namespaces; the default without -n.")
 @option('-n', '--namespace', 'namespaces', multiple=True, metavar='NAME', help="Serve this namespace; can be repeated.")
 @option('--replicas', type=click.IntRange(1), default=1, show_default=True, help="Pods; two or more elect a leader.")
-@option('--shards', type=click.Choice(['auto']), help="Let the replicas share the objects instead: all of them work.")
+@option('--shards', type=_Auto(['auto']), help="Let the replicas share the objects instead: all of them work.")
 @option('--monitoring', is_flag=True, help="Serve metrics, and add a ServiceMonitor for the Prometheus operator.")
 @option('--env', multiple=True, metavar='NAME=VALUE', help="A variable of the pods; can be repeated.")
 @option(

@@ -247,6 +247,10 @@ REFUSED = {
         "@kopf.on.validate('kopfexamples', operation='CREATED')\ndef fn(**_): pass",
         "@kopf.on.validate: there is no operation 'CREATED'; there are: CREATE, UPDATE, DELETE, CONNECT.",
     ),
+    "no parentheses of a kind": (
+        "@kopf.kind\nclass WebApp:\n    spec: dict",
+        "@kopf.kind has no parentheses: write @kopf.kind('example.com/v1') before the class WebApp.",
+    ),
     "a function of resources that fails": (
         "@kopf.on.create(lambda resource: resource.nosuch)\ndef fn(**_): pass",
         "The function '<lambda>' (...), which selects the resources of handlers, failed for ... AttributeError: "
@@ -568,6 +572,11 @@ OUTSIDE = {
         "no object can be named 'My Peering': it is the name of an object, so it has only small letters, digits, '-', "
         "and '.'.",
     ),
+    "a file as the value of an option": (
+        ["--shards", "handlers.py"],
+        "here",
+        "'handlers.py' is not 'auto'. Write --shards=auto.",
+    ),
     "no cluster": (
         ["handlers.py"],
         None,
@@ -694,6 +703,16 @@ def test_mistakes_outside_of_the_code_are_explained(run, tmp_path, args, context
     _, output = run(args, kubeconfig, text)
     assert re.search(pattern(text), output), output
     assert "Traceback" not in output
+
+
+def test_an_address_without_encryption_is_explained(run, sandbox, tmp_path):
+    tmp_path.joinpath("handlers.py").write_text(f"import kopf\n{CREATE}def fn(**_): pass\n")
+    kubeconfig = tmp_path / "kubeconfig"
+    server = sandbox.url.replace("https:", "http:")
+    kubeconfig.write_text(KUBECONFIG.format(context="here").replace("https://127.0.0.1:1", server))
+    text = f"No API answers at {server}: ... The address begins with http: is it https? It is tried again for a while."
+    _, output = run(["handlers.py"], kubeconfig, text)
+    assert re.search(pattern(text), output), output
 
 
 @pytest.mark.parametrize("text", [row[-1] for table in (REFUSED, WARNED, OUTSIDE) for row in table.values()])

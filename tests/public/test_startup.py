@@ -176,3 +176,15 @@ def test_the_sandbox_is_light():
     assert {'aiohttp', 'click', 'yaml', 'kopf._core.reactor', 'kopf._cogs.clients.sessions'} & set(modules) == set()
     assert float(megabytes) < 80
     assert min(cpu) < 12 * min(base_cpu)  # about 3 times; 6 if the modules are not compiled yet
+
+
+def test_an_operator_without_logging_says_why_there_are_no_logs(tmp_path):
+    def run(text):
+        (tmp_path / 'handlers.py').write_text(f"import kopf\n{text}\nkopf.run(clusterwide=True)\n")
+        env = {**os.environ, 'KUBECONFIG': str(tmp_path / 'nosuch')}
+        command = [sys.executable, 'handlers.py']
+        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False).stderr
+
+    text = "The logs are not shown, as there is no logging: call kopf.configure() before kopf.run()."
+    assert text in run("")
+    assert text not in run("kopf.configure()")

@@ -5,6 +5,7 @@ import types
 import pytest
 from kinds import define
 
+from kopf._kits.testing import operator_processes
 from kopf._kits.testing.serving.faults import SeenRequest
 from kopf.testing import Operator, OperatorFailed
 
@@ -107,7 +108,14 @@ def test_last_words_are_heard(kopf_sandbox):
 
 def test_an_operator_that_is_not_started_says_nothing(kopf_sandbox, kopf_operator):
     with pytest.raises(OperatorFailed, match="it is not started: use it in a with statement"):
-        kopf_operator('handlers.py').wait_for_output('something', timeout=0.05)
+        kopf_operator('handlers.py').wait_for_output('something', timeout=3600)
+
+
+def test_an_operator_without_its_kinds_is_not_waited_for(kopf_sandbox, kopf_operator, tmp_path, monkeypatch):
+    monkeypatch.setattr(operator_processes, '_UNRESOLVED_TIMEOUT', 0)
+    (tmp_path / 'handlers.py').write_text("import kopf\n@kopf.on.event('nosuches')\ndef fn(**_): pass\n")
+    with pytest.raises(OperatorFailed, match="does not watch anything; apply the CRDs of its resources before it"):
+        kopf_operator(tmp_path / 'handlers.py', timeout=3600).start()
 
 
 def test_an_operator_with_webhooks_has_started_when_both_configurations_are_written():

@@ -379,6 +379,8 @@ class ApiClient:
                 "The server is not trusted: is it the right one, and is certificate-authority (or -data) in the "
                 "kubeconfig that of its cluster?"
                 if 'CERTIFICATE_VERIFY_FAILED' in str(error.__cause__)
+                else "The address begins with http: is it https?"
+                if 'lost before the response' in str(error.__cause__) and str(server).startswith('http:')
                 else "Is the cluster running, and is it the right one? See kubectl cluster-info.",
             )
 

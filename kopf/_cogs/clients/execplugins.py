@@ -124,7 +124,9 @@ def _run(plugin: _Plugin, env: Mapping[str, str], interactive: bool) -> bytes:
             f"The exec plugin {command[0]!r} has not finished in {_TIMEOUT:g} seconds", credentials.PassingLoginError
         ) from e
     except (OSError, ValueError) as e:
-        raise plugin.fail(f"The exec plugin {command[0]!r} cannot be run: {e}") from e
+        is_absent = isinstance(e, FileNotFoundError) and not plugin.spec.get('installHint')
+        remedy = ". Install it, or add its folder to PATH" if is_absent else ''
+        raise plugin.fail(f"The exec plugin {command[0]!r} cannot be run: {e}{remedy}") from e
     # This can be temporary, as plugins request credentials over the network. A missing program (above) is not
     # temporary.
     if process.returncode:

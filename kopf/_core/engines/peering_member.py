@@ -385,7 +385,8 @@ class PeeringMember:
                 logger.info("Pausing operations in favour of %r.", reason)
             elif reason == 'absent':
                 level = logging.WARNING if paused else logging.DEBUG
-                logger.log(level, "The peering %s is not found; %s.", self._place, self._describe_absence())
+                remedy = " Create this object, or give another name." if paused else ""
+                logger.log(level, "The peering %s is not found; %s.%s", self._place, self._describe_absence(), remedy)
             elif reason == 'expired':
                 logger.warning(
                     "Pausing operations: the record in the peering %s could not be renewed in time, "

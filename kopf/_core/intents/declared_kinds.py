@@ -338,7 +338,12 @@ def pluralize(kind: str) -> str:
     return f'{name[:-1]}ies' if re.search(r'[^aeiou]y$', name) else f'{name}s'
 
 
-def _parse_api_version(api_version: str) -> tuple[str, str]:
+def _parse_api_version(api_version: object) -> tuple[str, str]:
+    if isinstance(api_version, type):
+        raise TypeError(
+            f"@kopf.kind has no parentheses: write @kopf.kind('example.com/v1') before the class "
+            f"{api_version.__qualname__}."
+        )
     group, _, version = str(api_version).partition('/')
     if not DOMAIN.fullmatch(group) or not _VERSION.fullmatch(version):
         raise ValueError(

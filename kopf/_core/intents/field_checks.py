@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from kopf._cogs.structs.references import Resource, Selector
-from kopf._core.intents.handlers import ResourceHandler
+from kopf._core.intents.handlers import ResourceHandler, find_typed
 from kopf._core.intents.known_fields import Schema
 from kopf._core.intents.mistakes import locate
 from kopf._core.intents.registries import OperatorRegistry
@@ -26,7 +26,12 @@ _SELF = re.compile(r'(?<![\w.])self((?:\s*\.\s*\w+)+)(\s*\()?')
 def find_doubts_of_kinds(registry: OperatorRegistry) -> Iterator[str]:
     """Yield a message for each field that handlers or the declarations of kinds name, and that the class lacks."""
     for kind in registry.kinds:
-        named = [*_list_fields_of_handlers(kind, registry), *_list_columns(kind), *_list_rules(kind)]
+        named = [
+            *_list_fields_of_handlers(kind, registry),
+            *_list_arguments(kind, registry),
+            *_list_columns(kind),
+            *_list_rules(kind),
+        ]
         named = [(what, path) for what, path in named if not (kind.conditions and path[:2] == ('status', 'conditions'))]
         if not named:
             continue
@@ -83,6 +88,13 @@ def _list_fields_of_handlers(kind: 'Kind', registry: OperatorRegistry) -> Iterat
     for handler in registry.iter_resource_handlers():
         if names_field(handler) and handler.selector is not None and is_declared(handler.selector, [kind]):
             yield _describe(handler), handler.field or ()
+
+
+def _list_arguments(kind: 'Kind', registry: OperatorRegistry) -> Iterator[tuple[str, Sequence[str]]]:
+    # Not the status: for classes without it, it is known to be ``None``.
+    for handler in registry.iter_resource_handlers():
+        if handler.model is kind and 'spec' in find_typed(handler.fn):
+            yield f"{handler} ({locate(handler.fn)}) asks for 'spec', which is always None", ('spec',)
 
 
 def _list_columns(kind: 'Kind') -> Iterator[tuple[str, Sequence[str]]]:

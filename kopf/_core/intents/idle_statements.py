@@ -37,14 +37,18 @@ _REPLACED: Mapping[str, str] = {
 """The arguments that are there to be changed, with examples of how to do so."""
 
 
+_READ = ('obj', 'spec', 'status')
+"""The arguments that are what was read from the cluster: objects of classes can be changed, mappings cannot."""
+
+
 def find_idle_statements(fn: object) -> Iterator[str]:
     """Yield what is wrong with each statement of the function that does nothing, with its line."""
     code = _find_code(fn)
     if code is None:
         return
     arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    replaced = [name for name in _REPLACED if name in arguments]
-    if not replaced and _ATTRIBUTES.isdisjoint(code.co_names):
+    replaced, read = [[name for name in names if name in arguments] for names in (_REPLACED, _READ)]
+    if not replaced and not read and _ATTRIBUTES.isdisjoint(code.co_names):
         return
     import dis  # many operators do not need it, and it takes time
 
@@ -55,6 +59,11 @@ def find_idle_statements(fn: object) -> Iterator[str]:
                 f"replaces its argument {name!r} in line {line}, which changes nothing. "
                 f"Change what is in it: {_REPLACED[name]}"
             )
+    for name, attribute, line in _iter_assignments(steps, read):
+        yield (
+            f"assigns to {attribute!r} of its argument {name!r} in line {line}, which changes nothing in the cluster. "
+            f"Use the argument patch, such as patch.spec[{attribute!r}] = ..."
+        )
     is_async = bool(code.co_flags & inspect.CO_COROUTINE)
     for (base, attribute), line in _iter_dropped(steps):
         keyword, lack = _REMEDIES[base, attribute]
@@ -89,6 +98,20 @@ def _find_replacement(steps: Sequence['dis.Instruction'], name: str) -> int | No
             if not jumped:
                 return stored
     return stored
+
+
+def _iter_assignments(steps: Sequence['dis.Instruction'], names: Sequence[str]) -> Iterator[tuple[str, str, int]]:
+    """Yield the assignments to attributes of these arguments, each as the argument, the attribute, and the line."""
+    replaced = {step.argval for step in steps if step.opname.startswith('STORE_FAST')}
+    places = {
+        _find_start(step): step.argval
+        for step in steps
+        if step.opname.startswith('LOAD_FAST') and step.argval in names and step.argval not in replaced
+    }
+    for step in steps:
+        start = _find_start(step)
+        if step.opname == 'STORE_ATTR' and start is not None and start in places:
+            yield places[start], step.argval, start[0]
 
 
 def _iter_dropped(steps: Sequence['dis.Instruction']) -> Iterator[tuple[tuple[str, str], int]]:

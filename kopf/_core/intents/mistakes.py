@@ -16,7 +16,7 @@ from typing import Any
 from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._core.actions.execution import EXTRAS
 from kopf._core.actions.invocation import get_parameters, is_marked, read_arguments
-from kopf._core.intents import causes, idle_statements
+from kopf._core.intents import causes, idle_scripts, idle_statements
 from kopf._core.intents.callbacks import iter_parts
 from kopf._core.intents.handlers import (
     KINDS,
@@ -53,6 +53,7 @@ def check_handler(name: str, fn: Any) -> None:
     Raises:
         TypeError: if it cannot be called with keyword arguments only, or a call would not run it.
     """
+    idle_scripts.note_declaration(fn)
     if not callable(fn):
         raise TypeError(f"@kopf.on.{name} is for functions, and {fn!r} is none.")
     if is_marked(inspect.isgeneratorfunction, fn) or is_marked(inspect.isasyncgenfunction, fn):

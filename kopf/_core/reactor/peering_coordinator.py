@@ -170,7 +170,10 @@ class PeeringCoordinator(Coordinator):
             self._resource, self._holding = resource, holding
         self._discovered = True
         if resource is None and self._settings.peering.mandatory and not self._complained:
-            logger.warning("The cluster has no peering objects: their CRD is absent. Pausing until it is there.")
+            logger.warning(
+                "The cluster has no peering objects: their CRD is absent. Pausing until it is there. "
+                "Apply the file peering.yaml of the framework, or remove the name of the peering."
+            )
         self._complained = resource is None
 
     def adjust(

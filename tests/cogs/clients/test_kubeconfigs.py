@@ -339,6 +339,7 @@ def test_plugin_is_run_at_every_login(login, plugin):
     'status, kwargs, problem',
     [
         ({'token': 't'}, {'command': 'absent-plugin', 'installHint': 'Install it!'}, 'absent-plugin.*Install it!'),
+        ({'token': 't'}, {'command': 'absent-plugin'}, 'absent-plugin.*Install it, or add its folder to PATH'),
         ({'token': 't'}, {'command': ''}, 'no command'),
         ({'token': 't'}, {'apiVersion': 'client.authentication.k8s.io/v1alpha1'}, 'API version.*v1alpha1'),
         ({'token': 't'}, {'interactiveMode': 'Always'}, 'no terminal'),

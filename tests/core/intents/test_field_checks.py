@@ -111,6 +111,24 @@ def test_fields_of_handlers_are_compared_with_the_class(registry, cls):
     assert text.endswith("has no such field. Did you mean 'spec.replicas'?") and '\n' not in text
 
 
+@dataclasses.dataclass
+class Unspecified:
+    image: str
+
+
+def test_a_specification_that_the_class_lacks_is_named(registry):
+    declare(registry, Unspecified)
+
+    @kopf.on.create(Unspecified, registry=registry)
+    def fn(spec, status, **_): ...
+
+    @kopf.on.update(Unspecified, registry=registry)
+    def other(obj, **_): ...
+
+    [text] = find_doubts_of_kinds(registry)
+    assert "Handler 'test_a_specification" in text and "asks for 'spec', which is always None, but the class" in text
+
+
 def test_aliases_are_the_names_of_fields(registry):
     declare(registry, PydanticModel)
     for field in ('spec.fullName', 'spec.full_name'):

@@ -59,9 +59,19 @@ def replaced_by_a_variable_of_a_function(patch, **_):
     return lambda: patch
 
 
+def assigned(spec, **_):
+    spec.replicas = 1
+
+
+def assigned_deeply(obj, **_):
+    obj.spec.template.replicas = 1
+
+
 @pytest.mark.parametrize(
     'fn, text',
     [
+        (assigned, "assigns to 'replicas' of its argument 'spec' in line {line}"),
+        (assigned_deeply, "assigns to 'replicas' of its argument 'obj' in line {line}"),
         (not_raised, "kopf.TemporaryError(...) in line {line}, which is not raised"),
         (not_raised_by_its_own_name, "kopf.PermanentError(...) in line {line}, which is not raised"),
         (not_returned, "kopf.Again(...) in line {line}, which is not returned"),
@@ -123,6 +133,17 @@ def replaced_perhaps(patch, spec, **_):
     patch.status['field'] = 1
 
 
+def assigned_elsewhere(spec, patch, memo, **_):
+    patch.spec = spec
+    memo.spec = spec.replicas
+    print(spec.replicas, memo.spec.replicas)
+
+
+def assigned_to_a_new_one(status, **_):
+    status = kopf.Memo()
+    status.replicas = 1
+
+
 def replaced_after_the_use(patch, **_):
     patch.status['field'] = 1
     patch = None
@@ -139,6 +160,8 @@ def replaced_after_the_use(patch, **_):
         changed,
         completed,
         replaced_perhaps,
+        assigned_elsewhere,
+        assigned_to_a_new_one,
         replaced_after_the_use,
         lambda **_: kopf.PermanentError("It is returned."),
         dict,
