@@ -181,8 +181,8 @@ def check(options: Options) -> int:
     try:
         report = _run(options)
     except (CannotCheck, ClusterError, ManifestError, PlanError, OptionError) as error:
-        hint = ' Name the CRD of this kind by --crd.' if 'no matches for kind' in str(error) else ''
-        print(f'Not checked: {error}{hint}', file=sys.stderr)
+        hint = '. Name the CRD of this kind by --crd.' if 'no matches for kind' in str(error) else ''
+        print(f"Not checked: {str(error).removesuffix('.') if hint else error}{hint}", file=sys.stderr)
         return NOT_RUN
     is_repeated = options.plan_file is not None
     save, command = Path(options.save), options.make_command()

@@ -216,7 +216,10 @@ def test_commands_that_repeat_a_check_have_its_options():
         (["app.py", "--cluster", "x", "-n", "one"], "Not checked: With --cluster, leave out --namespace"),
         (["app.py", "--cluster", "x", "--pods"], "Not checked: With --cluster, leave out --pods"),
         (["app.py", *OPTIONS, "--cluster", "x"], "Not checked: .*(x|kubeconfig).*"),
-        (["app.py", "--load", "web.yaml"], "Not checked: .*no matches for kind .* Name the CRD of this kind by --crd."),
+        (
+            ["app.py", "--load", "web.yaml"],
+            "Not checked: .*no matches for kind .*[.] Name the CRD of this kind by --crd.",
+        ),
         (["app.py", "--crd", "crd.yaml"], "Not checked: The user creates no objects"),
         (["absent.py", *OPTIONS], "Not checked: The operator has exited with the code 1: .*absent.py"),
         (
