@@ -95,6 +95,12 @@ class MetaPatch(dicts.MutableMappingView[str, Any]):
         return StringsPatch(self, ('annotations',))
 
 
+class ModelFields(dict[str, Any]):
+    """The changes of the spec or the status, from an assigned model: its fields without a value are ``None``."""
+
+    __slots__ = ()
+
+
 class Replacing:
     """
     A function of a patch that modifies only the top-level dict in place; nested values are replaced by changed copies.
@@ -219,6 +225,9 @@ class Patch(_Changes[ModelT]):
             from kopf._cogs.structs import model_adapters  # imported only by operators with models
 
             value = model_adapters.dump_model(value)
+            if isinstance(value, Mapping):
+                self[name] = ModelFields(value)
+                return
         if not isinstance(value, Mapping):
             raise TypeError(
                 f"patch.{name} must be a mapping or an object of a model, not {value!r}. To change one field of it, "

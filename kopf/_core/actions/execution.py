@@ -175,6 +175,37 @@ class Outcome(NamedTuple):
         return self if self.exception is None else self._replace(exception=None)
 
 
+handler_var: ContextVar['Handler'] = ContextVar('handler_var')
+"""The current handler."""
+
+cause_var: ContextVar[Any] = ContextVar('cause_var')
+"""The cause of the current handler, for functions such as `kopf.adopt` that use the current object by default."""
+
+
+class running:
+    """
+    A context in which the handler and its cause are in `handler_var` and `cause_var`.
+
+    Why not a generator with `contextlib.contextmanager`? A class is faster. It also takes less memory, which matters as
+    every running daemon has one instance.
+    """
+
+    __slots__ = ('_cause', '_cause_token', '_handler', '_handler_token')
+
+    def __init__(self, handler: 'Handler', cause: Any) -> None:
+        self._handler, self._cause = handler, cause
+
+    def __enter__(self) -> None:
+        self._handler_token, self._cause_token = handler_var.set(self._handler), cause_var.set(self._cause)
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            handler_var.reset(self._handler_token)
+            cause_var.reset(self._cause_token)
+        except ValueError:  # the operator has abandoned the task, and the coroutine is closed in another context
+            pass
+
+
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Handler:
     """A function with an id and the rules for its errors: the base of all kinds of handlers."""
@@ -210,6 +241,8 @@ class Handler:
     """Whether the function raises permanent errors in order to refuse requests: these are no failures."""
     reconciles: ClassVar[bool] = False
     """Whether it is called in the steps of its object. Its errors are errors of reconciliations in the metrics."""
+    context: 'type[running]' = dataclasses.field(default=running, init=False)
+    """The context in which it is run. Why not a function? Then, all handlers would pay for what only some need."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, 'asynchronous', invocation.is_async_fn(self.fn))
@@ -239,13 +272,6 @@ class Execution(NamedTuple):
     Checks whether the operator is paused or must pause, so that no sync function begins in a thread; callable from any
     thread. ``None`` if the handler is called in a paused operator, too.
     """
-
-
-handler_var: ContextVar[Handler] = ContextVar('handler_var')
-"""The current handler."""
-
-cause_var: ContextVar[Any] = ContextVar('cause_var')
-"""The cause of the current handler, for functions such as `kopf.adopt` that use the current object by default."""
 
 
 _UNPOSTED = {'k8s_skip': True}
@@ -324,7 +350,7 @@ async def run_handler(
             attempt = rules.instruments.meters, handler_var.get(None), time.monotonic()
     logger, limits = cause.logger, _Limits(handler, state)
     debugging = logger.isEnabledFor(logging.DEBUG)
-    with running(handler, cause):
+    with handler.context(handler, cause):
         try:
             if handler.timeout is not None or handler.retries is not None:
                 limits.check_before()
@@ -707,27 +733,3 @@ def _leave_out_misuse(trace: TracebackType) -> TracebackType:
     for entry in reversed(entries):
         last = TracebackType(last, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
     return last or trace
-
-
-class running:
-    """
-    A context in which the handler and its cause are in `handler_var` and `cause_var`.
-
-    Why not a generator with `contextlib.contextmanager`? A class is faster. It also takes less memory, which matters as
-    every running daemon has one instance.
-    """
-
-    __slots__ = ('_cause', '_cause_token', '_handler', '_handler_token')
-
-    def __init__(self, handler: Handler, cause: Any) -> None:
-        self._handler, self._cause = handler, cause
-
-    def __enter__(self) -> None:
-        self._handler_token, self._cause_token = handler_var.set(self._handler), cause_var.set(self._cause)
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            handler_var.reset(self._handler_token)
-            cause_var.reset(self._cause_token)
-        except ValueError:  # the operator has abandoned the task, and the coroutine is closed in another context
-            pass

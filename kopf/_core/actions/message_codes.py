@@ -19,6 +19,7 @@ CODES = {
     "%s calls kopf.run() or kopf.operator() while": 'run-while-imported',
     "%s has failed %d times and is called again": 'retries-without-pause',
     "%s has returned %r, which has no effect": 'result-without-effect',
+    "%s removes status.%s, which": 'status-removed',
     "%s of %s is contested by": 'child-contested',
     "%s %s the event loop for": 'event-loop-blocked',
     "A permission of the operator is missing": 'permission-missing',

@@ -17,6 +17,7 @@ from kopf._cogs.structs.model_adapters import Adapter, ModelError, get_adapter, 
 from kopf._cogs.structs.references import Selector
 from kopf._core.actions.execution import PermanentError
 from kopf._core.intents.known_fields import Schema
+from kopf._core.intents.status_writers import StatusWriters
 
 if TYPE_CHECKING:
     from kopf._core.intents.registries import OperatorRegistry
@@ -68,6 +69,8 @@ class Kind:
     served: bool = True
     deprecated: bool | str = False
     conditions: bool = False
+    status_writers: StatusWriters = dataclasses.field(default_factory=StatusWriters, init=False)
+    """The handlers that have written fields of the status."""
     _cache: 'collections.OrderedDict[tuple[str, str], Any]' = dataclasses.field(
         default_factory=collections.OrderedDict, init=False
     )

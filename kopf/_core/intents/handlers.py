@@ -28,6 +28,7 @@ from kopf._core.intents.options import (
     SelectorOptions,
     WatchOptions,
 )
+from kopf._core.intents.status_writers import watching_status
 
 if TYPE_CHECKING:
     from kopf._core.intents.declared_kinds import Kind  # imported only by operators with models
@@ -168,6 +169,8 @@ class ResourceHandler(DeclaredHandler):
         super().__post_init__()
         if self.model is not None:
             object.__setattr__(self, 'extras', (*self.extras, *find_typed(self.fn)))
+            if not self.concurrent:
+                object.__setattr__(self, 'context', watching_status)
         # The ids of the functions stay unique, because the handler keeps the functions.
         names = {(id(fn), positional): read_names(fn, positional) for _, fn, positional in self.iter_callbacks()}
         object.__setattr__(self, 'callback_names', {key: each for key, each in names.items() if each is not None})
