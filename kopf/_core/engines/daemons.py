@@ -12,7 +12,7 @@ import asyncio
 import functools
 import math
 import warnings
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from kopf._cogs.aiokits.awaitable_flags import AsyncFlagWaiter, ReasonedFlag, SyncFlagWaiter
@@ -32,8 +32,8 @@ from kopf._core.actions.execution import Outcome, run_handler, utcnow
 from kopf._core.actions.handler_states import HandlerState
 from kopf._core.engines.stoppers import DaemonStoppingReason
 from kopf._core.intents import filters
-from kopf._core.intents.causes import DaemonCause
-from kopf._core.intents.handlers import DaemonHandler, SpawningHandler, TimerHandler
+from kopf._core.intents.causes import TYPED_GETTERS, DaemonCause
+from kopf._core.intents.handlers import DaemonHandler, SpawningHandler, TimerHandler, find_typed
 from kopf._core.intents.results import deliver_results
 
 if TYPE_CHECKING:
@@ -296,14 +296,21 @@ class Daemon:
         if not callable(delay):
             return delay or 0
         try:
-            cause = self._make_cause(Patch(body=self.owner.body))
-            return delay(**cause.kwargs_of_callback(delay, self.handler)) or 0
+            return delay(**self._make_delay_kwargs(delay)) or 0
         except INTERRUPTIONS:
             raise
         except BaseException as error:
             reason = filters.FilterError(delay, error).explain(self.handler)
             self.owner.logger.error("%s. %s begins at once.", reason, self.handler)
             return 0
+
+    def _make_delay_kwargs(self, delay: Callable[..., float | None]) -> dict[str, Any]:
+        """Return the arguments of the function for the initial delay: as objects of the class, like the handler."""
+        cause, handler = self._make_cause(Patch(body=self.owner.body)), self.handler
+        kwargs = cause.kwargs_of_callback(delay, handler)
+        for name in find_typed(delay) if handler.model is not None else ():
+            kwargs[name] = TYPED_GETTERS[name](cause, handler)
+        return kwargs
 
     # Stopping.
 

@@ -53,7 +53,10 @@ DISTURBED_EDITS = 2
 """The number of edits that are combined with disturbances."""
 
 MAX_FINDINGS = 10
-"""The maximal number of findings that are reported, each with its smallest plan."""
+"""The maximal number of findings that are reported, each with its smallest plan; and of messages of the log."""
+
+MAX_LOGGED = 400
+"""The maximal length of a message of the log that is reported."""
 
 
 OUT_OF_REACH = "The course ended before the disturbance, or the disturbed object did not exist."
@@ -254,6 +257,11 @@ class Check:
                 f'Handler {call.id!r} of {call.resource} {call.name} failed in the undisturbed run, too: '
                 f'{_sentence(call.message)} The other runs are expected to fail in the same way.'
             )
+        known = [f"{call.id!r} failed permanently: {call.message}" for call in first.failed]
+        logged = [text for text in first.logged if not any(each in text for each in known)]
+        self._report.noticed += [
+            f'Logged in the undisturbed run: {text[:MAX_LOGGED]}' for text in logged[:MAX_FINDINGS]
+        ]
         plan = Plan(seed=self._seed)
         violations = judge_undisturbed(first, self._normalizer)
         if self._subject.is_real:  # in real time, a busy machine can disturb an operator, too

@@ -6,6 +6,7 @@ A course in virtual time depends only on its plan: the same plan gives the same 
 
 import contextlib
 import dataclasses
+import re
 import sys
 import threading
 from collections import Counter
@@ -295,6 +296,8 @@ class Course:
         self._outcome.end = self._get_state()
         self._outcome.failed = self._list_calls('failed')
         self._outcome.retried = self._list_calls('retried')
+        if not self._plan.do and not self._plan.edits:
+            self._outcome.logged = find_remarkable('\n'.join(operator.output for operator in self._operators))
         self._collect_facts()
         self._enter_phase('quiet')
         self._record.watch_rest()
@@ -454,6 +457,22 @@ class Course:
             # Ignore the bookkeeping objects of the cluster's controllers, except if the operator watches them.
             if not self._is_users(item) and (not item.is_bookkeeping or item.resource in facts.watched):
                 facts.children.append(Target(resource=item.resource, namespace=item.namespace, name=item.name))
+
+
+_REMARKABLE = re.compile(r'\[[^]]+\] kopf\.\S+ +\[(?:(ERROR)|WARNING) *\] (?:\[\S+\] )?(.+)')
+_CODE = re.compile(r' \[[a-z-]+\]$')
+
+
+def find_remarkable(output: str) -> list[str]:
+    """
+    Return the errors in the log of an operator, and its warnings with codes: each message once.
+
+    Warnings without a code can be those of handlers by the logger of the object. Temporary errors are the way in which
+    handlers wait.
+    """
+    found = [match for line in output.splitlines() if (match := _REMARKABLE.match(line)) is not None]
+    texts = [match[2] for match in found if match[1] or _CODE.search(match[2])]
+    return list(dict.fromkeys(text for text in texts if ' failed temporarily: ' not in text))
 
 
 def find_repeated(writes: Sequence[SeenRequest]) -> list[str]:

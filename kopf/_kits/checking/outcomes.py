@@ -126,6 +126,8 @@ class Outcome:
     """The handlers that have failed for good."""
     retried: list[Call] = dataclasses.field(default_factory=list)
     """The handlers that are still being retried at the end."""
+    logged: list[str] = dataclasses.field(default_factory=list)
+    """The errors and the warnings with codes in the log of an undisturbed course until its end."""
     facts: Facts = dataclasses.field(default_factory=Facts)
     log: str = ''
     """The log of all requests, if it was requested."""

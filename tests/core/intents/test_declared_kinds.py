@@ -325,6 +325,48 @@ def test_handlers_get_objects_of_the_class_and_can_assign_them(kopf_sandbox, kop
     assert 'event: Spec(replicas=3)' not in operator.output
 
 
+DELAYED = """
+import logging
+import pydantic, kopf
+
+class Spec(pydantic.BaseModel):
+    replicas: int = 1
+
+@kopf.kind('example.com/v1')
+class WebApp(pydantic.BaseModel):
+    spec: Spec
+
+def delay(spec, obj, status, meta, body, **_):
+    logging.getLogger('test').warning('delay: %r %r %r %s', spec, obj, status, body['spec']['replicas'])
+    return spec.replicas
+
+@kopf.timer(WebApp, interval=1000, initial_delay=delay)
+def timer_fn(patch, **_):
+    patch.meta.annotations['timer'] = 'called'
+
+@kopf.timer(WebApp, interval=1000, initial_delay=lambda obj: obj.spec.replicas)
+def other_fn(patch, **_):
+    patch.meta.annotations['other'] = 'called'
+
+@kopf.timer('webapps', interval=1000, initial_delay=lambda spec: spec['replicas'])
+def plain_fn(patch, **_):
+    patch.meta.annotations['plain'] = 'called'
+"""
+
+
+@pytest.mark.kopf_sandbox(virtual_time=True)
+@pytest.mark.usefixtures('forked_operators')
+def test_functions_of_initial_delays_get_objects_of_the_class(kopf_sandbox, kopf_operator, tmp_path):
+    path = tmp_path / 'app.py'
+    path.write_text(DELAYED)
+    with kopf_operator(path) as operator:
+        kopf_sandbox.create('webapps', 'a', spec={'replicas': 3})
+        called = {'timer', 'other', 'plain'}
+        kopf_sandbox.wait_for('webapps', 'a', lambda body: called <= {*(body['metadata'].get('annotations') or ())})
+    assert 'delay: Spec(replicas=3) WebApp(spec=Spec(replicas=3)) None 3' in operator.output
+    assert 'begins at once' not in operator.output
+
+
 BROKEN = """
 import pydantic, kopf
 

@@ -329,6 +329,33 @@ def test_handlers_that_fail_without_disturbances_are_named(check):
     ]
 
 
+CONFUSED = """
+    @kopf.timer('webs', interval=3600, initial_delay=lambda status, **_: status.last)
+    def count(patch, **_):
+        patch.status['size'] = 1
+
+    @kopf.on.create('webs', when=lambda spec, **_: spec['sizes'] > 1)
+    def serve(retry, logger, **_):
+        logger.warning('Nothing to be noticed.')
+
+    @kopf.on.create('webs')
+    def wait(retry, **_):
+        if not retry:
+            raise kopf.TemporaryError('It is not there yet.', delay=1)
+"""
+
+
+def test_errors_in_the_log_of_the_undisturbed_run_are_named(check):
+    report = check(CONFUSED, plans=1)
+    texts = [re.sub(r"\(\S+?(\w+\.py:\d+)\)", r"(\1)", text) for text in sorted(report.noticed)]
+    assert texts == [
+        "Logged in the undisturbed run: initial_delay= of timer 'count' (app.py:3) failed: AttributeError: 'Status' "
+        "object has no attribute 'last': it is a mapping, use ['last'] or .get('last'). Timer 'count' begins at once.",
+        "Logged in the undisturbed run: when= of handler 'serve' (app.py:7) failed: KeyError: 'sizes'. "
+        "The handler is skipped, and is tried again with the next change.",
+    ]
+
+
 REFUSING = """
     @kopf.on.create('webs')
     @kopf.on.update('webs')
