@@ -204,21 +204,53 @@ class PeeringCommand:
             )
         if not name:
             raise PeeringError("The name of the peering object is empty.")
-        found = [
-            await self._touch(client, resource, namespace, name)
-            for namespace in ([None] if clusterwide else await find_namespaces(client, patterns))
-        ]
-        if not any(found):
+        namespaces = [None] if clusterwide else await find_namespaces(client, patterns)
+        found = [await self._touch(client, resource, namespace, name) for namespace in namespaces]
+        bodies = [body for body in found if body is not None]
+        if not bodies:
             raise PeeringError(f"There is no {resource.kind} {name!r}, so no operator was paused or resumed.")
+        self._report([peer for body in bodies for peer in self._list_others(body)], name)
 
-    async def _touch(self, client: api.ApiClient, resource: Resource, namespace: Namespace, name: str) -> bool:
+    def _list_others(self, body: Mapping[str, Any]) -> list[Peer]:
+        """Return the other peers whose records in the peering object are alive."""
+        now, status = datetime.datetime.now(datetime.UTC), body.get('status')
+        records = status if isinstance(status, Mapping) else {}
+        peers = [Peer.parse(identity, record) for identity, record in records.items() if identity != self.identity]
+        return [peer for peer in peers if peer is not None and not peer.seems_dead(now)]
+
+    def _report(self, peers: Collection[Peer], name: str) -> None:
+        """Log how many operators notice the command; without it, the command would seem to have paused others, too."""
+        if not peers:
+            logger.warning(
+                "No operator has a live record in the peering %r, so none is %s. Operators that run with --standalone, "
+                "do not use it: scale them to zero instead, or run them with "
+                "--peering=%s.",
+                name,
+                "resumed" if self.lifetime <= 0 else "paused",
+                name,
+            )
+            return
+        many = len(peers) != 1
+        higher = 0 if self.lifetime <= 0 else sum(peer.priority >= self.priority for peer in peers)
+        logger.info(
+            "%d operator%s a live record in this peering%s.",
+            len(peers),
+            's have' if many else ' has',
+            f"; not paused, as their priority is not below {self.priority}: {higher}" if higher else '',
+        )
+
+    async def _touch(
+        self, client: api.ApiClient, resource: Resource, namespace: Namespace, name: str
+    ) -> Mapping[str, Any] | None:
+        """Write or remove the record; return the new state of the peering object, or ``None`` if there is none."""
         lastseen = datetime.datetime.now(datetime.UTC).isoformat(timespec='microseconds')
         peer = Peer(self.identity, priority=self.priority, lifetime=self.lifetime, lastseen=lastseen)
         record = None if self.lifetime <= 0 else peer.as_record()
         place = describe_place(name, namespace)
-        if await touch(client, resource, namespace, name, {self.identity: record}) is None:
+        body = await touch(client, resource, namespace, name, {self.identity: record})
+        if body is None:
             logger.warning("The peering %s is not found.", place)
-            return False
+            return None
         if record is None:
             logger.info("Resuming the operators of the peering %s: %s is gone.", place, self.identity)
         else:
@@ -229,7 +261,7 @@ class PeeringCommand:
                 peer,
                 '' if self.message is None else f": {self.message}",
             )
-        return True
+        return body
 
 
 async def find_namespaces(client: api.ApiClient, patterns: Collection[NamespacePattern]) -> list[str]:

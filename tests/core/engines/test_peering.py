@@ -128,6 +128,34 @@ async def test_the_command_to_resume_removes_the_record(peering_api, peering_res
     assert peering_api.status == {'you': {'priority': 0}}
 
 
+@pytest.mark.parametrize(
+    'lifetime, done', [(60, "so none is paused"), (0, "so none is resumed")], ids=['freeze', 'resume']
+)
+async def test_commands_that_reach_no_operator_say_so(peering_api, peering_resource, settings, caplog, lifetime, done):
+    caplog.set_level('INFO')
+    peering_api.status = {'dead': {'priority': 0, 'lifetime': 60, 'lastseen': '2020-01-01T00:00:00'}, 'bad': 'text'}
+    command = PeeringCommand(identity='me', priority=50, lifetime=lifetime)
+    await command(peering_api, settings, [peering_resource], ['ns1'])
+    [record] = [record for record in caplog.records if record.levelname == 'WARNING']
+    assert f"No operator has a live record in the peering 'mine', {done}" in record.getMessage()
+    assert "--standalone" in record.getMessage() and "--peering=mine" in record.getMessage()
+
+
+async def test_commands_tell_how_many_operators_they_reach(peering_api, peering_resource, settings, caplog):
+    caplog.set_level('INFO')
+    lastseen = datetime.datetime.now(datetime.UTC).isoformat()
+    peering_api.status = {'a': {'lastseen': lastseen}, 'b': {'priority': 50, 'lastseen': lastseen}}
+    await PeeringCommand(identity='me', priority=50, lifetime=60)(peering_api, settings, [peering_resource], ['ns1'])
+    assert (
+        "2 operators have a live record in this peering; not paused, as their priority is not below 50: 1."
+        in caplog.text
+    )
+    peering_api.put(b=None)
+    await PeeringCommand(identity='me')(peering_api, settings, [peering_resource], ['ns1'])
+    assert "1 operator has a live record in this peering." in caplog.text
+    assert 'WARNING' not in caplog.text
+
+
 async def test_commands_can_be_for_the_whole_cluster(peering_api, peering_resource, settings):
     settings.peering.clusterwide = True
     await PeeringCommand(identity='me')(peering_api, settings, [peering_resource, CLUSTER_RESOURCE], [])
