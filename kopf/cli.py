@@ -741,6 +741,11 @@ def init(*, folder: str, group: str, kind: str | None) -> None:
 @option('-n', '--namespace', 'namespaces', multiple=True, metavar='NAME', help="Serve this namespace; can be repeated.")
 @option('--replicas', type=click.IntRange(1), default=1, show_default=True, help="Pods; two or more elect a leader.")
 @option('--shards', type=_Auto(['auto']), help="Let the replicas share the objects instead: all of them work.")
+@option(
+    '--peering',
+    metavar='NAME',
+    help="Let the operator meet others in this peering object, e.g. to be paused by 'kopf freeze'.",
+)
 @option('--monitoring', is_flag=True, help="Serve metrics, and add a ServiceMonitor for the Prometheus operator.")
 @option('--env', multiple=True, metavar='NAME=VALUE', help="A variable of the pods; can be repeated.")
 @option(

@@ -41,7 +41,13 @@ class Rule(NamedTuple):
 
 
 def list_general_rules(
-    *, clusterwide: bool, elected: bool = False, sharded: bool = False, posting: bool = True, scanning: bool = True
+    *,
+    clusterwide: bool,
+    elected: bool = False,
+    sharded: bool = False,
+    peering: str | None = None,
+    posting: bool = True,
+    scanning: bool = True,
 ) -> Iterator[Rule]:
     """
     Yield the permissions that do not depend on the handlers.
@@ -50,6 +56,7 @@ def list_general_rules(
         clusterwide: whether the operator serves the whole cluster; otherwise, it watches the namespaces.
         elected: whether replicas elect a leader.
         sharded: whether members share the objects.
+        peering: the name of the peering object, if the operator has one.
         posting: whether the operator posts Kubernetes Events.
         scanning: whether the operator notices new resources and namespaces.
     """
@@ -63,6 +70,10 @@ def list_general_rules(
         # Members delete the Leases of ended members, while replicas share one Lease.
         verbs = ('create', 'get', 'list', 'watch', 'update', *(('delete',) if sharded else ()))
         yield Rule('coordination.k8s.io', 'leases', verbs)
+    if peering is not None:
+        plural = 'clusterkopfpeerings' if clusterwide else 'kopfpeerings'
+        yield Rule('kopf.dev', plural, ('list', 'watch'), clusterwide=clusterwide)
+        yield Rule('kopf.dev', plural, ('patch',), clusterwide=clusterwide, names=(peering,))
 
 
 def list_handler_rules(handler: ResourceHandler, select: Select) -> Iterator[Rule]:

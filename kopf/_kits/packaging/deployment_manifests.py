@@ -37,6 +37,8 @@ class Options(NamedTuple):
     replicas: int = 1
     shards: str | None = None
     """How the replicas share the objects (``auto``); otherwise, they elect a leader."""
+    peering: str | None = None
+    """The name of the peering object where it meets other operators."""
     monitoring: bool = False
     """Whether the operator has metrics, for the Prometheus operator."""
     env: Sequence[tuple[str, str]] = ()
@@ -86,7 +88,14 @@ def make_manifests(
         UnknownResourceError: if a handler names a resource that is not known.
     """
     clusterwide = not options.namespaces
-    rules = list_rules(registry, crds, clusterwide=clusterwide, elected=options.elected, sharded=options.sharded)
+    rules = list_rules(
+        registry,
+        crds,
+        clusterwide=clusterwide,
+        elected=options.elected,
+        sharded=options.sharded,
+        peering=options.peering,
+    )
     called = len(registry.webhooks) + len(registry.conversions) > 0
     objects = [
         _make(options, 'v1', 'ServiceAccount'),
@@ -169,8 +178,8 @@ def make_command(options: Options) -> list[str]:
         'kopf',
         'run',
         *scope,
-        # Leases coordinate the replicas, so peerings are needless, and the roles do not permit them.
-        '--standalone',
+        # Leases coordinate the replicas, so a peering is needless, unless users want to pause the operator by it.
+        '--standalone' if options.peering is None else f'--peering={options.peering}',
         f'--liveness=http://0.0.0.0:{PROBES_PORT}/healthz',
         *(['--leader-election'] if options.elected else []),
         *([f'--shards={options.shards}'] if options.sharded else []),

@@ -1,5 +1,6 @@
 """The command ``kopf manifests``."""
 
+import json
 import pathlib
 import re
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from kopf._kits.definitions.crd_commands import dump_yaml, make_declared_crds
 from kopf._kits.definitions.crd_conversions import Service, add_conversions
 from kopf._kits.packaging.deployment_manifests import Options, make_manifests
 from kopf._kits.packaging.manifest_folders import write_chart, write_kustomization
+from kopf._kits.packaging.peering_kinds import make_peering_crd, make_peerings
 from kopf._kits.provisioning import read_crds
 
 _LABEL = re.compile(r'[a-z0-9]([-a-z0-9]*[a-z0-9])?')
@@ -57,6 +59,8 @@ def print_manifests(
         *make_declared_crds(registry, service=service),
         *add_conversions(given, registry, service=service),
     ]
+    if options.peering is not None:
+        all_crds.append(make_peering_crd(clusterwide=not options.namespaces))
     objects = [*all_crds, *make_manifests(registry, all_crds, options)]
     if kustomize is not None:
         write_kustomization(pathlib.Path(kustomize), objects)
@@ -66,6 +70,21 @@ def print_manifests(
         click.echo(dump_yaml(objects), nl=False)
     else:
         click.echo(f"Written to {' and '.join(filter(None, [kustomize, helm]))}.", err=True)
+    if options.peering is not None:
+        click.echo(_explain_peering(options.peering, options.namespaces), err=True)
+
+
+def _explain_peering(name: str, namespaces: Sequence[str]) -> str:
+    """
+    Return the commands that create the peering objects.
+
+    Why are these not among the manifests? ``kubectl apply`` refuses objects whose CRD is in the same file. Also,
+    several operators can use the same object.
+    """
+    lines = ["The operator waits for its peering object. Create it when the CRD is there, and keep it:"]
+    for peering in make_peerings(name, namespaces):
+        lines.append(f"  echo '{json.dumps(peering)}' | kubectl apply -f -")
+    return '\n'.join(lines)
 
 
 def _check_names(options: Options) -> None:
@@ -78,6 +97,10 @@ def _check_names(options: Options) -> None:
             f"--name: with --shards, it can have {NAME_LIMIT - len(options.lease) + len(options.name)} characters, as "
             f"the Leases are named after it: {options.name!r}."
         )
+    if options.peering is not None and not _OBJECT.fullmatch(options.peering):
+        raise ExplainedError(f"--peering: {options.peering!r} cannot be the name of a peering object.")
+    if options.peering is not None and options.sharded:
+        raise ExplainedError("--peering: peers pause each other, while the members of --shards work together.")
     if not options.image.strip():
         raise ExplainedError("--image: it is empty. Name the image of the operator: registry.example.com/shop:1.0.")
     if not _LABEL.fullmatch(options.namespace):

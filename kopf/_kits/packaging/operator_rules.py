@@ -26,6 +26,7 @@ def list_rules(
     clusterwide: bool = True,
     elected: bool = False,
     sharded: bool = False,
+    peering: str | None = None,
 ) -> list[Rule]:
     """
     Return the permissions that the framework needs for the handlers, without those for the handlers' own requests.
@@ -36,6 +37,7 @@ def list_rules(
         clusterwide: whether the operator serves the whole cluster, instead of some namespaces.
         elected: whether replicas elect a leader.
         sharded: whether replicas share the objects.
+        peering: the name of the peering object, if the operator has one.
 
     Raises:
         UnknownResourceError: if a handler names a resource that is not known.
@@ -45,7 +47,7 @@ def list_rules(
     def select(selector: Selector, where: str) -> Collection[Resource]:
         return _select(selector, known, where)
 
-    rules = list(list_general_rules(clusterwide=clusterwide, elected=elected, sharded=sharded))
+    rules = list(list_general_rules(clusterwide=clusterwide, elected=elected, sharded=sharded, peering=peering))
     for handler in registry.iter_resource_handlers():
         rules += list_handler_rules(handler, select)
     return merge_rules(rules)

@@ -1,5 +1,6 @@
 """``kopf manifests``: what is made of handlers and options, as a stream, for kustomize, and for Helm."""
 
+import pathlib
 import re
 
 import pytest
@@ -149,6 +150,40 @@ def test_webhooks_have_a_service_and_may_keep_their_certificates(make, app):
     assert {'protocol': 'TCP', 'port': 9443} in objects['NetworkPolicy', 'default']['spec']['ingress'][0]['ports']
 
 
+PEERING_FILE = pathlib.Path(__file__).parents[3] / 'peering.yaml'
+
+
+def test_operators_with_a_peering_have_its_kind_and_the_rules_for_it(make):
+    result = make('--peering', 'ours')
+    objects = list(yaml.safe_load_all(result.stdout))
+    assert objects[1] == list(yaml.safe_load_all(PEERING_FILE.read_text()))[0]
+    assert '--peering=ours' in find_command(read(result)) and '--standalone' not in find_command(read(result))
+    rules = [rule for rule in read(result)['ClusterRole', None]['rules'] if rule['apiGroups'] == ['kopf.dev']]
+    assert rules == [
+        {'apiGroups': ['kopf.dev'], 'resources': ['clusterkopfpeerings'], 'verbs': ['list', 'watch']},
+        {
+            'apiGroups': ['kopf.dev'],
+            'resources': ['clusterkopfpeerings'],
+            'resourceNames': ['ours'],
+            'verbs': ['patch'],
+        },
+    ]
+    assert '"kind": "ClusterKopfPeering", "metadata": {"name": "ours"}}\' | kubectl apply -f -' in result.stderr
+
+
+def test_operators_of_namespaces_have_a_peering_in_each(make):
+    result = make('--peering', 'ours', '-n', 'a', '-n', 'b')
+    objects = list(yaml.safe_load_all(result.stdout))
+    assert objects[1] == list(yaml.safe_load_all(PEERING_FILE.read_text()))[1]
+    for namespace in ('a', 'b'):
+        assert ['kopfpeerings'] in [rule['resources'] for rule in read(result)['Role', namespace]['rules']]
+        assert f'"metadata": {{"name": "ours", "namespace": "{namespace}"}}' in result.stderr
+    assert [rule['resources'] for rule in read(result)['ClusterRole', None]['rules']] == [
+        ['customresourcedefinitions'],
+        ['namespaces'],
+    ]
+
+
 def test_metrics_have_a_service_monitor(make):
     objects = read(make('--monitoring'))
     assert objects['ServiceMonitor', 'default']['spec']['endpoints'] == [{'port': 'metrics'}]
@@ -243,6 +278,8 @@ def test_charts_refuse_replicas_that_would_handle_the_same_objects(make, tmp_pat
     [
         (['--name', 'My_App'], "--name: 'My_App' cannot be the name of objects"),
         (['--in', 'Ops'], "--in: 'Ops' cannot be the name of a namespace"),
+        (['--peering', 'Ours'], "--peering: 'Ours' cannot be the name of a peering object"),
+        (['--peering', 'ours', '--shards', 'auto'], "--peering: peers pause each other"),
         (['--image', ''], "--image: it is empty"),
         (['-n', 'team-*'], "--namespace: 'team-*' is a pattern, and roles are for named namespaces"),
         (['--env', 'A'], "--env: 'A' is not of the form NAME=VALUE"),
