@@ -559,6 +559,11 @@ def _load(
 @option('--tracing', is_flag=True, help="Make traces by OpenTelemetry, configured by the variables OTEL_*.")
 @option('--inspect', is_flag=True, help="Show the operator in a browser and to 'kopf top', on this machine only.")
 @option(
+    '--scanning/--no-scanning',
+    default=None,
+    help="Notice new resources and namespaces, the default; without it, roles of namespaces can be enough.",
+)
+@option(
     '-P',
     '--peering',
     'peering_name',
@@ -745,6 +750,11 @@ def init(*, folder: str, group: str, kind: str | None) -> None:
     '--peering',
     metavar='NAME',
     help="Let the operator meet others in this peering object, e.g. to be paused by 'kopf freeze'.",
+)
+@option(
+    '--no-scanning',
+    is_flag=True,
+    help="Do not notice new resources and namespaces, so that with -n, most operators need no cluster role.",
 )
 @option('--monitoring', is_flag=True, help="Serve metrics, and add a ServiceMonitor for the Prometheus operator.")
 @option('--env', multiple=True, metavar='NAME=VALUE', help="A variable of the pods; can be repeated.")

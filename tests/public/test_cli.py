@@ -155,6 +155,7 @@ def test_options_have_their_defaults(invoke, operator, handlers):
         'liveness_endpoint': None,
         'metrics_endpoint': None,
         'inspect': False,
+        'scanning': None,
         'tracing': False,
     }
 
@@ -175,6 +176,7 @@ def test_options_have_their_defaults(invoke, operator, handlers):
         (['--leader-election', '--lease=name'], {'leader_election': True, 'lease_name': 'name'}),
         (['--tracing'], {'tracing': True}),
         (['--inspect'], {'inspect': True}),
+        (['--no-scanning'], {'scanning': False}),
         (['--metrics=http://:90/'], {'metrics_endpoint': 'http://:90/'}),
         (['--liveness=http://:80/'], {'liveness_endpoint': 'http://:80/'}),
     ],
@@ -197,6 +199,7 @@ def test_options_are_passed_to_the_operator(invoke, operator, handlers, args, ex
         ('PEERING', 'name', {'peering_name': 'name'}),
         ('PEERING_NAME', 'name', {'peering_name': 'name'}),
         ('LIVENESS', 'http://:80/', {'liveness_endpoint': 'http://:80/'}),
+        ('SCANNING', 'no', {'scanning': False}),
         ('METRICS', 'http://:90/', {'metrics_endpoint': 'http://:90/'}),
         ('LIVENESS_ENDPOINT', 'http://:80/', {'liveness_endpoint': 'http://:80/'}),
         ('PRIORITY', '', {'priority': None}),

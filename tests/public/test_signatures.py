@@ -17,8 +17,8 @@ DECORATORS = [
 OPERATOR = (
     'lifecycle indexers registry settings memories insights identity standalone priority peering_name '
     'leader_election shards lease_name '
-    'liveness_endpoint metrics_endpoint tracing inspect clusterwide namespaces namespace stop_flag ready_flag vault '
-    'instruments memo _command'
+    'liveness_endpoint metrics_endpoint tracing inspect scanning clusterwide namespaces namespace stop_flag '
+    'ready_flag vault instruments memo _command'
 ).split()
 CREATE = (
     'arg1 arg2 arg3 group version kind plural singular shortcut category id param errors timeout retries backoff '

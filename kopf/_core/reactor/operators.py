@@ -73,6 +73,7 @@ class OperatorOptions(TypedDict, total=False):
     metrics_endpoint: str | None
     tracing: bool
     inspect: bool
+    scanning: bool | None
     clusterwide: bool
     namespaces: Collection[NamespacePattern]
     namespace: NamespacePattern | None
@@ -137,6 +138,8 @@ class Operator:
             self.settings.tracing.enabled = True
         if options.get('inspect'):
             self.settings.inspecting.enabled = True
+        if (scanning := options.get('scanning')) is not None:
+            self.settings.scanning.disabled = not scanning
 
     def _make_children(self, cause: ResourceCause, handler: Handler) -> Any:
         """Create the argument ``children`` of a handler that is not level-triggered."""

@@ -95,6 +95,7 @@ async def operator(**options: Unpack[OperatorOptions]) -> None:
         tracing: make traces of OpenTelemetry.
         inspect: permit ``kopf top`` to look into the operator.
         metrics_endpoint: the URL of the server for metrics; it can be that of the probes.
+        scanning: notice new resources and namespaces, for which a cluster role is needed; by default, it does.
 
     Raises:
         kopf.LoginError: if there are no credentials, or if none are accepted.

@@ -39,6 +39,8 @@ class Options(NamedTuple):
     """How the replicas share the objects (``auto``); otherwise, they elect a leader."""
     peering: str | None = None
     """The name of the peering object where it meets other operators."""
+    no_scanning: bool = False
+    """Whether the operator does not notice new resources and namespaces, so that it needs no permissions for them."""
     monitoring: bool = False
     """Whether the operator has metrics, for the Prometheus operator."""
     env: Sequence[tuple[str, str]] = ()
@@ -95,6 +97,7 @@ def make_manifests(
         elected=options.elected,
         sharded=options.sharded,
         peering=options.peering,
+        scanning=not options.no_scanning,
     )
     called = len(registry.webhooks) + len(registry.conversions) > 0
     objects = [
@@ -184,6 +187,7 @@ def make_command(options: Options) -> list[str]:
         *(['--leader-election'] if options.elected else []),
         *([f'--shards={options.shards}'] if options.sharded else []),
         *([f'--lease={options.lease}'] if options.coordinated else []),
+        *(['--no-scanning'] if options.no_scanning else []),
         *([f'--metrics=http://0.0.0.0:{METRICS_PORT}/metrics'] if options.monitoring else []),
         *[f'--module={name}' for name in options.modules],
         *options.paths,

@@ -12,10 +12,10 @@ from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._core.actions.execution import PermanentError
 from kopf._core.intents.registries import OperatorRegistry
 from kopf._core.reactor.sharding_coordinator import NAME_LIMIT
-from kopf._kits.definitions.crd_commands import dump_yaml, make_declared_crds
+from kopf._kits.definitions.crd_commands import make_declared_crds
 from kopf._kits.definitions.crd_conversions import Service, add_conversions
 from kopf._kits.packaging.deployment_manifests import Options, make_manifests
-from kopf._kits.packaging.manifest_folders import write_chart, write_kustomization
+from kopf._kits.packaging.manifest_folders import dump_manifests, write_chart, write_kustomization
 from kopf._kits.packaging.peering_kinds import make_peering_crd, make_peerings
 from kopf._kits.provisioning import read_crds
 
@@ -63,11 +63,11 @@ def print_manifests(
         all_crds.append(make_peering_crd(clusterwide=not options.namespaces))
     objects = [*all_crds, *make_manifests(registry, all_crds, options)]
     if kustomize is not None:
-        write_kustomization(pathlib.Path(kustomize), objects)
+        write_kustomization(pathlib.Path(kustomize), objects, options)
     if helm is not None:
         write_chart(pathlib.Path(helm), objects, options)
     if kustomize is None and helm is None:
-        click.echo(dump_yaml(objects), nl=False)
+        click.echo(dump_manifests(objects, options), nl=False)
     else:
         click.echo(f"Written to {' and '.join(filter(None, [kustomize, helm]))}.", err=True)
     if options.peering is not None:

@@ -27,6 +27,7 @@ def list_rules(
     elected: bool = False,
     sharded: bool = False,
     peering: str | None = None,
+    scanning: bool = True,
 ) -> list[Rule]:
     """
     Return the permissions that the framework needs for the handlers, without those for the handlers' own requests.
@@ -38,6 +39,7 @@ def list_rules(
         elected: whether replicas elect a leader.
         sharded: whether replicas share the objects.
         peering: the name of the peering object, if the operator has one.
+        scanning: whether the operator notices new resources and namespaces.
 
     Raises:
         UnknownResourceError: if a handler names a resource that is not known.
@@ -47,7 +49,11 @@ def list_rules(
     def select(selector: Selector, where: str) -> Collection[Resource]:
         return _select(selector, known, where)
 
-    rules = list(list_general_rules(clusterwide=clusterwide, elected=elected, sharded=sharded, peering=peering))
+    rules = list(
+        list_general_rules(
+            clusterwide=clusterwide, elected=elected, sharded=sharded, peering=peering, scanning=scanning
+        )
+    )
     for handler in registry.iter_resource_handlers():
         rules += list_handler_rules(handler, select)
     return merge_rules(rules)

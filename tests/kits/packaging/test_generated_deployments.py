@@ -72,3 +72,12 @@ def test_operators_with_a_peering_have_a_record_there(kopf_sandbox, deployed, sc
         check_work(kopf_sandbox, operator)
         kopf_sandbox.wait_for(resource, 'ours', lambda body: len(body['status']) == 1)
     assert 'peering' not in operator.output
+
+
+@pytest.mark.kopf_sandbox(rbac=True)
+def test_operators_of_namespaces_that_notice_nothing_new_work_without_cluster_roles(kopf_sandbox, deployed):
+    with deployed('--no-scanning', '-n', 'default') as operator:
+        check_work(kopf_sandbox, operator)
+    assert not kopf_sandbox.list('clusterroles') or 'shop' not in [
+        each['metadata']['name'] for each in kopf_sandbox.list('clusterroles')
+    ]

@@ -140,6 +140,29 @@ def test_an_operator_of_namespaces_has_roles_there_and_for_the_cluster_only_what
     assert command[2:4] == ['--namespace=a', '--namespace=b']
 
 
+def test_operators_of_namespaces_that_notice_nothing_new_need_no_cluster_role(make):
+    result = make('-n', 'a', '--no-scanning')
+    assert not {'ClusterRole', 'ClusterRoleBinding'} & {kind for kind, _ in read(result)}
+    assert '--no-scanning' in find_command(read(result))
+    everywhere = read(make('--no-scanning'))['ClusterRole', None]
+    assert [rule['resources'] for rule in everywhere['rules']] == [['events'], ['apps']]
+
+
+def test_cluster_roles_of_operators_of_namespaces_say_what_they_are_for(make, app, tmp_path):
+    noticed = (
+        "#   customresourcedefinitions, namespaces: to notice new kinds and namespaces; not needed with --no-scanning\n"
+    )
+    assert f"# No role of a namespace can grant these:\n{noticed}apiVersion:" in make('-n', 'a').stdout
+    assert 'No role of a namespace' not in make('-n', 'a', '--no-scanning').stdout + make().stdout
+    app.write_text(APP + WEBHOOK + "\nkopf.on.event('nodes')(lambda **_: None)\n")
+    make('-n', 'a', '--kustomize', str(tmp_path / 'base'), '--helm', str(tmp_path / 'chart'), '--no-scanning')
+    for path in (tmp_path / 'base' / 'rbac.yaml', tmp_path / 'chart' / 'templates' / 'rbac.yaml'):
+        text = path.read_text()
+        assert "#   nodes: handled resources that are in no namespace\n" in text
+        assert "webhookconfigurations: to register the webhooks\n" in text
+        assert "--no-scanning" not in text
+
+
 def test_webhooks_have_a_service_and_may_keep_their_certificates(make, app):
     app.write_text(APP + WEBHOOK)
     objects = read(make('-n', 'default'))
