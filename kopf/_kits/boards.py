@@ -163,7 +163,8 @@ ALERTS = (
         'KopfWorkerStuck',
         'max by (job, namespace, pod, name) (workqueue_longest_running_processor_seconds) > 900',
         '0m',
-        "An object of {{ $labels.name }} has been handled for 15 minutes. See where it hangs: kopf top",
+        "An object of {{ $labels.name }} has been handled for 15 minutes. See where it hangs: kopf top, in the "
+        "pod of an operator with --inspect.",
     ),
     Alert(
         'KopfQueueGrows',
@@ -187,7 +188,8 @@ ALERTS = (
         'KopfEventLoopBlocked',
         'max by (job, namespace, pod) (kopf_event_loop_lag_seconds) > 1',
         '1m',
-        "The event loop of the operator is blocked. The logs name the handler that blocks it; kopf top shows the line.",
+        "The event loop of the operator is blocked. The logs name the handler that blocks it; with --inspect, "
+        "kopf top shows the line.",
     ),
     Alert(
         'KopfApiFails',

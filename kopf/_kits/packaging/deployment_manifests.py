@@ -41,6 +41,10 @@ class Options(NamedTuple):
     """The name of the peering object where it meets other operators."""
     no_scanning: bool = False
     """Whether the operator does not notice new resources and namespaces, so that it needs no permissions for them."""
+    inspect: bool = False
+    """Whether ``kopf top`` in the pod can look into the operator."""
+    tracing: bool = False
+    """Whether the operator makes traces."""
     monitoring: bool = False
     """Whether the operator has metrics, for the Prometheus operator."""
     env: Sequence[tuple[str, str]] = ()
@@ -188,6 +192,8 @@ def make_command(options: Options) -> list[str]:
         *([f'--shards={options.shards}'] if options.sharded else []),
         *([f'--lease={options.lease}'] if options.coordinated else []),
         *(['--no-scanning'] if options.no_scanning else []),
+        *(['--inspect'] if options.inspect else []),
+        *(['--tracing'] if options.tracing else []),
         *([f'--metrics=http://0.0.0.0:{METRICS_PORT}/metrics'] if options.monitoring else []),
         *[f'--module={name}' for name in options.modules],
         *options.paths,

@@ -81,3 +81,14 @@ def test_operators_of_namespaces_that_notice_nothing_new_work_without_cluster_ro
     assert not kopf_sandbox.list('clusterroles') or 'shop' not in [
         each['metadata']['name'] for each in kopf_sandbox.list('clusterroles')
     ]
+
+
+@pytest.mark.kopf_sandbox(rbac=True)
+def test_an_inspected_operator_is_shown_by_the_command_that_runs_beside_it(
+    kopf_sandbox, deployed, monkeypatch, tmp_path
+):
+    monkeypatch.setenv('XDG_RUNTIME_DIR', str(tmp_path))
+    with deployed('--inspect') as operator:
+        check_work(kopf_sandbox, operator)
+        shown = CliRunner().invoke(main, ['top'])
+    assert 'apps.example.com' in shown.output

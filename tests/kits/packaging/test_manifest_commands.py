@@ -207,6 +207,11 @@ def test_operators_of_namespaces_have_a_peering_in_each(make):
     ]
 
 
+def test_operators_can_be_inspected_and_make_traces(make):
+    assert not {'--inspect', '--tracing'} & {*find_command(read(make()))}
+    assert {'--inspect', '--tracing'} <= {*find_command(read(make('--inspect', '--tracing')))}
+
+
 def test_metrics_have_a_service_monitor(make):
     objects = read(make('--monitoring'))
     assert objects['ServiceMonitor', 'default']['spec']['endpoints'] == [{'port': 'metrics'}]
