@@ -758,6 +758,7 @@ def init(*, folder: str, group: str, kind: str | None) -> None:
 )
 @option('--inspect', is_flag=True, help="Permit 'kopf top' in the pod: kubectl exec deployment/NAME -- kopf top")
 @option('--tracing', is_flag=True, help="Make traces; name the collector by --env OTEL_EXPORTER_OTLP_ENDPOINT=URL.")
+@option('--metrics', is_flag=True, help="Serve metrics, and add their port to the Service.")
 @option('--monitoring', is_flag=True, help="Serve metrics, and add a ServiceMonitor for the Prometheus operator.")
 @option('--env', multiple=True, metavar='NAME=VALUE', help="A variable of the pods; can be repeated.")
 @option(

@@ -94,6 +94,14 @@ def test_refusals_are_raised_as_exceptions(notes):
         notes.create({**NOTE, "kind": "Unicorn"})
 
 
+def test_a_refused_service_monitor_has_a_remedy(notes):
+    body = {"apiVersion": "monitoring.coreos.com/v1", "kind": "ServiceMonitor", "metadata": {"name": "n"}}
+    with pytest.raises(
+        Refusal, match="no matches for kind .* make the manifests with --metrics, not with --monitoring"
+    ):
+        notes.apply(body)
+
+
 def test_given_objects_are_not_changed(notes):
     body = {**NOTE, "metadata": {"name": "n"}}
     notes.create(body)

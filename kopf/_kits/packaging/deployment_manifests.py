@@ -45,8 +45,10 @@ class Options(NamedTuple):
     """Whether ``kopf top`` in the pod can look into the operator."""
     tracing: bool = False
     """Whether the operator makes traces."""
+    metrics: bool = False
+    """Whether the operator serves metrics."""
     monitoring: bool = False
-    """Whether the operator has metrics, for the Prometheus operator."""
+    """Whether the Prometheus operator is told of the metrics, which are served then, too."""
     env: Sequence[tuple[str, str]] = ()
     """The variables of the environment, by their names and values."""
     env_from: Sequence[tuple[str, str]] = ()
@@ -66,6 +68,11 @@ class Options(NamedTuple):
     def coordinated(self) -> bool:
         """Return whether Leases prevent that two replicas handle the same object at the same time."""
         return self.elected or self.sharded
+
+    @property
+    def measured(self) -> bool:
+        """Return whether the operator serves metrics."""
+        return self.metrics or self.monitoring
 
     @property
     def lease(self) -> str:
@@ -119,7 +126,7 @@ def make_manifests(
             )
         )
     ports: list[tuple[str, int]] = [('webhooks', 443)] if called else []
-    if options.monitoring:
+    if options.measured:
         ports.append(('metrics', METRICS_PORT))
     if ports:
         items = [{'name': name, 'port': port, 'targetPort': name} for name, port in ports]
@@ -194,7 +201,7 @@ def make_command(options: Options) -> list[str]:
         *(['--no-scanning'] if options.no_scanning else []),
         *(['--inspect'] if options.inspect else []),
         *(['--tracing'] if options.tracing else []),
-        *([f'--metrics=http://0.0.0.0:{METRICS_PORT}/metrics'] if options.monitoring else []),
+        *([f'--metrics=http://0.0.0.0:{METRICS_PORT}/metrics'] if options.measured else []),
         *[f'--module={name}' for name in options.modules],
         *options.paths,
     ]
@@ -204,7 +211,7 @@ def _make_deployment(options: Options, *, called: bool) -> dict[str, Any]:
     ports = [{'name': 'probes', 'containerPort': PROBES_PORT}]
     if called:
         ports.append({'name': 'webhooks', 'containerPort': WEBHOOKS_PORT})
-    if options.monitoring:
+    if options.measured:
         ports.append({'name': 'metrics', 'containerPort': METRICS_PORT})
     container = {
         'name': 'operator',
@@ -255,7 +262,7 @@ def _make_environment(options: Options) -> dict[str, Any]:
 
 def _make_network_policy(options: Options, *, called: bool) -> dict[str, Any]:
     """Return a policy that permits connections only to the ports of the operator, and all connections from it."""
-    ports = [PROBES_PORT, *([WEBHOOKS_PORT] if called else []), *([METRICS_PORT] if options.monitoring else [])]
+    ports = [PROBES_PORT, *([WEBHOOKS_PORT] if called else []), *([METRICS_PORT] if options.measured else [])]
     spec = {
         'podSelector': {'matchLabels': _label(options)},
         'policyTypes': ['Ingress'],

@@ -220,6 +220,12 @@ def test_metrics_have_a_service_monitor(make):
     assert '--metrics=http://0.0.0.0:9090/metrics' in command
 
 
+def test_metrics_are_served_without_the_prometheus_operator(make):
+    plain, monitored = read(make('--metrics')), read(make('--monitoring'))
+    assert plain == {key: each for key, each in monitored.items() if key != ('ServiceMonitor', 'default')}
+    assert plain['Service', 'default']['spec']['ports'] == [{'name': 'metrics', 'port': 9090, 'targetPort': 'metrics'}]
+
+
 def test_variables_come_from_options_secrets_and_config_maps(make):
     objects = read(make('--env', 'URL=http://a/?b=$(c)', '--env-from', 'secret/db', '--env-from', 'configmap/etc.d'))
     [container] = objects['Deployment', 'default']['spec']['template']['spec']['containers']

@@ -41,6 +41,16 @@ RefusedManifest.__module__ = statuses.Refusal.__module__
 RefusedManifest.__name__ = RefusedManifest.__qualname__ = statuses.Refusal.__name__
 
 
+def _add_remedy(refusal: statuses.Refusal, body: Body) -> statuses.Refusal:
+    """Return the refusal with what to do, if it is about a ServiceMonitor of ``kopf manifests`` without its CRD."""
+    if body['kind'] != 'ServiceMonitor' or not refusal.message.startswith('no matches for kind'):
+        return refusal
+    text = (
+        "Apply the CRDs of the Prometheus operator first, or make the manifests with --metrics, not with --monitoring."
+    )
+    return statuses.Refusal(refusal.code, refusal.reason, f'{refusal.message}. {text}', refusal.details)
+
+
 class LocalClient:
     """The verbs on objects as dicts."""
 
@@ -125,7 +135,7 @@ class LocalClient:
                 applied.append(await self._apply_one(body))
             except statuses.Refusal as refusal:
                 name = (body.get('metadata') or {}).get('name', '')
-                raise RefusedManifest(f'{place}: {body["kind"]} {name!r}', refusal) from None
+                raise RefusedManifest(f'{place}: {body["kind"]} {name!r}', _add_remedy(refusal, body)) from None
         return applied
 
     async def snapshot(self) -> Snapshot:
