@@ -150,6 +150,7 @@ def run(api, registry, tmp_path):
             *args,
             '--standalone',
             '--leader-election',
+            f'--lease={name}',
             path,
             log=tmp_path / 'log',
             kubeconfig=str(make_kubeconfig(api, name, tmp_path)),
@@ -183,7 +184,7 @@ def test_the_generated_roles_are_enough_and_none_is_needless(api, registry, run,
 
 def list_cases():
     """Return the scopes with the numbers of rules; a test checks that these are all of them."""
-    return [('cluster', number) for number in range(11)] + [('namespace', number) for number in range(12)]
+    return [('cluster', number) for number in range(12)] + [('namespace', number) for number in range(13)]
 
 
 def test_all_rules_are_tried(registry):

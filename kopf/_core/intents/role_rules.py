@@ -45,6 +45,7 @@ def list_general_rules(
     clusterwide: bool,
     elected: bool = False,
     sharded: bool = False,
+    lease: str | None = None,
     peering: str | None = None,
     posting: bool = True,
     scanning: bool = True,
@@ -56,6 +57,7 @@ def list_general_rules(
         clusterwide: whether the operator serves the whole cluster; otherwise, it watches the namespaces.
         elected: whether replicas elect a leader.
         sharded: whether members share the objects.
+        lease: the name of the Lease of the leader, if it is known: the permissions are only for this one.
         peering: the name of the peering object, if the operator has one.
         posting: whether the operator posts Kubernetes Events.
         scanning: whether the operator notices new resources and namespaces.
@@ -67,9 +69,13 @@ def list_general_rules(
     if scanning and not clusterwide:
         yield Rule('', 'namespaces', ('list', 'watch'), clusterwide=True)
     if elected or sharded:
-        # Members delete the Leases of ended members, while replicas share one Lease.
-        verbs = ('create', 'get', 'list', 'watch', 'update', *(('delete',) if sharded else ()))
-        yield Rule('coordination.k8s.io', 'leases', verbs)
+        verbs = ('get', 'list', 'watch', 'update')
+        if elected and lease is not None and not sharded:
+            yield Rule('coordination.k8s.io', 'leases', ('create',))  # new objects have no names for the authorization
+            yield Rule('coordination.k8s.io', 'leases', verbs, names=(lease,))
+        else:
+            # Members delete the Leases of ended members, while replicas share one Lease.
+            yield Rule('coordination.k8s.io', 'leases', ('create', *verbs, *(('delete',) if sharded else ())))
     if peering is not None:
         plural = 'clusterkopfpeerings' if clusterwide else 'kopfpeerings'
         yield Rule('kopf.dev', plural, ('list', 'watch'), clusterwide=clusterwide)

@@ -107,6 +107,7 @@ def make_manifests(
         clusterwide=clusterwide,
         elected=options.elected,
         sharded=options.sharded,
+        lease=options.lease,
         peering=options.peering,
         scanning=not options.no_scanning,
     )

@@ -26,6 +26,7 @@ def list_rules(
     clusterwide: bool = True,
     elected: bool = False,
     sharded: bool = False,
+    lease: str | None = None,
     peering: str | None = None,
     scanning: bool = True,
 ) -> list[Rule]:
@@ -38,6 +39,7 @@ def list_rules(
         clusterwide: whether the operator serves the whole cluster, instead of some namespaces.
         elected: whether replicas elect a leader.
         sharded: whether replicas share the objects.
+        lease: the name of the Lease of the leader.
         peering: the name of the peering object, if the operator has one.
         scanning: whether the operator notices new resources and namespaces.
 
@@ -51,7 +53,12 @@ def list_rules(
 
     rules = list(
         list_general_rules(
-            clusterwide=clusterwide, elected=elected, sharded=sharded, peering=peering, scanning=scanning
+            clusterwide=clusterwide,
+            elected=elected,
+            sharded=sharded,
+            lease=lease,
+            peering=peering,
+            scanning=scanning,
         )
     )
     for handler in registry.iter_resource_handlers():

@@ -8,6 +8,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+import kopf.testing
 from kopf.cli import main
 
 APP = """
@@ -92,3 +93,13 @@ def test_an_inspected_operator_is_shown_by_the_command_that_runs_beside_it(
         check_work(kopf_sandbox, operator)
         shown = CliRunner().invoke(main, ['top'])
     assert 'apps.example.com' in shown.output
+
+
+@pytest.mark.kopf_sandbox(rbac=True)
+def test_replicas_may_use_their_own_lease_and_no_other(kopf_sandbox, deployed):
+    with deployed('--replicas', '2') as operator:
+        check_work(kopf_sandbox, operator)
+        kopf_sandbox.wait_for('leases', 'shop', lambda body: body['spec'].get('holderIdentity'))
+    failure = pytest.raises(kopf.testing.OperatorFailed, match=r"The Lease 'other' in 'default' is not permitted")
+    with failure, deployed('--replicas', '2', '--name', 'other'):
+        pass

@@ -101,12 +101,11 @@ def test_one_replica_is_recreated_and_several_elect_a_leader(make):
     assert '--leader-election' in command
     assert '--lease=shop' in command  # another operator in the namespace has another one
     assert not any(part.startswith('--lease') for part in find_command(alone))
-    [rule] = several['Role', 'default']['rules']
-    assert rule == {
-        'apiGroups': ['coordination.k8s.io'],
-        'resources': ['leases'],
-        'verbs': ['get', 'list', 'watch', 'create', 'update'],
-    }
+    leases = {'apiGroups': ['coordination.k8s.io'], 'resources': ['leases']}
+    assert several['Role', 'default']['rules'] == [
+        {**leases, 'verbs': ['create']},
+        {**leases, 'resourceNames': ['shop'], 'verbs': ['get', 'list', 'watch', 'update']},
+    ]
 
 
 @pytest.mark.parametrize('replicas', ['1', '3'])
