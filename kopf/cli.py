@@ -719,8 +719,9 @@ def crd(*, paths: tuple[str, ...], modules: tuple[str, ...], former: str | None,
 @main.command()
 @option('--group', default='example.com', show_default=True, metavar='DOMAIN', help="The API group of its kind.")
 @option('--kind', metavar='NAME', help="The kind in CamelCase; by default, it is made from the name of the folder.")
+@option('--plural', metavar='NAME', help="The plural name of the kind in URLs; by default, it is made from the kind.")
 @click.argument('folder', type=click.Path())
-def init(*, folder: str, group: str, kind: str | None) -> None:
+def init(*, folder: str, group: str, kind: str | None, plural: str | None) -> None:
     """
     Write a new operator into FOLDER: with a kind, a test, and an image.
 
@@ -734,7 +735,7 @@ def init(*, folder: str, group: str, kind: str | None) -> None:
     with failing_shortly(debug=False):
         from kopf._kits.packaging import projects
 
-        projects.create_project(folder, group=group, kind=kind)
+        projects.create_project(folder, group=group, kind=kind, plural=plural)
 
 
 @main.command()

@@ -30,7 +30,7 @@ ClassT = TypeVar('ClassT', bound=type[Any])
 _VERSION = re.compile(r'v[1-9][0-9]*((alpha|beta)[1-9][0-9]*)?')
 DOMAIN = re.compile(r'[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)+')
 KIND = re.compile(r'[A-Z][A-Za-z0-9]*')
-_PLURAL = re.compile(r'[a-z]([-a-z0-9]*[a-z0-9])?')
+PLURAL = re.compile(r'[a-z]([-a-z0-9]*[a-z0-9])?')
 _CACHE_SIZE = 256
 
 SCALE_PATHS = ('specReplicasPath', 'statusReplicasPath', 'labelSelectorPath')
@@ -260,8 +260,8 @@ def kind(
     """
     group, version = _parse_api_version(api_version)
     _check_lists(rules=rules, short_names=short_names, categories=categories)
-    short_names = [_check_name('short_names', name, _PLURAL, 'wa') for name in dict.fromkeys(short_names)]
-    categories = [_check_name('categories', name, _PLURAL, 'all') for name in dict.fromkeys(categories)]
+    short_names = [_check_name('short_names', name, PLURAL, 'wa') for name in dict.fromkeys(short_names)]
+    categories = [_check_name('categories', name, PLURAL, 'all') for name in dict.fromkeys(categories)]
     if scope not in typing.get_args(Scope):
         raise ValueError(f"@kopf.kind: scope= must be 'Namespaced' or 'Cluster', not {scope!r}.")
     _check_columns(columns := columns or {})
@@ -309,8 +309,8 @@ def _make_names(cls: type[Any], kind: str | None, plural: str | None, singular: 
     name = _check_name('kind', cls.__name__ if kind is None else kind, KIND, 'WebApp')
     return {
         'kind': name,
-        'plural': _check_name('plural', pluralize(name) if plural is None else plural, _PLURAL, 'webapps'),
-        'singular': _check_name('singular', name.lower() if singular is None else singular, _PLURAL, 'webapp'),
+        'plural': _check_name('plural', pluralize(name) if plural is None else plural, PLURAL, 'webapps'),
+        'singular': _check_name('singular', name.lower() if singular is None else singular, PLURAL, 'webapp'),
     }
 
 
@@ -334,11 +334,19 @@ def get_kind(cls: type[Any]) -> Kind:
 
 
 def pluralize(kind: str) -> str:
-    """Return the plural of a kind by the usual rules: ``policies`` for ``Policy``, ``proxies``, ``ingresses``."""
+    """
+    Return the plural of a kind by the usual rules: ``policies`` for ``Policy``, ``ingresses``, ``bookshelves``.
+
+    These are the rules of Kubernetes' generators, except that they change each ``f`` at the end: ``proofs``, ``safes``.
+    """
     name = kind.lower()
     if re.search(r'(s|x|z|ch|sh)$', name):
         return f'{name}es'
-    return f'{name[:-1]}ies' if re.search(r'[^aeiou]y$', name) else f'{name}s'
+    if re.search(r'[^aeiou]y$', name):
+        return f'{name[:-1]}ies'
+    if re.search(r'((?<!go)(?<!gu)l|ea|oa|ar|thie)f$', name):
+        return f'{name[:-1]}ves'
+    return f'{name[:-2]}ves' if name.endswith('ife') else f'{name}s'
 
 
 def _parse_api_version(api_version: object) -> tuple[str, str]:

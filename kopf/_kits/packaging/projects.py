@@ -9,7 +9,7 @@ import click
 
 from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.helpers.versions import version
-from kopf._core.intents.declared_kinds import DOMAIN, KIND, pluralize
+from kopf._core.intents.declared_kinds import DOMAIN, KIND, PLURAL, pluralize
 
 FILES: Mapping[str, str] = {
     'app.py': '''"""The operator NAME: each KIND has a config map with its greeting."""
@@ -36,7 +36,7 @@ class KINDStatus:
 
 
 @kopf.kind(
-    "GROUP/v1",
+    "GROUP/v1",NAMING
     conditions=True,
     columns={"Greeting": ".status.greeting", "Ready": '.status.conditions[?(@.type=="Ready")].status'},
     rules=[("self.spec.repeats > 0", "repeats must be above zero")],
@@ -144,7 +144,7 @@ kopf manifests app.py --image registry.example.com/NAME:1.0 | kubectl apply -f -
 }
 
 
-def create_project(name: str, *, group: str, kind: str | None) -> None:
+def create_project(name: str, *, group: str, kind: str | None, plural: str | None = None) -> None:
     """
     Write the files of a new operator into a new folder.
 
@@ -152,6 +152,7 @@ def create_project(name: str, *, group: str, kind: str | None) -> None:
         name: the path of the folder; its last part is the name of the operator.
         group: the API group of its kind.
         kind: the kind; by default, it is made from the name.
+        plural: the plural name of the kind; by default, it is made from the kind.
 
     Raises:
         ExplainedError: if the folder has files, a name is wrong, or the files cannot be written.
@@ -164,9 +165,19 @@ def create_project(name: str, *, group: str, kind: str | None) -> None:
         raise ExplainedError(f"{kind!r} cannot be the name of a kind. Name one in CamelCase by --kind, e.g. WebApp.")
     if not DOMAIN.fullmatch(group):
         raise ExplainedError(f"--group: {group!r} is not a domain with a dot, such as example.com.")
+    if plural is not None and not PLURAL.fullmatch(plural):
+        raise ExplainedError(f"--plural: {plural!r} cannot be a plural name. Use lower-case letters, such as webapps.")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ExplainedError(f"{folder} exists already and is not empty. Name a new folder.")
-    words = {'GROUP': group, 'PLURAL': pluralize(kind), 'SINGULAR': kind.lower(), 'NAME': own, 'VERSION': version}
+    known = pluralize(kind)
+    words = {
+        'GROUP': group,
+        'PLURAL': plural or known,
+        'SINGULAR': kind.lower(),
+        'NAMING': f'\n    plural="{plural}",' if plural not in (None, known) else '',
+        'NAME': own,
+        'VERSION': version,
+    }
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for file, text in FILES.items():

@@ -66,6 +66,14 @@ def test_names_are_derived_from_the_class(registry):
         ('Proxy', 'proxies'),
         ('Switch', 'switches'),
         ('Box', 'boxes'),
+        ('Brush', 'brushes'),
+        ('Bookshelf', 'bookshelves'),
+        ('Leaf', 'leaves'),
+        ('Knife', 'knives'),
+        ('Handoff', 'handoffs'),
+        ('Proof', 'proofs'),
+        ('Golf', 'golfs'),
+        ('Safe', 'safes'),
     ],
 )
 def test_plurals_follow_the_usual_rules(kind, plural):

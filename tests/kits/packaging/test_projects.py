@@ -29,6 +29,16 @@ def test_a_project_has_the_names_that_are_made_from_its_folder(init, tmp_path):
     assert 'cd web-shop-operator' in result.output
 
 
+def test_a_plural_name_can_be_given(init, tmp_path):
+    assert init('garage', '--kind', 'Ox', '--plural', 'oxen').exit_code == 0
+    folder = tmp_path / 'garage'
+    assert '    "example.com/v1",\n    plural="oxen",\n' in folder.joinpath('app.py').read_text()
+    assert 'create("oxen", "mine"' in folder.joinpath('test_app.py').read_text()
+    init('shelves', '--kind', 'Bookshelf')
+    assert 'plural' not in tmp_path.joinpath('shelves', 'app.py').read_text()
+    assert 'create("bookshelves", "mine"' in tmp_path.joinpath('shelves', 'test_app.py').read_text()
+
+
 @pytest.mark.long
 def test_a_project_passes_its_tests_and_the_checks_of_types_at_once(init, tmp_path):
     init('shop-operator')
@@ -56,6 +66,7 @@ def test_folders_with_files_are_left_alone(init, tmp_path, caplog):
     [
         (['shop', '--group', 'example'], "--group: 'example' is not a domain with a dot"),
         (['shop', '--kind', 'shop'], "'shop' cannot be the name of a kind. Name one in CamelCase by --kind"),
+        (['shop', '--plural', 'Shops'], "--plural: 'Shops' cannot be a plural name"),
         (['123'], "'' cannot be the name of a kind"),
         (['none'], "'None' cannot be the name of a kind"),
         (['shop', '--kind', 'S' * 61], f"'{'S' * 61}' cannot be the name of a kind"),
