@@ -1,8 +1,13 @@
 """New projects: ``kopf init`` writes an operator with a kind, a test that passes, and a Dockerfile."""
 
+import importlib.metadata
+import json
 import keyword
 import pathlib
 import re
+import shlex
+import urllib.parse
+import urllib.request
 from collections.abc import Mapping
 
 import click
@@ -95,7 +100,9 @@ spec:
   greeting: Good morning!
   repeats: 2
 ''',
-    'requirements.txt': '''--find-links .
+    'requirements.txt': '''# Until kopf VERSION is on your package index, put its wheel beside this file. In a checkout:
+# pip wheel --no-deps --wheel-dir path/to/NAME .
+--find-links .
 kopf[dev,msgspec,cel,metrics,uvloop]>=VERSION
 ''',
     'Dockerfile': '''FROM python:3.13-slim
@@ -187,6 +194,24 @@ def create_project(name: str, *, group: str, kind: str | None, plural: str | Non
         raise ExplainedError(f"The project cannot be written to {folder}: {error}") from error
     click.echo(
         f"Written to {folder}: an operator with the kind {kind}. Begin with:\n"
-        f"  cd {folder}\n  pip install -r requirements.txt pytest\n  pytest\n"
+        f"  cd {shlex.quote(str(folder))}\n{_tell_source()}  pip install -r requirements.txt pytest\n  pytest\n"
         f"  kopf run --sandbox --reload --load obj.yaml app.py"
     )
+
+
+def _tell_source() -> str:
+    """
+    Return the line with the command that puts the wheel of this package into the new folder.
+
+    It is empty if this package was installed from a package index: then, pip finds it there again.
+    """
+    try:
+        text = importlib.metadata.distribution('kopf').read_text('direct_url.json')
+        url = urllib.parse.urlsplit(json.loads(text)['url']) if text else None
+    except (importlib.metadata.PackageNotFoundError, ValueError, KeyError):
+        return ''
+    if url is None or url.scheme != 'file':
+        return ''
+    source = pathlib.Path(urllib.request.url2pathname(url.path))
+    command = 'pip wheel --no-deps --wheel-dir .' if source.is_dir() else 'pip download --no-deps --dest .'
+    return f'  {command} {shlex.quote(str(source))}\n' if source.exists() else ''

@@ -1,5 +1,6 @@
 """New projects: what ``kopf init`` writes, and that it passes its own test."""
 
+import json
 import pathlib
 import subprocess
 import sys
@@ -27,6 +28,37 @@ def test_a_project_has_the_names_that_are_made_from_its_folder(init, tmp_path):
     texts = ''.join(path.read_text() for path in folder.iterdir())
     assert not any(word in texts for word in ('KIND', 'NAME', 'GROUP', 'PLURAL', 'SINGULAR', 'VERSION'))
     assert 'cd web-shop-operator' in result.output
+
+
+class Distribution:
+    """The installed package, with the place that it was installed from."""
+
+    def __init__(self, source):
+        self.source = source
+
+    def read_text(self, name):
+        assert name == 'direct_url.json'
+        return self.source and json.dumps({'url': self.source.as_uri()})
+
+
+@pytest.mark.parametrize(
+    'name, line',
+    [
+        ('check out', "  pip wheel --no-deps --wheel-dir . '{}'\n"),
+        ('kopf-1.46.0.whl', '  pip download --no-deps --dest . {}\n'),
+        ('gone', ''),
+        (None, ''),
+    ],
+)
+def test_the_first_steps_get_the_package_from_where_it_was_installed(init, tmp_path, monkeypatch, name, line):
+    tmp_path.joinpath('check out').mkdir()
+    tmp_path.joinpath('kopf-1.46.0.whl').touch()
+    source = name and tmp_path / name
+    monkeypatch.setattr('importlib.metadata.distribution', lambda _: Distribution(source))
+    assert f'  cd shop\n{line.format(source)}  pip install -r requirements.txt' in init('shop').output
+    assert (
+        '\n# pip wheel --no-deps --wheel-dir path/to/shop .\n' in tmp_path.joinpath('shop/requirements.txt').read_text()
+    )
 
 
 def test_a_plural_name_can_be_given(init, tmp_path):
