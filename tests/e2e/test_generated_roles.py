@@ -132,6 +132,7 @@ def run(api, registry, tmp_path):
 
     def run(scope, pattern, left_out=None):
         objects = make_objects(registry, scope, name)
+        left_out = json.loads(json.dumps(left_out).replace('NAME', name))
         for obj in objects:
             if left_out is not None and left_out in obj.get('rules', ()):
                 obj['rules'] = [rule for rule in obj['rules'] if rule != left_out]
