@@ -39,6 +39,9 @@ class EndpointError(ValueError):
     """Raised when the URL of an endpoint is invalid."""
 
 
+_KUBELET = 'kube-probe/'
+"""The beginning of the user agent of probes by kubelet."""
+
 LOCAL_SCHEME = 'http+unix'
 """The scheme of URLs of Unix sockets: ``http+unix://%2Frun%2Foperator.sock/healthz``."""
 
@@ -204,12 +207,18 @@ class StatusServer:
 
 
 def _make_access_log_class(quiet: Collection[str]) -> 'type[AbstractAccessLogger]':
-    """Return the class of the access log: that of aiohttp, but with debug messages for the requests to these paths."""
+    """
+    Return the class of the access log: that of aiohttp, but with debug messages for frequent requests.
+
+    These are the requests to the paths, and the successful probes of kubelet. Why not all probes? Upstream logs them,
+    and requests of people are rare.
+    """
     from aiohttp.web_log import AccessLogger
 
     class StatusAccessLogger(AccessLogger):
         def log(self, request: 'web.BaseRequest', response: 'web.StreamResponse', time: float) -> None:
-            if request.path not in quiet:
+            is_probe = request.headers.get('User-Agent', '').startswith(_KUBELET) and response.status < 400
+            if request.path not in quiet and not is_probe:
                 super().log(request, response, time)
             else:
                 self.logger.debug('%s "%s %s" %d', request.remote, request.method, request.path_qs, response.status)

@@ -1,9 +1,12 @@
 """The server for requests about the operator: where it listens, and that it leaves nothing behind."""
 
 import asyncio
+import contextlib
 import logging
+import re
 import socket
 import threading
+import urllib.error
 import urllib.request
 
 import pytest
@@ -89,6 +92,24 @@ async def test_frequent_requests_are_debug_messages(caplog):
     (quiet, usual) = [record for record in caplog.records if record.name == 'aiohttp.access']
     assert quiet.levelno == logging.DEBUG and '"GET /hello" 200' in quiet.getMessage()
     assert usual.levelno == logging.INFO and '"GET /bye HTTP/1.1" 200' in usual.getMessage()
+
+
+async def test_only_failed_probes_of_kubelet_are_logged(caplog):
+    async def fail(request):
+        return web.Response(status=503)
+
+    def probe(port, path):
+        request = urllib.request.Request(f'http://127.0.0.1:{port}{path}', headers={'User-Agent': 'kube-probe/1.34'})
+        with contextlib.suppress(urllib.error.HTTPError), urllib.request.urlopen(request, timeout=5):
+            pass
+
+    caplog.set_level(logging.INFO, 'aiohttp.access')
+    async with StatusServer('127.0.0.1', 0, {'/ok': greet, '/bad': fail}, purpose="the greetings") as server:
+        await asyncio.to_thread(probe, server.port, '/ok')
+        await asyncio.to_thread(probe, server.port, '/bad')
+        await asyncio.to_thread(ask_now, server.port, '/ok')
+    texts = [record.getMessage() for record in caplog.records if record.name == 'aiohttp.access']
+    assert [re.search(r'GET (\S+) .*?" (\d+)', text).groups() for text in texts] == [('/bad', '503'), ('/ok', '200')]
 
 
 async def test_nothing_is_left_behind():
