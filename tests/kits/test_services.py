@@ -212,6 +212,18 @@ async def test_broken_secrets_are_written_anew(sandbox, start, data):
     assert (await anext(configs))['caBundle'] == (await sandbox.aio.get('secrets', SECRET))['data']['ca.crt']
 
 
+async def test_a_deleted_secret_gives_all_replicas_another_authority(sandbox, start):
+    replicas = [configs for _, configs in [await start(), await start()]]
+    former, _ = await asyncio.gather(*map(anext, replicas))
+    leaked = (await sandbox.aio.get('secrets', SECRET))['data']
+    await sandbox.aio.delete('secrets', SECRET)
+    fresh, others = await asyncio.gather(*map(anext, replicas))
+    data = (await sandbox.aio.get('secrets', SECRET))['data']
+    assert fresh == others != former
+    assert fresh['caBundle'] == data['ca.crt'] != leaked['ca.crt'], "the API must not trust the leaked authority"
+    assert not {*data.values()} & {*leaked.values()}
+
+
 async def test_secrets_of_others_are_left_alone(sandbox, start):
     data = {'password': base64.b64encode(b'x').decode()}
     await sandbox.aio.create(
