@@ -60,6 +60,15 @@ def test_contributors_are_told_what_each_folder_is() -> None:
     assert missing == []
 
 
+EXTRAS = re.compile(r'\bkopf\[(?!\.\.\.)[^\]]*\](?!>=1\.46)')
+"""The package with extras, but without the version that only this package has: pip installs upstream kopf then."""
+
+
+@pytest.mark.parametrize('path', [*PAGES, ROOT / 'docs' / 'index.rst'], ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_with_extras_cannot_install_upstream(path):
+    assert EXTRAS.findall(path.read_text()) == []
+
+
 def find_long_lines(path: pathlib.Path) -> list[int]:
     """Return the numbers of the lines of prose that are too long, and could be broken."""
     return [
