@@ -55,7 +55,7 @@ demo: $(DEMO)  ## run the first example in a sandbox: needs no cluster
 bench: $(STAMP)  ## compare CPU and memory with upstream kopf, and the ratios with the recorded ones; needs Go
 	@scripts/bench.sh
 
-docs: $(STAMP)  ## render docs/ into docs/_build; fails if a link leads nowhere
+docs: $(DEMO)  ## render docs/ into docs/_build; fails if a link leads nowhere
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	$(VENV)/bin/python -m sphinx -E -W --keep-going -q docs docs/_build  # -E: else, its index forgets the unchanged pages
 
