@@ -122,7 +122,7 @@ def test_the_version_names_the_upstream_one(invoke):
         (['run', '-p', 'high'], 'high'),
         (['run', '--monitoring'], "No such option --monitoring. Did you mean --metrics?"),
         (['run', '--livenes=x'], "--liveness"),
-        (['manifests', '--metrics'], "No such option --metrics. Did you mean --monitoring?"),
+        (['manifests', '--prometheus'], "No such option --prometheus. Did you mean --metrics or --monitoring?"),
         (['manifests', '--output'], "Did you mean --helm or --kustomize?"),
     ],
 )
