@@ -992,7 +992,8 @@ def _parse_duration(ctx: click.Context, param: click.Parameter, value: str | Non
     '--budget',
     metavar='TIME',
     callback=_parse_duration,
-    help="How long it may take: e.g. 60s or 5m; by default, 60s, or 5m in real time.",
+    help="How long it may take: e.g. 60s or 5m; by default, 60s, or 5m in real time. If something is found, the last "
+    "fifth of it is for smaller plans with the same findings.",
 )
 @option(
     '--jobs',

@@ -59,6 +59,10 @@ class Agenda:
     def __len__(self) -> int:
         return sum(map(len, self._queues.values()))
 
+    def count(self) -> Counter[str]:
+        """Return the number of waiting plans of each kind."""
+        return Counter({kind: len(queue) for kind, queue in self._queues.items() if queue})
+
     def add(self, kind: str, plans: Iterable[Plan]) -> None:
         """Add plans of a kind of disturbances, except for those that were added before."""
         queue = self._queues.setdefault(kind, deque())

@@ -47,7 +47,7 @@ REFERENCES = 3
 """The number of undisturbed courses that are compared to find the fields that differ without any disturbance."""
 
 SHRINKING = 0.2
-"""The share of the budget that is reserved for finding smaller plans with the same findings."""
+"""The share of the budget that is reserved for finding smaller plans with the same findings, if there are any."""
 
 DISTURBED_EDITS = 2
 """The number of edits that are combined with disturbances."""
@@ -393,7 +393,7 @@ class Check:
 
     def _explore(self) -> None:
         """Try the plans of the agenda; their results add further plans."""
-        for plan, result in self._pool.run(self._iter_tasks(), self._shrinks_at):
+        for plan, result in self._pool.run(self._iter_tasks(), self._find_end_of_exploring):
             if isinstance(result, ForkFailed):
                 self._problems[str(result)] += 1
             else:
@@ -413,7 +413,12 @@ class Check:
         self._confirm()
         if rest := len(self._agenda):
             self._report.left = rest
-            self._report.untried.append(f'{rest} more plans were not tried: the budget was used up.')
+            kinds = ', '.join(f'{kind} ({count})' for kind, count in self._agenda.count().most_common())
+            self._report.untried.append(f'{rest} more plans were not tried: the budget was used up. They are: {kinds}.')
+
+    def _find_end_of_exploring(self) -> float:
+        """Return when the last plans end: with findings, the rest of the budget is for their smaller plans."""
+        return self._shrinks_at if self._found else self._ends_at
 
     def _iter_tasks(self) -> 'Tasks':
         return Tasks(self)

@@ -50,14 +50,16 @@ class ForkPool(Generic[T]):
     def run(
         self,
         tasks: Iterator[tuple[T, Callable[[], Any]]],
-        deadline: float,
+        deadline: float | Callable[[], float],
     ) -> Iterator[tuple[T, Any]]:
         """
         Call the functions in copies; yield their tags and results in the order in which they finish.
 
         The result is a `ForkFailed` if the copy has failed. The next task is taken from the iterator when a copy has
-        ended. At the deadline (on the monotonic clock), the running copies are killed, and have no results.
+        ended. At the deadline (on the monotonic clock), the running copies are killed, and have no results. The
+        deadline is a function if it depends on the results.
         """
+        find_deadline = deadline if callable(deadline) else lambda: deadline
         copies: dict[int, _Copy] = {}
         is_frozen = ForkPool._is_frozen or gc.get_freeze_count() > 0  # by the caller: keep it so
         ForkPool._is_frozen = True
@@ -66,15 +68,15 @@ class ForkPool(Generic[T]):
             with selectors.DefaultSelector() as selector:
                 exhausted = False
                 while True:
-                    while not exhausted and len(copies) < self._jobs and time.monotonic() < deadline:
+                    while not exhausted and len(copies) < self._jobs and time.monotonic() < find_deadline():
                         task = next(tasks, None)
                         if task is None:
                             exhausted = True
                         else:
                             self._start(task, copies, selector)
-                    if not copies or time.monotonic() >= deadline:
+                    if not copies or time.monotonic() >= find_deadline():
                         return
-                    until = min(deadline, *(copy.deadline for copy in copies.values()))
+                    until = min(find_deadline(), *(copy.deadline for copy in copies.values()))
                     ready = selector.select(max(0.0, until - time.monotonic()))
                     for key, _ in ready:
                         copy = copies.pop(key.fd)

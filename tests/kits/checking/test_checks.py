@@ -313,6 +313,15 @@ def test_the_pods_of_deployments_are_no_children_unless_they_are_watched(check, 
     )
 
 
+def test_the_whole_budget_is_for_other_plans_if_nothing_is_found(check):
+    report = check(RIGHT, budget=5, plans=10**6)
+    assert report.left and not report.findings
+    assert report.seconds > 0.9 * 5  # a fifth would be for smaller plans, if there were findings
+    [text] = [text for text in report.untried if "more plans were not tried" in text]
+    counts = re.findall(r"\w+ \((\d+)\)", text.partition("They are: ")[2])
+    assert sum(map(int, counts)) == report.left
+
+
 FAILING = """
     @kopf.on.create('webs')
     @kopf.on.update('webs')
