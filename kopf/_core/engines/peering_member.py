@@ -385,7 +385,7 @@ class PeeringMember:
                 logger.info("Pausing operations in favour of %r.", reason)
             elif reason == 'absent':
                 level = logging.WARNING if paused else logging.DEBUG
-                remedy = " Create this object, or give another name." if paused else ""
+                remedy = " Create this object, or name one that exists." if paused else ""
                 logger.log(level, "The peering %s is not found; %s.%s", self._place, self._describe_absence(), remedy)
             elif reason == 'expired':
                 logger.warning(

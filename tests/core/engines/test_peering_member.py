@@ -482,7 +482,7 @@ async def test_without_the_object_the_operator_pauses_if_the_peering_is_mandator
         peering_api.exists = False
         member.see(None)
         assert member.paused
-    assert "The peering 'default' in 'ns1' is not found; pausing until it is there." in caplog.text
+    assert "is not found; pausing until it is there. Create this object, or name one that exists." in caplog.text
 
 
 async def test_an_operator_stays_paused_if_the_object_is_gone_before_its_namespace_is_known_to_be_deleted(

@@ -1031,7 +1031,7 @@ async def test_a_pause_goes_on_while_the_kind_of_peerings_is_created_anew(world,
         await world.create('a', field='1')
         await world.until_indexed('low', a='1')
         await world.aio.delete('customresourcedefinitions', 'kopfpeerings.kopf.dev')
-        while "their CRD is absent" not in caplog.text:
+        while "Apply the file peering.yaml of the framework" not in caplog.text:
             await asyncio.sleep(0.01)
         world.says.clear()
         world.sandbox.faults.delay(0.5, method='GET', resource='kopfpeerings', user_agent='kopf/')
