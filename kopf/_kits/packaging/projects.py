@@ -61,7 +61,7 @@ async def reconcile(name: str, spec: KINDSpec, children: kopf.AsyncChildren, pat
     await children.apply(
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"greeting": greeting}}
     )
-    patch.status = KINDStatus(greeting=greeting)
+    patch.status["greeting"] = greeting
 ''',
     'test_app.py': '''"""The operator as users see it, in a sandbox: without a cluster."""
 
