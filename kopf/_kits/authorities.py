@@ -74,7 +74,7 @@ def renew(known: Keyring | None, names: Collection[str], schedule: Schedule, now
     except ImportError:
         raise MissingDependencyError(
             "Certificates for a webhook service need an extra library: run `pip install cryptography` or "
-            "`pip install kopf[dev]`."
+            "`pip install 'kopf[dev]>=1.46'`."
         ) from None
     try:
         parts = None if known is None else _Parts.parse(known)

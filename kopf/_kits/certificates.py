@@ -152,8 +152,8 @@ def _build_by_certbuilder(
         problem = "" if isinstance(error, ImportError) else f" (certbuilder cannot be used here: {error})"
         raise MissingDependencyError(
             f"Self-signed certificates need an extra library{problem}: run `pip install cryptography` or "
-            f"`pip install kopf[dev]`. Otherwise, give certificates to the webhook server as certfile= and pkeyfile=, "
-            f"or let it serve HTTP only by insecure=True."
+            f"`pip install 'kopf[dev]>=1.46'`. Otherwise, give certificates to the webhook server as certfile= and "
+            f"pkeyfile=, or let it serve HTTP only by insecure=True."
         ) from None
     now = datetime.datetime.now(datetime.UTC)
     public_key, private_key = asymmetric.generate_pair('rsa', bit_size=2048)

@@ -123,7 +123,8 @@ class WebhookNgrokTunnel(WebhookContextManager):
             from pyngrok import conf, exception, ngrok
         except ImportError:
             raise MissingDependencyError(
-                "Tunnels through ngrok need an extra library: run `pip install pyngrok` or `pip install kopf[dev]`."
+                "Tunnels through ngrok need an extra library: run `pip install pyngrok`, or "
+                "`pip install 'kopf[dev]>=1.46'`."
             ) from None
         binary = None if self.binary is None else str(self.binary)
         options: dict[str, Any] = {'ngrok_path': binary, 'region': self.region, 'auth_token': self.token}

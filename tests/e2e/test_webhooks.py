@@ -752,4 +752,4 @@ def test_no_library_for_certificates(run_operator, tmp_path):
     )
     operator = run_operator(path, MANAGED="none.kopf.dev")
     assert operator.process.wait(60) != 0
-    assert "pip install kopf[dev]" in operator.output
+    assert "pip install 'kopf[dev]>=1.46'" in operator.output

@@ -114,5 +114,5 @@ def test_a_keyring_with_missing_parts_is_not_loaded() -> None:
 
 def test_a_missing_library_is_named_with_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, 'cryptography', None)
-    with pytest.raises(MissingDependencyError, match=r"pip install kopf\[dev\]"):
+    with pytest.raises(MissingDependencyError, match=r"pip install 'kopf\[dev\]>=1\.46'"):
         renew(None, NAMES, SCHEDULE, START)

@@ -1190,7 +1190,7 @@ async def test_a_refusal_by_ngrok_is_explained(ngrok: list[Any], fn: Seen) -> No
 
 async def test_ngrok_without_its_library(monkeypatch: pytest.MonkeyPatch, fn: Seen) -> None:
     monkeypatch.setitem(sys.modules, 'pyngrok', None)
-    with pytest.raises(ImportError, match=r"pip install kopf\[dev\]") as error:
+    with pytest.raises(ImportError, match=r"pip install 'kopf\[dev\]>=1\.46'") as error:
         await anext(kopf.WebhookNgrokTunnel()(fn))
     assert isinstance(error.value, ExplainedError)  # the command line shows nothing but its text
 

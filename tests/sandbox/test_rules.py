@@ -531,5 +531,5 @@ def test_without_the_library():
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr == (
         "The validation rules of custom resources (x-kubernetes-validations) are not checked: install "
-        "the library that evaluates them by `pip install kopf[cel]`.\n"
+        "the library that evaluates them by `pip install 'kopf[cel]>=1.46'`.\n"
     )

@@ -103,7 +103,7 @@ class _MsgspecAdapter:
             import msgspec
         except ImportError as error:
             raise ModelError(
-                f"The class {cls.__qualname__} needs the library msgspec: pip install 'kopf[msgspec]'"
+                f"The class {cls.__qualname__} needs the library msgspec: pip install 'kopf[msgspec]>=1.46'"
             ) from error
         self._cls = cls
         self._msgspec = msgspec

@@ -360,6 +360,6 @@ def load_prometheus() -> Any:
         import prometheus_client.exposition
     except ImportError as error:
         raise MetricsError(
-            f"Metrics need the library prometheus_client ({error}). Install it: pip install 'kopf[metrics]'"
+            f"Metrics need the library prometheus_client ({error}). Install it: pip install 'kopf[metrics]>=1.46'"
         ) from error
     return prometheus_client

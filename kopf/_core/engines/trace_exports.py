@@ -80,7 +80,9 @@ def load_provider() -> tuple[Any, TellingExporter | None]:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
     except ImportError as error:
-        raise TracingError(f"Traces need OpenTelemetry ({error}). Install it: pip install 'kopf[tracing]'") from error
+        raise TracingError(
+            f"Traces need OpenTelemetry ({error}). Install it: pip install 'kopf[tracing]>=1.46'"
+        ) from error
     known = trace.get_tracer_provider()
     if not isinstance(known, trace.ProxyTracerProvider):
         return known, None

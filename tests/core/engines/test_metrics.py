@@ -173,7 +173,7 @@ def test_failing_collectors_of_the_program_do_not_hide_the_metrics_of_the_framew
 
 def test_the_missing_library_is_named_with_the_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, 'prometheus_client', None)  # as if it was not installed
-    with pytest.raises(MetricsError, match=r"pip install 'kopf\[metrics\]'"):
+    with pytest.raises(MetricsError, match=r"pip install 'kopf\[metrics\]>=1\.46'"):
         load_prometheus()
 
 

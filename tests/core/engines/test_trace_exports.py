@@ -83,7 +83,7 @@ async def test_an_exporter_that_hangs_does_not_hold_the_operator(monkeypatch):
 
 def test_the_missing_library_is_named_with_the_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, 'opentelemetry.sdk.trace', None)  # as if it was not installed
-    with pytest.raises(TracingError, match=r"pip install 'kopf\[tracing\]'"):
+    with pytest.raises(TracingError, match=r"pip install 'kopf\[tracing\]>=1\.46'"):
         load_provider()
 
 

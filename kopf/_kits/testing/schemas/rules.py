@@ -47,7 +47,7 @@ def is_possible() -> bool:
     except ImportError:
         logger.warning(
             'The validation rules of custom resources (x-kubernetes-validations) are not checked: install '
-            'the library that evaluates them by `pip install kopf[cel]`.'
+            "the library that evaluates them by `pip install 'kopf[cel]>=1.46'`."
         )
         return False
     return True
