@@ -85,7 +85,7 @@ def make(path, *options):
     return done.stdout
 
 
-@pytest.mark.parametrize("form", ["stream", "kustomize"])
+@pytest.mark.parametrize("form", ["stream", pytest.param("kustomize", marks=pytest.mark.long)])
 def test_manifests_are_applied_twice_without_a_change_and_are_enough(plane, kubectl, tmp_path, monkeypatch, form):
     monkeypatch.setenv("KUBECONFIG", str(plane))
     suffix = secrets.token_hex(3)
@@ -271,6 +271,7 @@ class Replica:
         return False
 
 
+@pytest.mark.long
 def test_the_operator_of_the_tutorial_is_deployed_as_the_page_says(plane, kubectl, tmp_path, monkeypatch):
     """With its Service, its roles, and the command of its container; only the image is not there."""
     monkeypatch.setenv("KUBECONFIG", str(plane))

@@ -188,6 +188,7 @@ def test_nothing_is_lost_if_the_crd_comes_before_the_operator(upgrade):
     upgrade.check()
 
 
+@pytest.mark.long
 def test_nothing_is_lost_if_the_operator_applies_the_crd(upgrade):
     upgrade.fill()
     upgrade.operate(upgrade.newer, "--apply-crds")
@@ -195,6 +196,7 @@ def test_nothing_is_lost_if_the_operator_applies_the_crd(upgrade):
     upgrade.check()
 
 
+@pytest.mark.long
 def test_nothing_is_lost_if_the_crd_has_no_conversion(upgrade):
     """The operator handles no objects until it has written the conversion, and the API server uses it."""
     upgrade.fill()

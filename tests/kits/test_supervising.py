@@ -145,6 +145,7 @@ def disk(**_):
     assert "no disk" in text and "fine" in text
 
 
+@pytest.mark.long
 def test_each_object_is_handled_by_one_of_the_processes(run, url, monkeypatch):
     code = (
         APP

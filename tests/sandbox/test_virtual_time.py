@@ -469,6 +469,7 @@ def test_another_seed_gives_another_order(write):
     assert len({run_plan(path, seed)[0] for seed in range(5)}) == 5
 
 
+@pytest.mark.long
 def test_the_same_plan_gives_the_same_requests_in_each_process(write):
     code = f"""
 import sys

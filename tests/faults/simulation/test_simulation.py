@@ -45,6 +45,7 @@ def test_the_same_seed_gives_the_same_run():
     assert first == second
 
 
+@pytest.mark.long
 def test_objects_that_are_not_handled_are_found():
     # Some: a single seed can have no object that counts, and each change of the code gives it another run.
     done = run('--start=1', '--seeds=3', '--set=selecting=settings', '--set=blind=true')

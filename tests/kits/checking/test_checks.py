@@ -155,7 +155,7 @@ def test_calls_that_are_made_twice_are_found(check, kopf_chaos, tmp_path):
             marks=pytest.mark.long,
         ),
         (UNADOPTED, "Objects are left after the deletion of all user objects.\n       + configmaps default/w1"),
-        (RESTLESS, "The operator does not come to rest: "),
+        pytest.param(RESTLESS, "The operator does not come to rest: ", marks=pytest.mark.long),
         pytest.param(
             UNREPAIRED,
             "Another client deleted configmaps default/w1, at rest.\n   The operator reaches another",
@@ -313,6 +313,7 @@ def test_the_pods_of_deployments_are_no_children_unless_they_are_watched(check, 
     )
 
 
+@pytest.mark.long
 def test_the_whole_budget_is_for_other_plans_if_nothing_is_found(check):
     report = check(RIGHT, budget=5, plans=10**6)
     assert report.left and not report.findings
@@ -554,7 +555,8 @@ def test_edited_labels_are_those_of_the_objects_that_are_created_again(check, tm
     check(LABELLED, scenario, plan=tmp_path / "plan.yaml")
 
 
-@pytest.mark.parametrize("what", ["status", pytest.param("child", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("what", ["status", "child"])
 def test_writes_that_new_objects_would_lack_are_named(check, what):
     def scenario(sandbox):
         sandbox.apply({**WEB, "spec": {"size": 1}})
