@@ -105,8 +105,7 @@ class AiohttpSession(sessions.Session):
             async with asyncio.timeout(timeouts.answering), await self._send(request, timeouts) as response:
                 with _aborting(response.connection):
                     body = await response.read()
-                if request.span is not None:
-                    request.span.note_status(response.status)
+                request.note_status(self.server, response.status)
         errors.check_response(response.status, response.headers, body)
         return body
 
@@ -114,8 +113,7 @@ class AiohttpSession(sessions.Session):
         with _typed_errors():
             async with asyncio.timeout(timeouts.answering):
                 response = await self._send(request, timeouts)
-                if request.span is not None:
-                    request.span.note_status(response.status)
+                request.note_status(self.server, response.status)
                 if response.status < 300:
                     return AiohttpStream(response)
                 async with response:

@@ -201,7 +201,11 @@ class ApiClient:
         """
         headers = (accept, content_type if payload is not None else None)
         guard = None if self._fence is None or method == 'GET' or unfenced_var.get() else self._check_fence
-        request = sessions.Request(method, _encode_query(path, params), payload, headers, guard=guard)
+        # A trace that is not sampled needs no span for each attempt: without metrics, it has only headers to add.
+        unsampled = self.instruments.skip_request() if self.instruments.skips_requests else None
+        request = sessions.Request(
+            method, _encode_query(path, params), payload, headers, unsampled, guard, self.instruments.meters
+        )
         attempts = _Attempts(self._settings.networking, logger or default_logger, backoffs)
         number = 0
         while True:
@@ -212,11 +216,9 @@ class ApiClient:
             refusal: errors.APIUnauthorizedError | None = None
             failure: errors.APIError | None = None
             try:
-                # Why twice? Without instruments, an attempt costs neither a context manager nor a copy of the request.
-                if not self.instruments.requests:
+                # Why twice? Without spans, an attempt costs neither a context manager nor a copy of the request.
+                if unsampled is not None or not self.instruments.requests:
                     return await self._attempt(request, session, gate)
-                if (unsampled := self.instruments.skip_request()) is not None:
-                    return await self._attempt(request._replace(span=unsampled), session, gate)
                 with self._observe(session, request, number, asked) as span:
                     return await self._attempt(request._replace(span=span), session, gate)
             except errors.APIUnauthorizedError as e:
@@ -284,7 +286,7 @@ class ApiClient:
                 gate.hold(e.retry_after)
             raise
         except (errors.APIServerError, errors.APIConnectionError) as e:
-            self._suspect(e, session)
+            self._suspect(e, session, request)
             raise
         finally:
             # Leave before anything is awaited: the slot must become free even if the release of the session is
@@ -324,7 +326,7 @@ class ApiClient:
             errors.APIError: if the stream is not opened; from reads: if it breaks.
             credentials.LoginError: if there are no (more) credentials.
         """
-        request, number = sessions.Request('GET', _encode_query(path, params)), 0
+        request, number = sessions.Request('GET', _encode_query(path, params), meters=self.instruments.meters), 0
         while True:
             asked = time.monotonic() if self.instruments.requests else 0.0
             session, gate = await self._enter(streaming=True)
@@ -342,7 +344,7 @@ class ApiClient:
                 refusal = e
             # Why no retries here? The watch has its own back-off, which is seen from outside as a state of the watch.
             except errors.APIConnectionError as e:
-                self._suspect(e, session)
+                self._suspect(e, session, request)
                 raise
             else:
                 if not session.is_approved:
@@ -361,9 +363,11 @@ class ApiClient:
             finally:
                 del refusal  # otherwise, this frame and its traceback would be a reference cycle
 
-    def _suspect(self, error: errors.APIError, session: sessions.Session) -> None:
+    def _suspect(self, error: errors.APIError, session: sessions.Session, request: sessions.Request) -> None:
         """Request a new login if the server is not trusted any more; log once if no server has ever responded."""
         server = session.server
+        if self.instruments.meters is not None and not error.status:
+            self.instruments.meters.note_request(server, request.method, 0)
         if sessions.is_certificate_rejected(error) and self._vault.distrust(session.key, session.info):
             default_logger.warning(
                 "The server %s is not trusted any more, so the credentials are read again: %s",

@@ -19,6 +19,7 @@ from kopf._cogs.structs import credentials, instruments
 
 if TYPE_CHECKING:
     from kopf._cogs.clients import connections
+    from kopf._cogs.structs.meters import Meters
 
 ExtraHeaders: TypeAlias = tuple[str | None, str | None]  # Accept, Content-Type
 
@@ -45,6 +46,15 @@ class Request(NamedTuple):
     """The span of the request, which gets the status, and can add headers; or the trace that is not sampled."""
     guard: Callable[[], None] | None = None
     """The function to call right before the request is sent, after all waits; if it raises, nothing is sent."""
+    meters: 'Meters | None' = None
+    """The meters that count the responses, if there are metrics; the client counts the attempts without a response."""
+
+    def note_status(self, server: str, status: int) -> None:
+        """Called when the response has arrived."""
+        if self.span is not None:
+            self.span.note_status(status)
+        if self.meters is not None:
+            self.meters.note_request(server, self.method, status)
 
 
 class Timeouts(NamedTuple):
@@ -220,8 +230,8 @@ class DirectSession(Session):
                 )
         except OSError as e:
             raise make_error(e) from e
-        if request.span is not None:
-            request.span.note_status(response.status)
+        if request.span is not None or request.meters is not None:
+            request.note_status(self.server, response.status)
         if response.status >= 300:
             raise _refuse(response)
         return response.body
@@ -233,8 +243,7 @@ class DirectSession(Session):
                 response, stream = await self._pool.stream(
                     data, connect_timeout=timeouts.connecting, total_timeout=timeouts.streaming
                 )
-                if request.span is not None:
-                    request.span.note_status(response.status)
+                request.note_status(self.server, response.status)
                 if response.status < 300:
                     return stream
                 try:
@@ -246,7 +255,7 @@ class DirectSession(Session):
         raise _refuse(response._replace(body=body))
 
     def _encode(self, request: Request) -> bytes:
-        method, query, payload, extra, span, _ = request
+        method, query, payload, extra, span, _, _ = request
         version = self._headers.refresh()
         if version != self._version:
             self._version = version

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar, Token
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 
 from kopf._cogs.helpers.explanations import INTERRUPTIONS
 from kopf._cogs.structs.ids import HandlerId
@@ -117,6 +117,7 @@ class Instruments:
         '_sampling',
         '_unsampled',
         'meters',
+        'is_lazy',
         'observes_handlers',
         'sampler',
         'skips_handlers',
@@ -142,6 +143,8 @@ class Instruments:
         """Decides which of the outermost spans to observe, if one of the instruments observes only some of them."""
         self.skips_steps = self.skips_handlers = self.skips_requests = False
         """Whether steps need no spans in traces that are not sampled, because only the sampler listens to steps."""
+        self.is_lazy = False
+        """Whether steps without decisions need no trace if it is not sampled: nothing observes it, or shows its ids."""
         self._sampling: SamplingInstrument | None = None
         self._unsampled: dict[str, Listeners] = {}
         self._find_listeners()
@@ -181,6 +184,11 @@ class Instruments:
         self.skips_steps, self.skips_handlers, self.skips_requests = (
             self.sampler is not None and not self._unsampled[point] for point in ('steps', 'handlers', 'requests')
         )
+        self.is_lazy = (
+            self.sampler is not None
+            and self.sampler.is_lazy
+            and (self.skips_steps and self.skips_handlers and self.skips_requests)
+        )
 
     def get_listeners(self, point: str, unsampled: 'Unsampled | None') -> Listeners:
         """Return the instruments that listen to these reports, without the sampler if the trace is not sampled."""
@@ -208,13 +216,52 @@ class Instruments:
             self.remove(self._sampling)
             return None
 
+    def skip_step(self, event: str | None, number: int) -> 'Unsampled | None':
+        """
+        Decide whether to observe the step that begins next; the arguments are those of `ObjectStep`.
+
+        Returns:
+            The trace of the step if no instrument listens to steps in it, which is usual in production: it has begun,
+            and `Unsampled.end_step` must follow. ``None`` if the step is to be observed.
+        """
+        if not self.skips_steps or self.sampler is None:
+            return None
+        if self.sampler.is_next_sampled():
+            return None
+        unsampled = Unsampled(self.sampler)
+        unsampled.begin_step(event, number)
+        return unsampled
+
+    def ignore_step(self) -> bool:
+        """
+        Check whether the next step needs no trace: it is not sampled, and only calls handlers of raw events.
+
+        Then, there is no current activity during the step. If the code of a handler needs the trace, it is created
+        there; see `Sampler.find_current`. This is only for `is_lazy` instruments.
+        """
+        if self.sampler is None or self.sampler.is_next_sampled():
+            return False
+        # A worker usually has the context of the operator. But it can also have that of a handler that has started it.
+        if _current_var.get(_FOREIGN) is not None:
+            _current_var.set(None)
+            self.sampler.attach()
+        return True
+
+    def is_ignoring(self) -> bool:
+        """Check whether `ignore_step` has skipped the current step; to be called in steps only."""
+        return self.is_lazy and _current_var.get() is None
+
+    def begin_trace(self) -> None:
+        """Called when a step that `ignore_step` has skipped needs its trace after all."""
+        if self.is_lazy and self.sampler is not None and is_idle():
+            begin_trace(self.sampler)
+
     def find_ignored(self) -> 'Unsampled | None':
         """Return the current trace if no instrument listens to handlers in it, which is usual in production."""
         if not self.skips_handlers:
             return None
         activity = _current_var.get()
-        is_ignored = type(activity) is Unsampled and not activity.ended and activity.is_attached
-        return cast(Unsampled, activity) if is_ignored else None
+        return activity if type(activity) is Unsampled and not activity.ended else None
 
     def skip_handler(self, carried: str | None) -> 'Unsampled | None':
         """Return the trace of the next attempt of a handler, the current or a new one, if that trace is not sampled."""
@@ -223,8 +270,10 @@ class Instruments:
 
     def skip_request(self) -> 'Unsampled | None':
         """Return the current trace if requests in it have no spans."""
-        activity = get_current_activity() if self.skips_requests else None
-        return None if activity is None else activity.unsampled
+        if not self.skips_requests or self.sampler is None:
+            return None
+        activity = get_current_activity()
+        return self.sampler.find_current() if activity is None else activity.unsampled
 
     def tell_late(self, span: 'Span', hook: str) -> None:
         """Call the hook of the sampling instrument, which begins to observe the span only now."""
@@ -268,14 +317,21 @@ class TraceIds(NamedTuple):
 class Sampler(Protocol):
     """Decides which traces are sampled, and makes the ids of other traces available to the code of handlers."""
 
+    @property
+    def is_lazy(self) -> bool:
+        """Return whether traces that are not sampled can be created only when the code of handlers needs them."""
+
     def skip(self, carried: str | None, /) -> 'Unsampled | None':
         """Return the trace of the next outermost span if it is not sampled; see `Instruments.skip`."""
 
-    def draw_ids(self, carried: str | None, /) -> TraceIds:
-        """Return new ids for a trace that is not sampled; in the trace of the carried text, if there is one."""
+    def is_next_sampled(self) -> bool:
+        """Decide whether a new trace is sampled. It must not fail, unlike `skip`: errors are not handled, for speed."""
 
-    def is_attached(self) -> bool:
-        """Return whether the code of handlers finds the current trace in this context."""
+    def find_current(self) -> 'Unsampled | None':
+        """Return the trace of a handler in a step that `Instruments.ignore_step` has skipped; create it if needed."""
+
+    def draw_traceparent(self, carried: str | None, /) -> str:
+        """Return new ids for a trace that is not sampled; in the trace of the carried text, if there is one."""
 
     def attach(self) -> Any:
         """Make the current trace available to the code of a handler; return the token for `detach`."""
@@ -292,55 +348,37 @@ class Unsampled:
     log lines, or the code of handlers need them.
     """
 
-    __slots__ = (
-        '_carried',
-        '_event',
-        '_ids',
-        '_is_step',
-        '_log_ids',
-        '_number',
-        '_sampler',
-        '_step',
-        '_token',
-        'ended',
-    )
+    __slots__ = ('_carried', '_drawn', '_event', '_number', '_sampler', '_step', 'ended')
 
+    # Only what every trace needs is set: an assignment takes a tenth of the time to create an object.
     def __init__(self, sampler: Sampler, carried: str | None = None) -> None:
         self._sampler = sampler
         self._carried = carried
-        self._ids: TraceIds | None = None
-        self._log_ids: Mapping[str, str] | None = None
+        self._drawn: str | None = None
         self._step: ObjectStep | None = None
-        self._token: Token[Span | Unsampled | None] | None = None
-        self._is_step = False
         self.ended = False
         """Whether the activity has ended. Code that still runs in its context is not a part of it."""
 
-    # The trace as the current activity.
+    # A step of an object as the current activity. Why no context manager? It would be slower.
 
-    def during(self, event: str | None, number: int) -> Self:
-        """Return itself, to be entered for a step of an object; the arguments are those of `ObjectStep`."""
-        self._event, self._number, self._is_step = event, number, True
-        return self
+    def begin_step(self, event: str | None, number: int) -> None:
+        """Called when a step of an object begins; the arguments are those of `ObjectStep`."""
+        self._event, self._number = event, number
+        # The variable is not reset at the end: each worker has a context of its own, and each step sets the variable.
+        # Why not keep the token? If a step begins in the context of another one, there would be a chain of tokens.
+        former = _current_var.set(self).old_value
+        # The context of the operator finds the trace already; see `prepare_context`. But a worker can have another one,
+        # e.g. that of a handler in a sampled trace, whose write has started it.
+        if former is not None and type(former) is not Unsampled:
+            self._sampler.attach()
 
-    def __enter__(self) -> Self:
-        self._token = _current_var.set(self)
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def end_step(self, delay: float | None, *, requeued: bool, error: BaseException | None = None) -> None:
+        """Called when the step has ended, also with an error; the arguments are those of `ObjectStep.set_outcome`."""
         if self._step is not None:
-            self._step.__exit__(exc_type, exc, traceback)
+            if error is None:
+                self._step.set_outcome(delay, requeued=requeued)
+            self._step.__exit__(*((None, None, None) if error is None else (type(error), error, error.__traceback__)))
         self.ended = True
-        # Contexts can keep this object. If it kept its token, it would keep a chain of all its predecessors.
-        token, self._token = self._token, None
-        # Why not always? Each worker has a context of its own, and it is not cheap to change variables.
-        if token is not None and (not self._is_step or isinstance(token.old_value, Span | Unsampled)):
-            _reset(token)
 
     @property
     def unsampled(self) -> 'Unsampled':
@@ -356,63 +394,53 @@ class Unsampled:
         """
         known = instruments.skip(carried)
         if known is not None:
-            self._carried, self._ids, self._log_ids = carried, None, None
+            self._carried, self._drawn = carried, None
             return None
         self._step = ObjectStep(instruments, key, event=self._event, number=self._number)
         return self._step.__enter__()
-
-    def set_outcome(self, delay: float | None, *, requeued: bool) -> None:
-        """Set the outcome of the step, if it is observed after all."""
-        if self._step is not None:
-            self._step.set_outcome(delay, requeued=requeued)
 
     # The ids, for the parts of the trace.
 
     def draw_ids(self) -> TraceIds:
         """Return the ids of the trace, and of its only span; draw them once."""
-        if self._ids is None:
-            with _drawing:  # threads of handlers need the ids, too
-                if self._ids is None:
-                    self._ids = self._sampler.draw_ids(self._carried)
-        return self._ids
+        return TraceIds(*self._draw().split('-')[1:])
 
     def draw_traceparent(self) -> str:
         """Return the trace in the format of the W3C: the first step for later attempts, and the parent of requests."""
-        return self._carried or self.draw_ids().traceparent
+        return self._carried or self._draw()
 
     def draw_log_ids(self) -> Mapping[str, str]:
         """Return the attributes of the lines that are logged in it; draw its ids once."""
-        if self._log_ids is None:
-            trace_id, span_id, _ = self.draw_ids()
-            self._log_ids = {'trace_id': trace_id, 'span_id': span_id}
-        return self._log_ids
+        drawn = self._draw()
+        return {'trace_id': drawn[3:35], 'span_id': drawn[36:52]}
 
-    @property
-    def is_attached(self) -> bool:
-        """Return whether the code of handlers finds the trace in this context."""
-        return self._sampler.is_attached()
+    def _draw(self) -> str:
+        if self._drawn is None:
+            with _drawing:  # threads of handlers need the ids, too
+                if self._drawn is None:
+                    self._drawn = self._sampler.draw_traceparent(self._carried)
+        return self._drawn
 
     # Why no context manager? It would be slower, and this is called for each call of a handler.
 
     def begin_handler(self) -> Any:
         """Called when a handler without a span begins. A handler without a step is the whole activity."""
-        is_outermost = get_current_activity() is None
-        if is_outermost:
-            self.__enter__()
-        return self._sampler.attach(), is_outermost
+        token = _current_var.set(self) if get_current_activity() is None else None
+        return self._sampler.attach(), token
 
     def end_handler(self, token: Any) -> None:
         """Called when the handler ends, with the result of `begin_handler`."""
-        attached, is_outermost = token
+        attached, outermost = token
         self._sampler.detach(attached)
-        if is_outermost:
-            self.__exit__(None, None, None)
+        if outermost is not None:
+            self.ended = True
+            _reset(outermost)
 
     # The interface of `ApiRequest`, for requests in the trace.
 
     def get_headers(self) -> Mapping[str, str]:
         """Return the headers to add to a request."""
-        return {TRACEPARENT: self.draw_traceparent()}
+        return {TRACEPARENT: self._carried or self._draw()}
 
     def note_status(self, status: int) -> None:
         """Do nothing: no instrument listens to the request."""
@@ -507,6 +535,26 @@ class Span:
 
 
 _current_var: ContextVar[Span | Unsampled | None] = ContextVar('_current_var', default=None)
+
+_FOREIGN = object()
+"""Instead of an activity, if the context is not that of an operator: see `prepare_context`."""
+
+
+def prepare_context() -> None:
+    """Called in the context that all tasks of the operator inherit, after `Sampler.attach`."""
+    _current_var.set(None)
+
+
+def begin_trace(sampler: Sampler) -> Unsampled:
+    """Make a new trace, which is not sampled, the current activity."""
+    unsampled = Unsampled(sampler)
+    _current_var.set(unsampled)
+    return unsampled
+
+
+def is_idle() -> bool:
+    """Check whether there is no current activity in this context, not even one that has ended."""
+    return _current_var.get() is None
 
 
 def _reset(token: 'Token[Span | Unsampled | None]') -> None:

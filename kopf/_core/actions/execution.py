@@ -13,10 +13,10 @@ import logging
 import math
 import os
 import pathlib
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Executor
 from contextvars import ContextVar
+from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
@@ -267,6 +267,8 @@ class Execution(NamedTuple):
     """Returns the line of a mistake in the handler's code, if the error is one. Such a handler is not retried."""
     instruments: Instruments = NO_INSTRUMENTS
     """The instruments of the operator."""
+    begins_traces: bool = True
+    """Whether an attempt that is not a part of any activity begins a trace; otherwise, its step has decided that."""
     is_halted: Callable[[], bool] | None = None
     """
     Checks whether the operator is paused or must pause, so that no sync function begins in a thread; callable from any
@@ -303,14 +305,6 @@ class RunnableCause(Protocol):
         """Return the kwargs that the function of the handler takes, made for this attempt only."""
 
 
-_Attempt = tuple['Meters', Handler | None, float]
-"""
-A measured attempt: the meters, the handler that has called this one (e.g. the parent of a sub-handler), the beginning.
-
-Why not a class, or a function around `run_handler`? Attempts are on the hot path, and a tuple is made fastest.
-"""
-
-
 async def run_handler(
     handler: Handler,
     cause: RunnableCause,
@@ -339,15 +333,18 @@ async def run_handler(
     Raises:
         asyncio.CancelledError: if the task is cancelled. No other exception is raised.
     """
-    unsampled = attempt = None
+    unsampled = meters = parent = None
+    began = 0.0
     # The only cost of instruments if there are none.
     if rules.instruments.observes_handlers:
         if observed and rules.instruments.handlers:
             unsampled = rules.instruments.find_ignored()
-            if unsampled is None:
+            if unsampled is None and (rules.begins_traces or not rules.instruments.is_ignoring()):
                 return await _run_told(handler, cause, state, rules, after)
-        if rules.instruments.meters is not None:
-            attempt = rules.instruments.meters, handler_var.get(None), time.monotonic()
+        meters = rules.instruments.meters
+        if meters is not None:
+            parent = handler_var.get(None)  # the handler that has called this one, e.g. as a sub-handler
+            began = monotonic()
     logger, limits = cause.logger, _Limits(handler, state)
     debugging = logger.isEnabledFor(logging.DEBUG)
     with handler.context(handler, cause):
@@ -364,19 +361,24 @@ async def run_handler(
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError) and _is_task_cancelled():
                 logger.warning("%s is cancelled. Will escalate.", handler)
-                if attempt is not None:
-                    _measure(attempt, 'cancelled', handler)
+                if meters is not None:
+                    meters.note_attempt(handler.id, None if parent is None else parent.id, 'cancelled', began)
                 raise
             # If another task is cancelled, which the function has awaited, this is an error of the function.
             # Why no variable for the outcome? It has the error, whose traceback has this frame: only the garbage
             # collector would free this cycle.
-            return _end_attempt(
-                _assess_error(handler, error, limits, rules, logger), attempt, unsampled, handler, cause, state
+            return _carry(
+                _measure_failure(
+                    _assess_error(handler, error, limits, rules, logger), meters, began, parent, handler, cause
+                ),
+                unsampled,
+                cause,
+                state,
             )
     if debugging or not handler.quiet:
         _log_success(handler, logger)
-    if attempt is not None:
-        _measure(attempt, 'succeeded', handler)
+    if meters is not None:
+        meters.note_attempt(handler.id, None if parent is None else parent.id, 'succeeded', began)
     return Outcome(final=True, result=result, carried=None if unsampled is None else state.carried)
 
 
@@ -424,26 +426,20 @@ def _log_success(handler: Handler, logger: Logger) -> None:
         logger.log(level, "%s succeeded.", handler)
 
 
-def _measure(attempt: _Attempt, verdict: str, handler: Handler) -> None:
-    """Called when a measured attempt of the handler has ended, with its outcome in one word."""
-    meters, parent, began = attempt
-    meters.note_attempt(handler.id, None if parent is None else parent.id, verdict, time.monotonic() - began)
-
-
-def _end_attempt(
+def _measure_failure(
     outcome: Outcome,
-    attempt: _Attempt | None,
-    unsampled: Unsampled | None,
+    meters: 'Meters | None',
+    began: float,
+    parent: Handler | None,
     handler: Handler,
     cause: RunnableCause,
-    state: 'HandlerState',
 ) -> Outcome:
-    """Measure the attempt, which has ended with an error; return the outcome with the trace for the next attempts."""
-    if attempt is not None:
-        _measure(attempt, outcome.verdict, handler)
+    """Measure the attempt, which has ended with an error; return its outcome."""
+    if meters is not None:
+        meters.note_attempt(handler.id, None if parent is None else parent.id, outcome.verdict, began)
         if outcome.is_error and handler.reconciles:
-            attempt[0].note_failure(cause.key)
-    return _carry(outcome, unsampled, cause, state)
+            meters.note_failure(cause.key)
+    return outcome
 
 
 def _carry(outcome: Outcome, unsampled: Unsampled | None, cause: RunnableCause, state: 'HandlerState') -> Outcome:

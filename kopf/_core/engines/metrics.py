@@ -22,8 +22,8 @@ from kopf._cogs.aiokits.loop_monitors import LoopMonitor
 from kopf._cogs.aiokits.thread_pools import DaemonicThreadPool
 from kopf._cogs.configs.configuration import MetricsSettings
 from kopf._cogs.helpers.explanations import ExplainedError, name_error
-from kopf._cogs.structs.instruments import ApiRequest, Instrument, WatchChange
-from kopf._cogs.structs.meters import BOUNDS, Durations, Meters, ResourceMeter, name_resource
+from kopf._cogs.structs.instruments import Instrument, WatchChange
+from kopf._cogs.structs.meters import BOUNDS, Durations, Meters, ResourceMeter, get_counts, name_resource
 from kopf._core.engines.status_server import Respond
 
 if TYPE_CHECKING:
@@ -35,11 +35,19 @@ LAG_LIMIT = 1.0
 """How long a scrape waits for the event loop of the operator in order to measure its lag (in seconds)."""
 
 HISTOGRAMS = (
-    ('controller_runtime_reconcile_time_seconds', 'handling', "Length of time per reconciliation per controller"),
-    ('workqueue_queue_duration_seconds', 'queueing', "How long an object stays in the queue before it gets a worker"),
-    ('workqueue_work_duration_seconds', 'working', "How long a worker handles an object"),
+    (
+        'controller_runtime_reconcile_time_seconds',
+        "Length of time per reconciliation per controller",
+        ResourceMeter.get_handling,
+    ),
+    (
+        'workqueue_queue_duration_seconds',
+        "How long an object stays in the queue before it gets a worker",
+        ResourceMeter.get_queueing,
+    ),
+    ('workqueue_work_duration_seconds', "How long a worker handles an object", ResourceMeter.get_working),
 )
-"""The names of the histograms, the attributes of their meters, and their texts."""
+"""The names of the histograms, their texts, and the functions that return their values."""
 
 
 def _get_ages(meter: ResourceMeter) -> list[float]:
@@ -50,7 +58,7 @@ def _get_ages(meter: ResourceMeter) -> list[float]:
 
 QUEUE_METRICS: tuple[tuple[str, str, str, Callable[[ResourceMeter], float]], ...] = (
     ('Gauge', 'depth', "Number of objects that wait for a worker", lambda meter: len(meter.waiting)),
-    ('Counter', 'adds', "Total number of objects that needed a worker", lambda meter: meter.adds),
+    ('Counter', 'adds', "Total number of objects that needed a worker", ResourceMeter.count_adds),
     ('Counter', 'retries', "Total number of retries", lambda meter: meter.retries),
     (
         'Gauge',
@@ -88,23 +96,12 @@ class OperatorState(Protocol):
         """Return how many buckets no member holds; ``None`` without shards."""
 
 
-class RequestMeter(Instrument):
-    """Counts the requests to the API, and the restarts of watches."""
+class RestartMeter(Instrument):
+    """Counts the restarts of watches."""
 
     def __init__(self) -> None:
-        self.requests: collections.Counter[tuple[str, str, str]] = collections.Counter()
-        """By the status codes, the methods, and the hosts."""
         self.restarts: collections.Counter[tuple[str, str]] = collections.Counter()
         """By the names of the resources, and the reasons."""
-        self._hosts: dict[str, str] = {}
-
-    def request_ends(self, request: ApiRequest) -> None:
-        """Count the request."""
-        host = self._hosts.get(request.server)
-        if host is None:
-            host = self._hosts[request.server] = urllib.parse.urlsplit(request.server).netloc
-        code = '<error>' if request.status is None else str(request.status)
-        self.requests[code, request.method, host] += 1
 
     def watch_changes(self, change: WatchChange) -> None:
         """Count the restart, if the change of the watch is a restart."""
@@ -115,9 +112,9 @@ class RequestMeter(Instrument):
 class MetricsCollector:
     """The metrics of the framework; it has the interface of the registries and collectors of ``prometheus_client``."""
 
-    def __init__(self, meters: Meters, requests: RequestMeter, state: OperatorState, prometheus: Any) -> None:
+    def __init__(self, meters: Meters, watches: RestartMeter, state: OperatorState, prometheus: Any) -> None:
         self._meters = meters
-        self._requests = requests
+        self._watches = watches
         self._state = state
         self._core = prometheus.core
         self._lag = 0.0
@@ -137,7 +134,7 @@ class MetricsCollector:
             'rest_client_requests',
             "Number of HTTP requests, partitioned by status code, method, and host",
             ('code', 'method', 'host'),
-            self._requests.requests.copy(),
+            self._count_requests(),
         )
         yield self._collect_handlers()
         yield self._make(
@@ -159,7 +156,7 @@ class MetricsCollector:
             'kopf_watch_restarts',
             "Number of restarts of watches by their reasons",
             ('resource', 'reason'),
-            self._requests.restarts.copy(),
+            self._watches.restarts.copy(),
         )
         yield self._make(
             'Gauge',
@@ -179,20 +176,27 @@ class MetricsCollector:
             {(): self._lag},
         )
 
+    def _count_requests(self) -> Mapping[tuple[str, str, str], int]:
+        """Return the number of requests by the status codes, the methods, and the hosts."""
+        counts: collections.Counter[tuple[str, str, str]] = collections.Counter()
+        for (server, method, status), count in self._meters.requests.copy().items():
+            counts[str(status or '<error>'), method, urllib.parse.urlsplit(server).netloc] += count
+        return counts
+
     def _collect_reconciliations(self, meters: Mapping[str, ResourceMeter]) -> Iterator[Any]:
         yield self._make(
             'Counter',
             'controller_runtime_reconcile',
             "Total number of reconciliations per controller",
             ('controller', 'result'),
-            {(name, result): count for name, meter in meters.items() for result, count in meter.results.items()},
+            {(name, result): count for name, meter in meters.items() for result, count in meter.get_results().items()},
         )
         yield self._make(
             'Counter',
             'controller_runtime_reconcile_errors',
             "Total number of reconciliation errors per controller",
             ('controller',),
-            {(name,): meter.results['error'] for name, meter in meters.items()},
+            {(name,): meter.get_results()['error'] for name, meter in meters.items()},
         )
         yield self._make(
             'Gauge',
@@ -201,23 +205,23 @@ class MetricsCollector:
             ('controller',),
             {(name,): len(meter.running) for name, meter in meters.items()},
         )
-        name, attribute, text = HISTOGRAMS[0]
-        yield self._make_histogram(name, text, ('controller',), meters, attribute)
+        name, text, get_durations = HISTOGRAMS[0]
+        yield self._make_histogram(name, text, ('controller',), meters, get_durations)
 
     def _collect_queues(self, meters: Mapping[str, ResourceMeter]) -> Iterator[Any]:
         labels = ('name', 'controller')
         for kind, name, text, get in QUEUE_METRICS:
             values = {(resource, resource): get(meter) for resource, meter in meters.items()}
             yield self._make(kind, f'workqueue_{name}', text, labels, values)
-        for name, attribute, text in HISTOGRAMS[1:]:
-            yield self._make_histogram(name, text, labels, meters, attribute)
+        for name, text, get_durations in HISTOGRAMS[1:]:
+            yield self._make_histogram(name, text, labels, meters, get_durations)
 
     def _collect_handlers(self) -> Any:
         family = self._core.SummaryMetricFamily(
             'kopf_handler_seconds', "Time in handlers by their outcomes", labels=('handler', 'outcome')
         )
-        for labels, meter in self._meters.handlers.copy().items():
-            family.add_metric(labels, count_value=meter.count, sum_value=meter.total)
+        for labels, (count, seconds) in self._meters.handlers.copy().items():
+            family.add_metric(labels, count_value=count, sum_value=seconds)
         return family
 
     def _make(self, kind: str, name: str, text: str, labels: tuple[str, ...], values: Mapping[Any, float]) -> Any:
@@ -232,16 +236,15 @@ class MetricsCollector:
         text: str,
         labels: tuple[str, ...],
         meters: Mapping[str, ResourceMeter],
-        attribute: str,
+        get_durations: Callable[[ResourceMeter], Durations],
     ) -> Any:
         family = self._core.HistogramMetricFamily(name, text, labels=labels)
         for resource, meter in meters.items():
-            durations: Durations = getattr(meter, attribute)
-            total, counts, buckets = 0, durations.counts.copy(), []
-            for bound, count in zip((*map(str, BOUNDS), '+Inf'), counts, strict=True):
+            durations, total, buckets = get_durations(meter), 0, []
+            for bound, count in zip((*map(str, BOUNDS), '+Inf'), get_counts(durations), strict=True):
                 total += count
                 buckets.append((bound, total))
-            family.add_metric([resource] * len(labels), buckets=buckets, sum_value=durations.total)
+            family.add_metric([resource] * len(labels), buckets=buckets, sum_value=durations[-1])
         return family
 
 

@@ -14,9 +14,10 @@ from typing import Any, Self
 
 from opentelemetry import context, trace
 from opentelemetry.sdk.trace import sampling
-from opentelemetry.sdk.trace.id_generator import IdGenerator
+from opentelemetry.sdk.trace.id_generator import IdGenerator, RandomIdGenerator
 
-from kopf._cogs.structs.instruments import TraceIds, Unsampled, get_unsampled
+from kopf._cogs.structs.instruments import Unsampled, begin_trace, get_unsampled, is_idle
+from kopf._core.actions.execution import handler_var
 
 _RATIO = re.compile(
     r'ParentBased{root:(?:TraceIdRatioBased{(?P<rate>[0-9.e+-]+)}|AlwaysOffSampler),remoteParentSampled:AlwaysOnSampler,'
@@ -27,9 +28,6 @@ _TRACEPARENT = re.compile(r'[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-([0-9a-f]{2}
 
 _LIMIT = (1 << 64) - 1
 """The part of the id that the samplers look at."""
-
-_RANDOM = 0x02
-"""The flag of traces whose ids are random."""
 
 
 def find_bound(sampler: object) -> int | None:
@@ -68,8 +66,9 @@ class SampledIds(IdGenerator):  # type: ignore[misc]
         self._bound = bound
         self._random = random.Random()  # the handlers of the user can set the seed of the common one
         is_random = getattr(inner, 'is_trace_id_random', None)  # newer versions of OpenTelemetry have it
-        self.flags = _RANDOM if is_random is not None and is_random() else 0
-        """The flags of traces that are not sampled."""
+        self._flags = '02' if is_random is not None and is_random() else '00'
+        self._is_plain = type(inner) is RandomIdGenerator  # its ids have no meaning
+        self._lowest = f'{bound:016x}'
 
     def generate_span_id(self) -> int:
         """Return the id of a span."""
@@ -80,13 +79,24 @@ class SampledIds(IdGenerator):  # type: ignore[misc]
         """Return the id of a new trace that the sampler of the provider samples."""
         return self._generate(0, self._bound)
 
-    def generate_unsampled(self) -> int:
-        """Return the id of a new trace that the sampler of the provider does not sample."""
-        return self._generate(self._bound, _LIMIT + 1)
+    def draw_unsampled(self, trace_id: str | None = None) -> str:
+        """
+        Return the ids of a span in a trace that is not sampled, in the format of the W3C.
+
+        Args:
+            trace_id: the trace; ``None`` for a new one that the sampler of the provider does not sample.
+        """
+        if trace_id is None:
+            # Each request needs the ids. One number for both is drawn and formatted much faster than two.
+            digits = '%048x' % self._random.getrandbits(192)  # noqa: UP031 - this is the fastest
+            if self._is_plain and digits[16:32] >= self._lowest:
+                return f'00-{digits[:32]}-{digits[32:]}-{self._flags}'
+            trace_id = f'{self._generate(self._bound, _LIMIT + 1):032x}'
+        return f'00-{trace_id}-{self.generate_span_id():016x}-{self._flags}'
 
     def is_trace_id_random(self) -> bool:
         """Return whether the ids are random."""
-        return bool(self.flags)
+        return self._flags != '00'
 
     def _generate(self, low: int, high: int) -> int:
         trace_id: int = self._inner.generate_trace_id()
@@ -105,6 +115,9 @@ class EarlySampler:
     """
 
     def __init__(self, tracer: Any, bound: int) -> None:
+        self.is_lazy = False
+        """Whether traces that are not sampled can be created only when the code of handlers needs them."""
+        self._context = trace.set_span_in_context(UnsampledSpan(self), context.Context())
         self._rate = bound / (_LIMIT + 1)
         self._random = random.Random().random
         # The tracer is shared by all operators of the process that have the same provider.
@@ -121,21 +134,33 @@ class EarlySampler:
         """Return the trace of an outermost span if it is not sampled. An unknown carried text begins a new trace."""
         if carried is not None and (known := _TRACEPARENT.fullmatch(carried)) is not None:
             return None if int(known[2], 16) & 1 else Unsampled(self, carried)
-        return None if self._random() < self._rate else Unsampled(self)
+        return None if self.is_next_sampled() else Unsampled(self)
 
-    def draw_ids(self, carried: str | None) -> TraceIds:
+    def is_next_sampled(self) -> bool:
+        """Decide whether a new trace is sampled."""
+        return self._random() < self._rate
+
+    def find_current(self) -> Unsampled | None:
+        """Return the trace of a handler in a step that was skipped; create it if needed."""
+        # In all other handlers, there is an activity, even if it has ended.
+        return begin_trace(self) if self.is_lazy and is_idle() and handler_var.get(None) is not None else None
+
+    def be_lazy(self, *, lazy: bool) -> None:
+        """Set whether traces that are not sampled can be created only when the code of handlers needs them."""
+        self.is_lazy = lazy
+
+    def draw_traceparent(self, carried: str | None) -> str:
         """Return new ids; in the trace of the carried text, if there is one."""
         known = None if carried is None else _TRACEPARENT.fullmatch(carried)
-        trace_id = f'{self._ids.generate_unsampled():032x}' if known is None else known[1]
-        return TraceIds(trace_id, f'{self._ids.generate_span_id():016x}', f'{self._ids.flags:02x}')
+        return self._ids.draw_unsampled(None if known is None else known[1])
 
     def is_attached(self) -> bool:
-        """Return whether the code of handlers finds the current trace in this context."""
-        return context.get_current() is _CONTEXT
+        """Check whether the current span is that of `attach`, and not one of the user's code."""
+        return context.get_current() is self._context
 
     def attach(self) -> Any:
         """Let spans of the user's code be parts of the current trace; do nothing if they are already."""
-        return None if context.get_current() is _CONTEXT else context.attach(_CONTEXT)
+        return None if context.get_current() is self._context else context.attach(self._context)
 
     def detach(self, token: Any) -> None:
         """Restore the previous context."""
@@ -150,12 +175,13 @@ class UnsampledSpan(trace.NonRecordingSpan):  # type: ignore[misc]
     Why one for all traces? It is set once in the context of an operator, and not for each call of a handler.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sampler: EarlySampler) -> None:
         super().__init__(trace.INVALID_SPAN_CONTEXT)
+        self._sampler = sampler
 
     def get_span_context(self) -> trace.SpanContext:
         """Return the ids of the trace and of the span."""
-        unsampled = get_unsampled()
+        unsampled = get_unsampled() or self._sampler.find_current()
         if unsampled is None:
             return trace.INVALID_SPAN_CONTEXT
         trace_id, span_id, flags = (int(text, 16) for text in unsampled.draw_ids())
@@ -163,6 +189,3 @@ class UnsampledSpan(trace.NonRecordingSpan):  # type: ignore[misc]
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self.get_span_context()!r})'
-
-
-_CONTEXT = trace.set_span_in_context(UnsampledSpan(), context.Context())

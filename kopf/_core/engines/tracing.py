@@ -12,7 +12,7 @@ not traced, as they belong to no object. Specified in the documentation's "Trace
 import logging
 import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.structs.instruments import (
@@ -27,9 +27,13 @@ from kopf._cogs.structs.instruments import (
     TraceIds,
     Unsampled,
     get_current_activity,
+    prepare_context,
 )
 from kopf._cogs.structs.meters import name_resource
 from kopf._core.actions.execution import TemporaryError
+
+if TYPE_CHECKING:
+    from kopf._core.engines.trace_sampling import EarlySampler
 
 logger = logging.getLogger(__name__)
 
@@ -61,13 +65,13 @@ class Tracing(SamplingInstrument):
         from opentelemetry import context, propagate, trace
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        from kopf._core.engines.trace_sampling import EarlySampler
+        from kopf._core.engines import trace_sampling
 
         self._trace, self._context, self._propagate = trace, context, propagate
         # Why not the configured propagators? The next operator must be able to read the stored value.
         self._stored_format = TraceContextTextMapPropagator()
         self._tracer = provider.get_tracer('kopf', version)
-        self.sampler = EarlySampler.make(provider, self._tracer)
+        self.sampler: EarlySampler | None = trace_sampling.EarlySampler.make(provider, self._tracer)
         self._steps: dict[ObjectStep, int] = {}
         """When the steps have begun (in nanoseconds since the epoch)."""
         self._open: dict[Span, _Open] = {}
@@ -79,6 +83,7 @@ class Tracing(SamplingInstrument):
         """Called in the context that all tasks of the operator will inherit, so that handlers need not change it."""
         if self.sampler is not None:
             self.sampler.attach()
+            prepare_context()
 
     # Steps.
 
@@ -232,6 +237,8 @@ class Tracing(SamplingInstrument):
     def show_ids(self, *, of_all: bool) -> None:
         """Set whether lines of logs get the ids of all traces, or only of the sampled ones."""
         self._is_showing_all = of_all
+        if self.sampler is not None:
+            self.sampler.be_lazy(lazy=not of_all)
 
     def _end(self, opened: _Open, activity: Span) -> None:
         if not opened.borrowed:
@@ -257,13 +264,18 @@ class Tracing(SamplingInstrument):
 
     def find_ids(self) -> Mapping[str, str] | None:
         """Return the attributes of log lines: the ids of the current trace and span; ``None`` if there is no span."""
+        # Most lines in production: no span is open, and there are no spans of the user's code.
+        if not self._open and not self._is_showing_all and self.sampler is not None and self.sampler.is_attached():
+            return None
         activity = get_current_activity()
-        if type(activity) is Unsampled:  # the usual case in production, for each line
+        if type(activity) is Unsampled:
             return activity.draw_log_ids() if self._is_showing_all else None
         if activity is not None and activity.unsampled is not None:
             return activity.unsampled.draw_log_ids() if self._is_showing_all else None
-        span = activity if isinstance(activity, Span) else None
-        found = self._trace.get_current_span().get_span_context()
+        span, current = activity if isinstance(activity, Span) else None, self._trace.get_current_span()
+        if span is None and not self._is_showing_all and not current.is_recording():
+            return None
+        found = current.get_span_context()
         if not found.is_valid:
             while span is not None and span not in self._open:
                 span = span.parent

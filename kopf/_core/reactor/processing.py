@@ -54,6 +54,8 @@ class Processor(ObjectSink):
         meters = context.instruments.meters
         self.meter: ResourceMeter | None = None if meters is None else meters.get(table.resource)
         """The meter of the resource, if there are metrics."""
+        self.is_observer = bool(table.watching) and not table.managing
+        """Whether it calls only handlers of raw events in its steps: then, each run of a worker is a reconciliation."""
         self._decider = Decider(table, settings.persistence)
         self._applier = Applier(client, settings, self._decider)
         self._throttling = Throttling(settings, self._decider)
@@ -234,6 +236,8 @@ class Processor(ObjectSink):
             except LoginError:
                 raise
             except Exception as error:
+                if self.meter is not None and self.is_observer:
+                    self.meter.note_error(record.uid)
                 self._wake_later(record, self._throttling.fail(record, error), reason='failed')
                 return
             # Why not return here? An event that came during the step must be processed now, not after the delay.

@@ -69,7 +69,7 @@ class Reconciler:
         self._managing = decider.table.managing
         self._instruments = context.instruments
         self._rules = context.make_rules(workers.is_halted)
-        self._lenient_rules = self._rules._replace(default_errors=ErrorsMode.IGNORED)
+        self._lenient_rules = self._rules._replace(default_errors=ErrorsMode.IGNORED, begins_traces=False)
         self._selftriggers = SelfTriggerDetector(settings, decider)
         self._watching_is_distinct = filters.are_distinct(decider.table.watching)  # the same after `revise`
         self._reports = filters.FailureReports()
@@ -189,6 +189,8 @@ class Reconciler:
             raise
         if self._instruments.steps and decision is not None:
             _tell_decision(decision, self._instruments, record, self._decider.table.resource)
+        elif self._instruments.is_lazy and patch:
+            self._instruments.begin_trace()
         bookkeeping = Patch()
         done, delay = True, None
         if decision is not None:
@@ -501,9 +503,14 @@ class Reconciler:
 
 def _tell_decision(decision: Decision, instruments: Instruments, record: ObjectRecord, resource: Resource) -> None:
     """Report the decision to the instruments that follow the step, or that join it now."""
-    activity = get_current_activity()
-    carried = next((state.carried for state in decision.cycle.state.values() if state.carried is not None), None)
-    if isinstance(activity, Unsampled) and carried is not None:
+    activity, carried = get_current_activity(), None
+    for state in decision.cycle.state.values():
+        if state.carried is not None:
+            carried = state.carried
+            break
+    if type(activity) is Unsampled:  # the usual case in production, for each decision
+        if carried is None:
+            return
         activity = activity.rejoin(carried, instruments, get_key(record, resource))
     if isinstance(activity, ObjectStep):
         activity.decide(decision.reason.value, [handler.id for handler in decision.due], carried)

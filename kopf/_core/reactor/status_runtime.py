@@ -177,17 +177,17 @@ def _add_probes(plan: ServerPlan, status: StatusSources, url: str, stack: contex
 
 def _add_metrics(plan: ServerPlan, status: StatusSources, url: str, stack: contextlib.AsyncExitStack) -> None:
     from kopf._cogs.structs.meters import Meters
-    from kopf._core.engines.metrics import MetricsCollector, MetricsResponder, RequestMeter, load_prometheus
+    from kopf._core.engines.metrics import MetricsCollector, MetricsResponder, RestartMeter, load_prometheus
     from kopf._core.reactor.census import Census
 
     endpoint = parse_metrics_endpoint(url)
     prometheus = load_prometheus()
-    meters, requests = Meters(), RequestMeter()
+    meters, watches = Meters(), RestartMeter()
     census = Census(status.orchestrator, status.workers)
-    collector = MetricsCollector(meters, requests, census, prometheus)
+    collector = MetricsCollector(meters, watches, census, prometheus)
     responder = MetricsResponder(collector, status.monitor, status.context.settings.metrics, prometheus)
     stack.callback(responder.close)
     # Quiet, unlike the probes, which upstream logs: a message for each scrape says nothing about the operator.
     plan.add(endpoint, responder.get_routes(endpoint.path), "the metrics", quiet=True)
     status.context.instruments.measure(meters)
-    status.context.instruments.add(requests)
+    status.context.instruments.add(watches)

@@ -5,8 +5,8 @@ This module finds out from which state the step begins, and whether handlers are
 rest of the step. After a patch of the operator, the next step continues with the state from the response.
 """
 
-import time
 from collections.abc import Coroutine
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from kopf._cogs.structs.bodies import Body, RawBody, RawEvent
@@ -56,8 +56,9 @@ class ObjectStepper:
         self._reconciler = reconciler
         self._stale_events = stale_events
         self._observing, self._managing = bool(decider.table.watching), decider.table.managing
-        # Without such handlers, a step only plans the runs of level-triggered handlers, which are measured themselves.
-        self._meter = meter if self._observing or self._managing else None
+        # Without such handlers, a step calls handlers of raw events, or plans the runs of level-triggered handlers. The
+        # former is measured with the worker, and the latter are measured themselves.
+        self._meter = meter if self._managing else None
         self._api_version = get_api_version(decider.table.resource)
         self._successor: ObjectStepper | None = None
 
@@ -77,37 +78,45 @@ class ObjectStepper:
         Returns:
             The delay until the next step (in seconds); ``None`` if no step is planned.
         """
+        if self._instruments.is_lazy and not self._managing:
+            if self._instruments.ignore_step():
+                return self._step(record, event)
+            return self._step_told(record, event, None if event is None else event['type'] or LISTED, number=number)
         # Why not a coroutine that awaits one of these? It would cost time in each step, also without instruments.
-        if self._meter is not None:
-            return self._step_measured(record, event, self._meter, number=number)
-        if self._instruments.steps:
-            return self._step_told(record, event, number=number)
+        if self._meter is not None or self._instruments.steps:
+            return self._step_observed(record, event, number=number)
         return self._step(record, event)
 
-    async def _step_measured(
-        self, record: ObjectRecord, event: RawEvent | None, meter: 'ResourceMeter', *, number: int
-    ) -> float | None:
-        began = time.monotonic()
+    async def _step_observed(self, record: ObjectRecord, event: RawEvent | None, *, number: int) -> float | None:
+        """Do the step, and measure it; report it to the instruments if it is in a sampled trace, or any of them ask."""
+        meter, type_ = self._meter, None if event is None else event['type'] or LISTED
+        began = 0.0 if meter is None else monotonic()
+        unsampled = self._instruments.skip_step(type_, number)
         try:
-            if self._instruments.steps:
-                delay = await self._step_told(record, event, number=number)
-            else:
+            # Why not nest several functions around the step? Each coroutine costs about as much as the metrics.
+            if unsampled is not None or not self._instruments.steps:
                 delay = await self._step(record, event)
-        except Exception:
-            meter.note_reconciliation(began, 'error', record.uid)
+            else:
+                delay = await self._step_told(record, event, type_, number=number)
+        except BaseException as error:
+            if unsampled is not None:
+                unsampled.end_step(None, requeued=False, error=error)
+            if meter is not None and isinstance(error, Exception):
+                meter.note_reconciliation(began, 'error', record.uid)
             raise
-        result = 'requeue' if record.has_work else 'success' if delay is None else 'requeue_after'
-        meter.note_reconciliation(began, result, record.uid)
+        requeued = record.has_work
+        if unsampled is not None:
+            unsampled.end_step(delay, requeued=requeued)
+        if meter is not None:
+            result = 'requeue' if requeued else 'success' if delay is None else 'requeue_after'
+            meter.note_reconciliation(began, result, record.uid)
         return delay
 
-    async def _step_told(self, record: ObjectRecord, event: RawEvent | None, *, number: int) -> float | None:
-        type_ = None if event is None else event['type'] or LISTED
-        unsampled = self._instruments.skip(None)
-        if unsampled is not None and self._instruments.skips_steps:
-            with unsampled.during(type_, number):
-                delay = await self._step(record, event)
-                unsampled.set_outcome(delay, requeued=record.has_work)
-            return delay
+    async def _step_told(
+        self, record: ObjectRecord, event: RawEvent | None, type_: str | None, *, number: int
+    ) -> float | None:
+        # If the sampler is the only listener, it has decided already.
+        unsampled = None if self._instruments.skips_steps else self._instruments.skip(None)
         key = get_key(record, self._decider.table.resource)
         with ObjectStep(self._instruments, key, event=type_, number=number, unsampled=unsampled) as step:
             delay = await self._step(record, event)

@@ -66,6 +66,10 @@ class ObjectProcessor(Protocol):
     def meter(self) -> 'ResourceMeter | None':
         """The meter of the resource, if there are metrics."""
 
+    @property
+    def is_observer(self) -> bool:
+        """Return whether it calls only handlers of raw events in its steps."""
+
     def is_due(self, record: ObjectRecord) -> bool:
         """Check whether the object requires a worker now."""
 
@@ -198,7 +202,7 @@ class WorkerPool:
 
     def _note_done(self, processor: ObjectProcessor, record: ObjectRecord) -> None:
         if processor.meter is not None:
-            processor.meter.leave(record)
+            processor.meter.leave(record, record.uid if processor.is_observer else None)
         if self._instruments.queue:
             self.tell('object_done', processor, record)
 

@@ -4,6 +4,7 @@ import asyncio
 import contextvars
 import gc
 import logging
+import types
 
 import pytest
 
@@ -223,8 +224,11 @@ def test_headers_that_cannot_be_sent_are_left_out():
 
 def test_traces_that_are_not_sampled_do_not_keep_the_former_ones_in_memory():
     def step():
-        with Unsampled(None).during('MODIFIED', 1):
-            return contextvars.copy_context()  # of a daemon, or of a worker, which starts the next step
+        unsampled = Unsampled(types.SimpleNamespace(attach=lambda: None))
+        unsampled.begin_step('MODIFIED', 1)
+        inherited = contextvars.copy_context()  # of a daemon, or of a worker, which starts the next step
+        unsampled.end_step(None, requeued=False)
+        return inherited
 
     def count():
         gc.collect()

@@ -4,7 +4,7 @@ import pytest
 
 from kopf._cogs.structs import meters as meters_module
 from kopf._cogs.structs.instruments import ObjectKey
-from kopf._cogs.structs.meters import BOUNDS, Durations, Meters, ResourceMeter, name_handler, name_resource
+from kopf._cogs.structs.meters import BOUNDS, Meters, ResourceMeter, get_counts, name_handler, name_resource
 from kopf._cogs.structs.references import Resource
 
 RESOURCE = Resource('kopf.dev', 'v1', 'kopfexamples')
@@ -26,39 +26,43 @@ def clock(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    'seconds, bucket', [(0, 0), (0.005, 0), (0.006, 1), (0.5, 3), (60, 6), (61, 7)], ids=lambda value: str(value)
+    'seconds, bucket', [(0, 0), (0.0049, 0), (0.006, 1), (0.5, 3), (60, 6), (61, 7)], ids=lambda value: str(value)
 )
-def test_durations_are_counted_up_to_the_upper_bounds(seconds, bucket):
-    durations = Durations()
-    durations.add(seconds)
-    assert durations.counts == [int(number == bucket) for number in range(len(BOUNDS) + 1)]
-    assert durations.total == seconds
+def test_durations_are_counted_up_to_the_upper_bounds(seconds, bucket, clock):
+    meter = ResourceMeter()
+    meter.note_reconciliation(clock.now - seconds, 'success', 'uid')
+    meter.take('a')
+    clock.now += seconds
+    meter.leave('a')
+    for durations in (meter.get_handling(), meter.get_working()):
+        assert get_counts(durations) == [int(number == bucket) for number in range(len(BOUNDS) + 1)]
+        assert durations[-1] == pytest.approx(seconds)
 
 
 def test_queued_objects_are_measured_until_they_are_taken(clock):
     meter = ResourceMeter()
     meter.queue('a')
-    assert (meter.adds, len(meter.waiting)) == (1, 1)
+    assert (meter.count_adds(), len(meter.waiting)) == (1, 1)
     clock.now += 2
     meter.take('a')
-    assert (meter.adds, len(meter.waiting), len(meter.running)) == (1, 0, 1)
-    assert meter.queueing.total == 2
+    assert (meter.count_adds(), len(meter.waiting), len(meter.running)) == (1, 0, 1)
+    assert meter.get_queueing()[-1] == 2
     clock.now += 3
     meter.leave('a')
-    assert (len(meter.running), meter.working.total) == (0, 3)
+    assert (len(meter.running), meter.get_working()[-1]) == (0, 3)
 
 
 def test_objects_that_get_a_worker_at_once_have_waited_for_no_time(clock):
     meter = ResourceMeter()
     meter.take('a')
-    assert (meter.adds, meter.queueing.counts[0], meter.queueing.total) == (1, 1, 0)
+    assert (meter.count_adds(), meter.get_queueing()[0], meter.get_queueing()[-1]) == (1, 1, 0)
 
 
 def test_objects_that_leave_the_queue_are_not_measured(clock):
     meter = ResourceMeter()
     meter.queue('a')
     meter.leave('a')
-    assert not meter.waiting and sum(meter.queueing.counts) == sum(meter.working.counts) == 0
+    assert not meter.waiting and sum(meter.get_queueing()) == sum(meter.get_working()) == 0
 
 
 def test_a_failed_handler_makes_the_reconciliation_of_its_object_fail(clock):
@@ -68,8 +72,20 @@ def test_a_failed_handler_makes_the_reconciliation_of_its_object_fail(clock):
     meter.note_reconciliation(clock.now - 1, 'requeue_after', 'uid2')
     meter.note_reconciliation(clock.now - 1, 'requeue_after', 'uid1')
     meter.note_reconciliation(clock.now - 1, 'success', 'uid1')
-    assert meter.results == {'success': 1, 'error': 1, 'requeue': 0, 'requeue_after': 1}
-    assert meter.handling.total == 3
+    assert meter.get_results() == {'success': 1, 'error': 1, 'requeue': 0, 'requeue_after': 1}
+    assert meter.get_handling()[-1] == 3
+
+
+def test_each_run_of_a_worker_that_only_observes_is_a_reconciliation(clock):
+    meter = ResourceMeter()
+    for uid in ('uid1', 'uid2', 'uid1'):
+        meter.take('a')
+        clock.now += 2
+        if uid == 'uid2':
+            meter.note_error(uid)
+        meter.leave('a', uid)
+    assert meter.get_results() == {'success': 2, 'error': 1, 'requeue': 0, 'requeue_after': 0}
+    assert meter.get_handling()[-1] == meter.get_working()[-1] == 6 and sum(get_counts(meter.get_handling())) == 3
 
 
 def test_handlers_without_an_object_do_not_make_reconciliations_fail(clock):

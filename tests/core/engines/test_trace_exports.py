@@ -147,5 +147,8 @@ def test_lines_in_traces_that_are_not_sampled_get_ids_if_these_can_be_shown(form
     handler.setFormatter(formatter)
     monkeypatch.setattr(logging.getLogger(), 'handlers', [handler])
     tracing = Tracing(TracerProvider(sampler=ParentBasedTraceIdRatio(0)), '1.0')
-    with logging_ids(tracing), tracing.sampler.skip(None).during('ADDED', 1) as unsampled:
+    with logging_ids(tracing):
+        unsampled = tracing.sampler.skip(None)
+        token = unsampled.begin_handler()
         assert tracing.find_ids() == (unsampled.draw_log_ids() if shown else None)
+        unsampled.end_handler(token)

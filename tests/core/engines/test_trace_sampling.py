@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import random
-import types
 
 import hypothesis
 import hypothesis.strategies as st
@@ -79,7 +78,7 @@ def test_all_other_samplers_are_asked_for_each_span(sampler):
 @hypothesis.given(rate=st.floats(0, 0.999), trace_id=st.integers(1, (1 << 128) - 1))
 def test_the_ids_suit_the_decision(rate, trace_id):
     early, tracer = make(rate, trace_id, trace_id)
-    sampled, unsampled = tracer.id_generator.generate_trace_id(), int(early.draw_ids(None).trace_id, 16)
+    sampled, unsampled = tracer.id_generator.generate_trace_id(), int(early.draw_traceparent(None).split('-')[1], 16)
 
     def decide(drawn):
         return tracer.sampler.should_sample(None, drawn, 'cycle').decision.is_sampled()
@@ -118,7 +117,7 @@ def test_operators_in_several_threads_do_not_take_the_ids_of_each_other():
     early, tracer = make(0.5, *range(1, 4001))
     with concurrent.futures.ThreadPoolExecutor(4) as threads:
         spans = list(threads.map(lambda _: tracer.start_span('cycle', context=Context()), range(2000)))
-        others = list(threads.map(lambda _: int(early.draw_ids(None).trace_id, 16), range(2000)))
+        others = list(threads.map(lambda _: int(early.draw_traceparent(None).split('-')[1], 16), range(2000)))
     ids = {span.get_span_context().trace_id for span in spans}
     assert all(span.is_recording() for span in spans) and len(ids) == len(set(others)) == 2000
     assert not ids & set(others)
@@ -182,4 +181,5 @@ def test_traces_with_random_ids_say_so_if_the_generator_does():
         def is_trace_id_random(self):
             return True
 
-    assert SampledIds(Random(), 5).flags == 2 and SampledIds(types.SimpleNamespace(), 5).flags == 0
+    assert SampledIds(Random(), 5).draw_unsampled().endswith('-02')
+    assert SampledIds(Ids(7), 5).draw_unsampled().endswith('-00')

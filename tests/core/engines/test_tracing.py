@@ -375,6 +375,57 @@ async def test_parts_of_a_trace_that_is_not_sampled_know_it(world, instrumented)
     assert sent.split('-')[1] == f'{context.trace_id:032x}' and int(sent.split('-')[3], 16) & 1 == 0
 
 
+@pytest.fixture
+def lazy(monkeypatch):
+    """Let no formatter show the ids of traces, as that of ``kopf run`` does by default."""
+    monkeypatch.setattr('kopf._core.engines.trace_exports._can_show_ids', lambda: False)
+
+
+@pytest.mark.parametrize('synchronous', [False, True])
+async def test_spans_in_handlers_of_raw_events_know_that_the_trace_is_not_sampled(world, lazy, synchronous):
+    spans, seen, sent = Spans(world, sampler=ParentBased(TraceIdRatioBased(0))), [], []
+    # Without the parent, each of them would be the root of a sampled trace.
+    own = TracerProvider().get_tracer('mine')
+
+    def look(patch):
+        for _ in range(2):
+            with own.start_as_current_span('mine') as span:
+                seen.append(span)
+        patch.status['seen'] = len(seen)
+
+    async def event(patch, **_):
+        if synchronous:
+            await asyncio.to_thread(look, patch)  # with a copy of the context, as for functions that are no coroutines
+        else:
+            look(patch)
+
+    get_headers = Unsampled.get_headers
+    with pytest.MonkeyPatch.context() as patching:
+        patching.setattr(Unsampled, 'get_headers', lambda self: sent.append(get_headers(self)) or sent[-1])
+        world.declare(kopf.on.event, 'event', does=event)
+        async with world.operator(tracing=True):
+            await world.create()
+            await world.until(lambda: seen and sent)
+    assert not any(span.is_recording() for span in seen) and spans.all == []
+    traces = [f'{span.get_span_context().trace_id:032x}' for span in seen[:2]]
+    assert traces[0] == traces[1] != f'{0:032x}'
+    assert sent[0]['traceparent'].endswith(('-00', '-02'))
+    assert synchronous or sent[0]['traceparent'].split('-')[1] == traces[0]
+
+
+async def test_handlers_of_raw_events_are_sampled_as_often_as_told(world, lazy):
+    spans, total = Spans(world, sampler=ParentBased(TraceIdRatioBased(0.5))), 200
+    world.declare(kopf.on.event, 'event')
+    async with world.operator(tracing=True):
+        await world.create()
+        for number in range(1, total):
+            await world.until_called('event', number)
+            await world.edit(field=number)
+        await world.until_called('event', total)
+    assert 0.3 < len(spans.find('handler event')) / total < 0.7  # six standard deviations
+    assert len(spans.find('handler event')) == len(spans.traces())
+
+
 async def test_handlers_that_succeed_at_once_leave_nothing_on_the_object(world, spans):
     world.declare(kopf.on.create, 'create')
     world.declare(kopf.on.create, 'waiting', does=[kopf.TemporaryError("not yet", delay=0.1), None])
