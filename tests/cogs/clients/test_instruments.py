@@ -1,12 +1,19 @@
 """What instruments are told of requests, and what they can add to them."""
 
 import pytest
+from aiohttp import web
 
 import kopf
 from kopf._cogs.clients.api import ApiClient
-from kopf._cogs.clients.errors import APIError
+from kopf._cogs.clients.errors import APIError, APINotFoundError
 from kopf._cogs.structs.credentials import ConnectionInfo
 from kopf._cogs.structs.instruments import Instruments
+from kopf._cogs.structs.meters import Meters
+
+
+async def abort(request):
+    request.transport.abort()
+    return web.Response()
 
 
 class Recorder(kopf.Instrument):
@@ -44,6 +51,21 @@ async def test_requests_are_told_with_what_is_known_of_them(server, client, reco
     assert (request.method, request.path, request.payload) == ('POST', '/api/v1/pods', b'{"a":1}')
     assert (request.status, request.outcome, request.attempt, request.streaming) == (201, 'succeeded', 0, False)
     assert request.server == server.url and request.duration > 0 and request.waited >= 0
+
+
+async def test_requests_are_counted_with_and_without_a_response(server, client, settings):
+    settings.networking.error_backoffs = [0, 0]
+    client.instruments.measure(meters := Meters())
+    server.add('POST', '/x', 500, abort, {})
+    server.add('GET', '/y', 404)
+    await client.post_json('/x', {})
+    with pytest.raises(APINotFoundError):
+        await client.get_json('/y')
+    with pytest.raises(APINotFoundError):
+        async with client.stream('/y'):
+            pass
+    counts = {(method, status): count for (_, method, status), count in meters.requests.items()}
+    assert counts == {('POST', 500): 1, ('POST', 0): 1, ('POST', 200): 1, ('GET', 404): 2}
 
 
 async def test_queries_are_no_part_of_the_path(server, client, recorder):
