@@ -56,7 +56,7 @@ NAMESPACES = rule("", "namespaces", "list", "watch")
 PEERING = rule("kopf.dev", "kopfpeerings", "list", "watch", "patch")
 PEERING_OF_CLUSTER = rule("kopf.dev", "clusterkopfpeerings", "list", "watch", "patch")
 WEBHOOKS = [
-    rule("admissionregistration.k8s.io", f"{kind}webhookconfigurations", "create", "patch")
+    rule("admissionregistration.k8s.io", f"{kind}webhookconfigurations", "create", "get", "patch")
     for kind in ("validating", "mutating")
 ]
 

@@ -4,8 +4,12 @@ The webhook configurations in the cluster, which make the API server call the op
 There is one object for validating and one for mutating webhooks, both with the name of ``settings.admission.managed``.
 They are written as a whole, and only when something has changed. If a webhook stayed in the cluster without a server,
 the API server would deny all changes of its resource; so the objects are cleaned up before the webhook server stops.
+
+Another process of the operator can write them, too, e.g. in a rolling update: the last one to start gets the requests.
+When it ends, it empties them, so the others read them at intervals, and write their own webhooks again.
 """
 
+import asyncio
 import contextlib
 import functools
 import logging
@@ -28,6 +32,9 @@ MERGE_PATCH = 'application/merge-patch+json'
 TIMEOUT = 30
 """The time limit for the API server's requests: the longest one that it permits (in seconds)."""
 
+REVIEW_INTERVAL = 30.0
+"""The interval at which the stored configurations are read (in seconds)."""
+
 _KINDS = {
     WebhookType.VALIDATING: ('ValidatingWebhookConfiguration', 'validatingwebhookconfigurations'),
     WebhookType.MUTATING: ('MutatingWebhookConfiguration', 'mutatingwebhookconfigurations'),
@@ -41,7 +48,7 @@ class WebhookConfigurations(WebhookRegistration):
     """Keeps the webhook configurations up to date with the handlers, their resources, and the address of the server."""
 
     rule = (
-        "{apiGroups: [admissionregistration.k8s.io], verbs: [create, patch], "
+        "{apiGroups: [admissionregistration.k8s.io], verbs: [create, get, patch], "
         "resources: [validatingwebhookconfigurations, mutatingwebhookconfigurations]}"
     )
     consequence = "it can block changes of the resources"
@@ -52,6 +59,9 @@ class WebhookConfigurations(WebhookRegistration):
         self._served: Served = {}
         self._written: dict[WebhookType, list[dict[str, Any]]] = {}
         self._unsure: set[WebhookType] = set()  # requested, and it is unknown whether the API server has stored it
+        self._replaced: set[WebhookType] = set()  # those whose address is known to be that of another process
+        self._review_timer: asyncio.TimerHandle | None = None
+        self._is_review_due = False
 
     @property
     def title(self) -> str:
@@ -62,8 +72,20 @@ class WebhookConfigurations(WebhookRegistration):
         self._served = served
         self._changed.set()
 
+    async def run(self) -> None:
+        try:
+            await super().run()
+        finally:
+            if self._review_timer is not None:
+                self._review_timer.cancel()
+
     async def write(self, client_config: WebhookClientConfig) -> None:
         built = {type: self._build(type, client_config) for type in WebhookType}
+        if self._is_review_due:
+            self._is_review_due = False
+            for type, webhooks in built.items():
+                if webhooks and self._written.get(type) == webhooks and type not in self._unsure:
+                    await self._review(type, webhooks)
         changed = {
             type: webhooks
             for type, webhooks in built.items()
@@ -77,6 +99,48 @@ class WebhookConfigurations(WebhookRegistration):
                 *(functools.partial(self._write, type, webhooks) for type, webhooks in changed.items()),
             ]
         )
+        if any(built.values()):
+            self._review_later()
+
+    # The review of what other processes have written.
+
+    def _review_later(self) -> None:
+        if self._review_timer is not None:
+            self._review_timer.cancel()
+        self._review_timer = asyncio.get_running_loop().call_later(REVIEW_INTERVAL, self._request_review)
+
+    def _request_review(self) -> None:
+        self._is_review_due = True
+        self.recheck()
+
+    async def _review(self, type: WebhookType, webhooks: list[dict[str, Any]]) -> None:
+        """Forget the written webhooks if another process has removed them; warn if it has replaced the address."""
+        stored = await self._read(type)
+        if stored is None:
+            return
+        if not stored:
+            logger.info("The %s webhook %s was emptied by another process.", type.value, self._name)
+            del self._written[type]
+        if not _is_foreign(stored, webhooks):
+            self._replaced.discard(type)
+        elif type not in self._replaced:
+            self._replaced.add(type)
+            logger.warning(
+                "Another process has replaced the address in the %s webhook %s, and gets its requests now.",
+                type.value,
+                self._name,
+            )
+
+    async def _read(self, type: WebhookType) -> list[dict[str, Any]] | None:
+        """Return the stored webhooks; ``None`` if they are unknown, or if an administrator has deleted the object."""
+        path = f'/apis/{GROUP_VERSION}/{_KINDS[type][1]}/{self._name}'
+        try:
+            stored = (await self._client.get_json(path, logger=logger)).get('webhooks')
+        except errors.APIError as error:
+            # Without the permission to read them, they are only written: earlier roles of operators have no such rule.
+            logger.debug("The webhook configuration %s cannot be read: %s", self._name, error)
+            return None
+        return stored if isinstance(stored, list) else []
 
     async def remove(self, client_config: WebhookClientConfig) -> None:
         await attempt_all(
@@ -86,6 +150,10 @@ class WebhookConfigurations(WebhookRegistration):
         )
 
     async def _clear(self, type: WebhookType, remaining: list[dict[str, Any]]) -> None:
+        written = self._written.get(type)
+        if written and type not in self._unsure and _is_foreign(await self._read(type) or (), written):
+            logger.info("Leaving the admission webhook %s to the process that has replaced its address.", self._name)
+            return
         logger.info("Cleaning up the admission webhook %s.", self._name)
         with contextlib.suppress(errors.APINotFoundError):
             await self._write(type, remaining)
@@ -132,6 +200,20 @@ class WebhookConfigurations(WebhookRegistration):
         return build_webhooks(
             served, client_config=client_config, suffix=self._name, endpoints=name_endpoints(self._served)
         )
+
+
+def _is_foreign(stored: Collection[Mapping[str, Any]], own: Collection[Mapping[str, Any]]) -> bool:
+    """Check whether there are stored webhooks, but none with an address of our own ones."""
+    addresses = {_get_address(webhook) for webhook in own}
+    return bool(stored) and addresses.isdisjoint(map(_get_address, stored))
+
+
+def _get_address(webhook: Mapping[str, Any]) -> str:
+    # Not the certificate: other controllers, such as cert-manager, can add theirs.
+    config = webhook.get('clientConfig') or {}
+    service = config.get('service') or {}
+    place = '/'.join(str(service.get(key, '')) for key in ('namespace', 'name'))
+    return str(config.get('url') or f"{place}:{service.get('port') or 443}{service.get('path') or ''}")
 
 
 def name_endpoints(handlers: Collection[WebhookHandler]) -> dict[WebhookHandler, str]:

@@ -102,8 +102,9 @@ class WebhookRegistration(ABC):
 
     def _report(self, error: Exception, delay: float) -> None:
         if isinstance(error, errors.APIError):
-            hint = f". It needs the permission {self.rule}." if isinstance(error, errors.APIForbiddenError) else ""
-            text = f"{error}{hint}{self.explain_failure()}"
+            # The remedy comes first, as the middle of long messages is cut.
+            hint = f"It needs the permission {self.rule}. " if isinstance(error, errors.APIForbiddenError) else ""
+            text = f"{hint}{error}{self.explain_failure()}"
             logger.error("The %s cannot be written; trying again in %s s: %s", self.title, delay, text)
         else:  # e.g. a proxy has sent an object of its own
             logger.error("The %s cannot be written; trying again in %s s.", self.title, delay, exc_info=error)

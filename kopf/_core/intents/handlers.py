@@ -477,8 +477,8 @@ class WebhookHandler(ResourceHandler):
     refuses = True
     watches = False
     configures = {
-        'validatingwebhookconfigurations.admissionregistration.k8s.io': ('create', 'patch'),
-        'mutatingwebhookconfigurations.admissionregistration.k8s.io': ('create', 'patch'),
+        'validatingwebhookconfigurations.admissionregistration.k8s.io': ('create', 'get', 'patch'),
+        'mutatingwebhookconfigurations.admissionregistration.k8s.io': ('create', 'get', 'patch'),
     }
 
 

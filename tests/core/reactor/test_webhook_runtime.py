@@ -9,6 +9,7 @@ from operatorworld import LAST_HANDLED, in_virtual_time
 
 import kopf
 from kopf._core.engines import webhook_registration
+from kopf._core.engines.webhook_configurations import REVIEW_INTERVAL
 from kopf._core.reactor.webhook_runtime import ServerEndedError, ServerMissingError
 
 VALIDATING, MUTATING = 'validatingwebhookconfigurations', 'mutatingwebhookconfigurations'
@@ -129,6 +130,47 @@ async def test_configurations_that_others_have_deleted_need_no_cleanup(world, se
         await hooks(VALIDATING, 'validating')
         await world.aio.delete(VALIDATING, NAME)
     assert not any("cannot be cleaned up" in line for line in world.log.texts)
+
+
+@in_virtual_time
+async def test_configurations_that_another_process_has_emptied_are_written_again(world, server, hooks):
+    world.declare(kopf.on.validate, 'validating')
+    async with world.operator():
+        written = await hooks(VALIDATING, 'validating')
+        await world.aio.patch(VALIDATING, NAME, {'webhooks': []})
+        await asyncio.sleep(REVIEW_INTERVAL + 1)
+        assert await hooks(VALIDATING, 'validating') == written
+        await world.aio.delete(VALIDATING, NAME)
+        await asyncio.sleep(REVIEW_INTERVAL + 1)
+        assert await world.aio.list(VALIDATING) == []  # as an administrator has wanted it
+
+
+@in_virtual_time
+async def test_an_address_that_another_process_has_replaced_is_warned_of_and_left(world, server, hooks):
+    world.declare(kopf.on.validate, 'validating')
+    world.declare(kopf.on.mutate, 'mutating')
+    async with world.operator():
+        await hooks(MUTATING, 'mutating')
+        (webhook,) = (await hooks(VALIDATING, 'validating')).values()
+        foreign = {**webhook, 'clientConfig': {**webhook['clientConfig'], 'url': 'https://another/validating'}}
+        await world.aio.patch(VALIDATING, NAME, {'webhooks': [foreign]})
+        await asyncio.sleep(2 * REVIEW_INTERVAL + 1)
+        warnings = [line for line in world.log.texts if "has replaced the address in the validating webhook" in line]
+        assert len(warnings) == 1
+    assert (await world.aio.get(VALIDATING, NAME))['webhooks'] == [foreign]
+    assert not (await world.aio.get(MUTATING, NAME)).get('webhooks')
+
+
+@in_virtual_time
+async def test_without_the_permission_to_read_configurations_they_are_still_cleaned_up(world, server, hooks):
+    world.sandbox.faults.error(403, times=None, method='GET', resource=VALIDATING, user_agent='kopf')
+    world.declare(kopf.on.validate, 'validating')
+    async with world.operator():
+        while not any(request.method == 'PATCH' for request in world.sandbox.requests):
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(REVIEW_INTERVAL + 1)
+    world.sandbox.faults.clear()
+    assert not (await world.aio.get(VALIDATING, NAME)).get('webhooks')
 
 
 @in_virtual_time

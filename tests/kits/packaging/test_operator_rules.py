@@ -104,7 +104,7 @@ def test_webhooks_and_conversions_need_their_configurations(registry):
     kopf.on.convert('example.com', 'apps', registry=registry)(lambda **_: None)
     rules = list_rules(registry, [CRD])
     assert [rule.names for rule in rules if rule.verbs == ('get', 'patch')] == [('apps.example.com',)]
-    assert list_verbs(registry)['validatingwebhookconfigurations.admissionregistration.k8s.io'] == 'create patch'
+    assert list_verbs(registry)['validatingwebhookconfigurations.admissionregistration.k8s.io'] == 'get create patch'
 
 
 def test_replicas_need_leases(registry):
