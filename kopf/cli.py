@@ -758,7 +758,12 @@ def init(*, folder: str, group: str, kind: str | None, plural: str | None) -> No
     help="Do not notice new resources and namespaces, so that with -n, most operators need no cluster role.",
 )
 @option('--inspect', is_flag=True, help="Permit 'kopf top' in the pod: kubectl exec deployment/NAME -- kopf top")
-@option('--tracing', is_flag=True, help="Make traces; name the collector by --env OTEL_EXPORTER_OTLP_ENDPOINT=URL.")
+@option(
+    '--tracing',
+    is_flag=True,
+    help="Make traces; name the collector by --env OTEL_EXPORTER_OTLP_ENDPOINT=URL. The image needs the extra "
+    "'tracing' and, for a collector, the package opentelemetry-exporter-otlp-proto-http.",
+)
 @option('--metrics', is_flag=True, help="Serve metrics, and add their port to the Service.")
 @option('--monitoring', is_flag=True, help="Serve metrics, and add a ServiceMonitor for the Prometheus operator.")
 @option('--env', multiple=True, metavar='NAME=VALUE', help="A variable of the pods; can be repeated.")

@@ -24,6 +24,11 @@ _NAME = re.compile(r'[a-z]([-a-z0-9]*[a-z0-9])?')  # of Services; other objects 
 _OBJECT = re.compile(r'[a-z0-9]([-.a-z0-9]*[a-z0-9])?')  # of Secrets and config maps
 _VARIABLE = re.compile(r'[-._A-Za-z][-._A-Za-z0-9]*')
 
+_TRACING = (
+    "The image needs the extra 'tracing' for --tracing, and, if OTEL_EXPORTER_OTLP_ENDPOINT is set, the package "
+    "opentelemetry-exporter-otlp-proto-http."
+)
+
 
 def print_manifests(
     registry: OperatorRegistry,
@@ -72,6 +77,8 @@ def print_manifests(
         click.echo(f"Written to {' and '.join(filter(None, [kustomize, helm]))}.", err=True)
     if options.peering is not None:
         click.echo(_explain_peering(options.peering, options.namespaces), err=True)
+    if options.tracing:
+        click.echo(_TRACING, err=True)
 
 
 def _explain_peering(name: str, namespaces: Sequence[str]) -> str:

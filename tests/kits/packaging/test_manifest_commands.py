@@ -211,6 +211,12 @@ def test_operators_can_be_inspected_and_make_traces(make):
     assert {'--inspect', '--tracing'} <= {*find_command(read(make('--inspect', '--tracing')))}
 
 
+def test_the_packages_that_traces_need_in_the_image_are_named_beside_the_manifests(make):
+    assert 'opentelemetry' not in make().stderr
+    told = make('--tracing').stderr
+    assert "The image needs the extra 'tracing'" in told and 'opentelemetry-exporter-otlp-proto-http' in told
+
+
 def test_metrics_have_a_service_monitor(make):
     objects = read(make('--monitoring'))
     assert objects['ServiceMonitor', 'default']['spec']['endpoints'] == [{'port': 'metrics'}]
