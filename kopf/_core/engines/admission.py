@@ -43,6 +43,8 @@ _VERSIONS = ('admission.k8s.io/v1', 'admission.k8s.io/v1beta1')
 _OPERATIONS = ('CREATE', 'UPDATE', 'DELETE', 'CONNECT')
 _DEFAULT_CODE = 500
 _TIMEOUT_CODE = 504
+_FILLING = "; to fill it, take body instead of obj, spec, or status"
+"""The hint for mutating handlers, which are called before the API server checks the schema."""
 
 
 class AdmissionError(PermanentError):
@@ -379,11 +381,17 @@ class _Verdict:
 
     def add_failure(self, handler: WebhookHandler, error: BaseException, cause: WebhookCause) -> None:
         """Deny the request because of a failed handler, or add a warning if its failures are ignored."""
+        hint = ''
+        if handler.model is not None and handler.type is WebhookType.MUTATING:
+            from kopf._core.intents.declared_kinds import InvalidObjectError  # imported already, because of the model
+
+            hint = _FILLING if isinstance(error, InvalidObjectError) else ''
         if handler.ignore_failures:
             # A warning makes the failure visible to the client: `kubectl` prints it.
-            cause.warnings.append(f"{handler} has failed, which is ignored: {describe(error)}")
+            cause.warnings.append(f"{handler} has failed, which is ignored: {describe(error)}{hint}")
         else:
-            self.refusals.append(_refuse(error))
+            refusal = _refuse(error)
+            self.refusals.append(refusal._replace(message=refusal.message + hint))
 
     def respond(self, review: _Review, cause: WebhookCause) -> ResponsePayload:
         """Return the response of the review."""

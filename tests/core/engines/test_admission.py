@@ -869,6 +869,38 @@ async def test_an_object_that_does_not_conform_is_validated_once_and_refused(
     assert 'does not conform to the class Counted: spec.replicas' in answer['status']['message']
 
 
+async def test_a_mutating_handler_can_correct_by_the_body_what_the_class_refuses(
+    registry: kopf.OperatorRegistry, ask: Ask
+) -> None:
+    kopf.kind('kopf.dev/v1', 'KopfExample', registry=registry)(Counted)
+
+    @kopf.on.mutate(Counted, registry=registry)
+    def fill(body: Any, patch: Any, **_: Any) -> None:
+        patch.spec['replicas'] = len(body['spec']['replicas'])
+
+    answer = await ask(make_review(object=make_object(spec={'replicas': 'many'})))
+    assert answer['allowed'] and answer['patch']
+
+
+@pytest.mark.parametrize('ignored', [False, True])
+async def test_a_mutating_handler_that_cannot_get_what_it_is_to_fill_is_told_of_the_body(
+    registry: kopf.OperatorRegistry, ask: Ask, ignored: bool
+) -> None:
+    kopf.kind('kopf.dev/v1', 'KopfExample', registry=registry)(Counted)
+    kopf.on.mutate(Counted, registry=registry, ignore_failures=ignored)(lambda spec, **_: None)
+    answer = await ask(make_review(object=make_object(spec={'replicas': 'many'})))
+    text = answer['warnings'][0] if ignored else answer['status']['message']
+    assert 'does not conform to the class Counted' in text
+    assert text.endswith("; to fill it, take body instead of obj, spec, or status")
+
+
+async def test_a_validating_handler_is_not_told_how_to_fill_fields(registry: kopf.OperatorRegistry, ask: Ask) -> None:
+    kopf.kind('kopf.dev/v1', 'KopfExample', registry=registry)(Counted)
+    kopf.on.validate(Counted, registry=registry)(lambda spec, **_: None)
+    answer = await ask(make_review(object=make_object(spec={'replicas': 'many'})))
+    assert 'does not conform' in answer['status']['message'] and 'take body' not in answer['status']['message']
+
+
 def test_codes_of_refusals_are_numbers():
     with pytest.raises(TypeError, match="code= must be a number, such as 422, not '422'"):
         kopf.AdmissionError("No.", code='422')
