@@ -307,6 +307,15 @@ QUESTIONS = {
     "profile cpu": "explanation/performance",
     "run locally with service account": "howto/deployment#try-the-roles-from-your-machine",
     "unknown_service": "howto/traces",
+    "log level of the framework": "howto/logs#only-the-framework-s-messages-or-only-your-own",
+    "private CA": "howto/authentication#login-handlers",
+    "certificate verify failed": "howto/authentication#login-handlers",
+    "existing children": "howto/children",
+    "adopt existing objects": "howto/children",
+    "memory grows": "howto/troubleshooting#memory-grows",
+    "run on my laptop": "howto/sandbox",
+    "webhook name": "howto/admission#refuse-with-a-message",
+    "fill a required field": "howto/models#what-handlers-get",
 }
 
 
