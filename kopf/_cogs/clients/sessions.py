@@ -230,7 +230,7 @@ class DirectSession(Session):
                 )
         except OSError as e:
             raise make_error(e) from e
-        if request.span is not None or request.meters is not None:
+        if request.meters is not None or (request.span is not None and request.span.notes_status):
             request.note_status(self.server, response.status)
         if response.status >= 300:
             raise _refuse(response)
@@ -267,8 +267,9 @@ class DirectSession(Session):
             head = self._heads[extra] = f" HTTP/1.1\r\n{''.join(lines)}"
         if not query.isascii() or not query.isprintable() or ' ' in query:
             query = urllib.parse.quote(query, safe="/?&=%:,;+~@!$'()*")
-        if span is not None and (added := span.get_headers()):
-            head += ''.join([f'{name}: {value}\r\n' for name, value in added.items()])
+        if span is not None:
+            for name, value in span.get_headers().items():
+                head += f'{name}: {value}\r\n'
         if payload is None:
             # RFC 9110, section 8.6: methods that usually have a content declare its absence, other methods do not
             # mention it.

@@ -348,14 +348,15 @@ class Unsampled:
     log lines, or the code of handlers need them.
     """
 
-    __slots__ = ('_carried', '_drawn', '_event', '_number', '_sampler', '_step', 'ended')
+    __slots__ = ('_carried', '_drawn', '_event', '_number', '_sampler', 'ended', 'step')
 
     # Only what every trace needs is set: an assignment takes a tenth of the time to create an object.
     def __init__(self, sampler: Sampler, carried: str | None = None) -> None:
         self._sampler = sampler
         self._carried = carried
         self._drawn: str | None = None
-        self._step: ObjectStep | None = None
+        self.step: ObjectStep | None = None
+        """The current step, if it is observed after all; see `rejoin`."""
         self.ended = False
         """Whether the activity has ended. Code that still runs in its context is not a part of it."""
 
@@ -372,12 +373,10 @@ class Unsampled:
         if former is not None and type(former) is not Unsampled:
             self._sampler.attach()
 
-    def end_step(self, delay: float | None, *, requeued: bool, error: BaseException | None = None) -> None:
-        """Called when the step has ended, also with an error; the arguments are those of `ObjectStep.set_outcome`."""
-        if self._step is not None:
-            if error is None:
-                self._step.set_outcome(delay, requeued=requeued)
-            self._step.__exit__(*((None, None, None) if error is None else (type(error), error, error.__traceback__)))
+    def end_step(self, error: BaseException | None = None) -> None:
+        """Called when the step has ended, also with an error."""
+        if self.step is not None:
+            self.step.__exit__(*((None, None, None) if error is None else (type(error), error, error.__traceback__)))
         self.ended = True
 
     @property
@@ -396,8 +395,8 @@ class Unsampled:
         if known is not None:
             self._carried, self._drawn = carried, None
             return None
-        self._step = ObjectStep(instruments, key, event=self._event, number=self._number)
-        return self._step.__enter__()
+        self.step = ObjectStep(instruments, key, event=self._event, number=self._number)
+        return self.step.__enter__()
 
     # The ids, for the parts of the trace.
 
@@ -437,6 +436,9 @@ class Unsampled:
             _reset(outermost)
 
     # The interface of `ApiRequest`, for requests in the trace.
+
+    notes_status: ClassVar = False
+    """Whether `note_status` does anything."""
 
     def get_headers(self) -> Mapping[str, str]:
         """Return the headers to add to a request."""
@@ -748,6 +750,8 @@ class ApiRequest(Span):
     __slots__ = ('attempt', 'headers', 'method', 'path', 'payload', 'server', 'status', 'streaming', 'waited')
 
     POINT, BEGINS, ENDS = 'requests', 'request_begins', 'request_ends'
+    notes_status: ClassVar = True
+    """Whether `note_status` does anything: it does nothing in traces that are not sampled."""
 
     def __init__(
         self,

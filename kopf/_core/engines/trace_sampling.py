@@ -151,8 +151,9 @@ class EarlySampler:
 
     def draw_traceparent(self, carried: str | None) -> str:
         """Return new ids; in the trace of the carried text, if there is one."""
-        known = None if carried is None else _TRACEPARENT.fullmatch(carried)
-        return self._ids.draw_unsampled(None if known is None else known[1])
+        if carried is not None and (known := _TRACEPARENT.fullmatch(carried)) is not None:
+            return self._ids.draw_unsampled(known[1])
+        return self._ids.draw_unsampled()
 
     def is_attached(self) -> bool:
         """Check whether the current span is that of `attach`, and not one of the user's code."""

@@ -102,8 +102,9 @@ class Tracing(SamplingInstrument):
         opened = self._open.pop(step, None)
         if opened is not None:
             if opened.span.is_recording():
-                opened.span.set_attribute('kopf.reason', step.reason or '')
-                _set_outcome(opened.span, step.outcome, step.delay)
+                opened.span.set_attributes(
+                    {'kopf.reason': step.reason or '', **_describe_outcome(step.outcome, step.delay)}
+                )
             self._end(opened, step)
 
     def _open_step(self, step: ObjectStep) -> Any:
@@ -178,7 +179,7 @@ class Tracing(SamplingInstrument):
             if call.carried is None and call.key is not None and call.outcome in CARRYING:
                 call.carried = self._find_origin(call, opened.span)
             if not opened.borrowed and opened.span.is_recording():
-                _set_outcome(opened.span, call.outcome, call.delay)
+                opened.span.set_attributes(_describe_outcome(call.outcome, call.delay))
             self._end(opened, call)
 
     # Requests.
@@ -264,12 +265,12 @@ class Tracing(SamplingInstrument):
 
     def find_ids(self) -> Mapping[str, str] | None:
         """Return the attributes of log lines: the ids of the current trace and span; ``None`` if there is no span."""
-        # Most lines in production: no span is open, and there are no spans of the user's code.
+        activity = get_current_activity()
+        if type(activity) is Unsampled:  # the usual case in production, for each line
+            return activity.draw_log_ids() if self._is_showing_all else None
+        # The other usual case: a handler of raw events. No span is open, and there are no spans of the user's code.
         if not self._open and not self._is_showing_all and self.sampler is not None and self.sampler.is_attached():
             return None
-        activity = get_current_activity()
-        if type(activity) is Unsampled:
-            return activity.draw_log_ids() if self._is_showing_all else None
         if activity is not None and activity.unsampled is not None:
             return activity.unsampled.draw_log_ids() if self._is_showing_all else None
         span, current = activity if isinstance(activity, Span) else None, self._trace.get_current_span()
@@ -294,10 +295,8 @@ def _format_ids(context: Any) -> TraceIds:
     return TraceIds(f'{context.trace_id:032x}', f'{context.span_id:016x}', f'{context.trace_flags:02x}')
 
 
-def _set_outcome(span: Any, outcome: str | None, delay: float | None) -> None:
-    span.set_attribute('kopf.outcome', outcome or '')
-    if delay is not None:
-        span.set_attribute('kopf.delay', delay)
+def _describe_outcome(outcome: str | None, delay: float | None) -> dict[str, str | float]:
+    return {'kopf.outcome': outcome or ''} if delay is None else {'kopf.outcome': outcome or '', 'kopf.delay': delay}
 
 
 def _describe(key: ObjectKey) -> dict[str, str]:

@@ -100,15 +100,16 @@ class ObjectStepper:
                 delay = await self._step_told(record, event, type_, number=number)
         except BaseException as error:
             if unsampled is not None:
-                unsampled.end_step(None, requeued=False, error=error)
+                unsampled.end_step(error)
             if meter is not None and isinstance(error, Exception):
                 meter.note_reconciliation(began, 'error', record.uid)
             raise
-        requeued = record.has_work
         if unsampled is not None:
-            unsampled.end_step(delay, requeued=requeued)
+            if unsampled.step is not None:
+                unsampled.step.set_outcome(delay, requeued=record.has_work)
+            unsampled.end_step()
         if meter is not None:
-            result = 'requeue' if requeued else 'success' if delay is None else 'requeue_after'
+            result = 'requeue' if record.has_work else 'success' if delay is None else 'requeue_after'
             meter.note_reconciliation(began, result, record.uid)
         return delay
 

@@ -227,7 +227,7 @@ def test_traces_that_are_not_sampled_do_not_keep_the_former_ones_in_memory():
         unsampled = Unsampled(types.SimpleNamespace(attach=lambda: None))
         unsampled.begin_step('MODIFIED', 1)
         inherited = contextvars.copy_context()  # of a daemon, or of a worker, which starts the next step
-        unsampled.end_step(None, requeued=False)
+        unsampled.end_step()
         return inherited
 
     def count():
