@@ -34,14 +34,22 @@ class ShardSink(ForwardingSink):
     def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
         if not self._owns(record):
             record.mark_initial()  # for its first event after this member begins to handle it
+            self._forget_deleted(record, event)
             return
         if self._stale and record in self._stale:
             if listed_since is None or listed_since < self._listed_at:
                 return
             self._stale.discard(record)
             if event['type'] == 'DELETED':
-                return  # it was never handled here
+                self._forget_deleted(record, event)  # handlers are not called, as it was never handled in this term
+                return
         self._sink.receive(record, event, listed_since=listed_since)
+
+    def _forget_deleted(self, record: ObjectRecord, event: RawEvent) -> None:
+        """Let the processor release what it knows of a deleted object from a term before this member lost its Lease."""
+        # What still runs is drained: the object is disowned when it has ended.
+        if event['type'] == 'DELETED' and not record.has_worker and record.daemons is None:
+            self._sink.disowned([record])
 
     def relisting(self, watch: ResourceWatch, taken: Callable[[ObjectRecord], bool]) -> None:
         self._listed_at = time.monotonic()

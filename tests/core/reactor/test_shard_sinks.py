@@ -12,6 +12,7 @@ class Processor:
     def __init__(self):
         self.events = []
         self.relists = 0
+        self.disowned_names = []
 
     def receive(self, record, event, *, listed_since):
         self.events.append((record.name, event['type']))
@@ -27,6 +28,9 @@ class Processor:
 
     def surrendered(self, records):
         pass
+
+    def disowned(self, records):
+        self.disowned_names += [record.name for record in records]
 
 
 class Watch:
@@ -88,6 +92,17 @@ def test_an_object_that_is_gone_before_it_is_listed_was_never_there(world):
     world.sink.relisting(world.watch, lambda record: record.name == 'y')
     world.receive('y', 'DELETED', time.monotonic())
     assert world.processor.events == []
+
+
+@pytest.mark.parametrize('owned', [{'x', 'y'}, {'x'}])
+def test_what_is_known_of_an_object_from_a_former_term_is_released_when_it_is_gone(world, owned):
+    world.owned = {'x', 'y'}
+    world.receive('y', 'MODIFIED')
+    world.sink.resumed(world.watch)  # the member has lost its Lease, and has another one now
+    world.owned = owned
+    world.receive('y', 'DELETED', time.monotonic())
+    assert world.processor.events == [('y', 'MODIFIED')]
+    assert world.processor.disowned_names == ['y']
 
 
 @pytest.mark.parametrize('begin', ['relisting', 'resumed'])
