@@ -8,7 +8,7 @@ EXTRAS := test
 # Most tests wait for servers and clocks, so there may be more of them at once than there are cores. They run in forks of the
 # process that has collected them (tests/cluster/forkedworkers.py), not in new interpreters as those of pytest-xdist. What
 # fails while the machine is busy is tried again; the summary tells of it.
-PARALLEL := --forks 6 -p no:xdist --reruns 2 -r R
+PARALLEL := --forks 10 -p no:xdist --reruns 2 -r R
 
 # The unit tests: of each module of the package, and so of all that can depend on the version of Python. The others run whole
 # operators, mostly as processes.
