@@ -8,7 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kopf._kits.checking.chaos import ChecksFailed, KopfChaos, UntriedPlansWarning
+    from kopf._kits.checking.chaos import ChecksFailed, KopfChaos
     from kopf._kits.checking.checks import CannotCheck
     from kopf._kits.runner import KopfRunner
     from kopf._kits.testing.operator_processes import Operator, OperatorFailed
@@ -37,7 +37,6 @@ __all__ = [
     'SeenRequest',
     'Snapshot',
     'StateError',
-    'UntriedPlansWarning',
     'VirtualTimeError',
     'WaitTimeout',
 ]
@@ -58,7 +57,6 @@ _MODULES = {
     'SeenRequest': 'testing.serving.faults',
     'Snapshot': 'testing.serving.snapshots',
     'StateError': 'testing.storing.states',
-    'UntriedPlansWarning': 'checking.chaos',
     'VirtualTimeError': 'testing.virtual.virtual_clocks',
     'WaitTimeout': 'testing.serving.waits',
 }

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,12 +25,6 @@ _OPTION = 'budget={}'
 
 class ChecksFailed(AssertionError):
     """Raised when a disturbance has shown a mistake of the operator; the message is the report."""
-
-    __module__ = 'kopf.testing'
-
-
-class UntriedPlansWarning(UserWarning):
-    """Warns that a check has found nothing, but that its budget has ended before all plans were tried."""
 
     __module__ = 'kopf.testing'
 
@@ -153,8 +146,6 @@ class KopfChaos:
         if report.is_vain:
             raise CannotCheck(reports.summarize(report, option=_OPTION))
         print(reports.format_report(report, [], option=_OPTION))  # pytest shows the report of a passed test on request
-        if report.left:  # the stack: the test, `check`, and this function
-            warnings.warn(reports.summarize(report, option=_OPTION), UntriedPlansWarning, stacklevel=3)
         return report
 
     def _find_outside(self) -> set[str]:

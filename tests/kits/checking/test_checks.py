@@ -6,14 +6,12 @@ import re
 
 import pytest
 
-from kopf._kits.checking.checks import Check, Finding, Report
+from kopf._kits.checking.checks import Check, Finding
 from kopf._kits.checking.oracles import Violation
 from kopf._kits.checking.outcomes import Outcome
 from kopf._kits.checking.plans import Edit, Moment, Plan, Target
 from kopf._kits.checking.subjects import Loading, Subject
-from kopf.testing import CannotCheck, ChecksFailed, UntriedPlansWarning
-
-pytestmark = pytest.mark.filterwarnings("ignore::kopf.testing.UntriedPlansWarning")  # `limit_plans` leaves plans
+from kopf.testing import CannotCheck, ChecksFailed
 
 RIGHT = """
     import cloud
@@ -450,17 +448,6 @@ def test_the_budget_is_kept(check):
     assert report.seconds < budget + 8
     assert any("more plans were not tried: the budget was used up." in text for text in report.untried)
     assert report.left > 0 and report.budget == budget
-
-
-def test_a_success_after_a_part_of_the_plans_warns(check):
-    with pytest.warns(UntriedPlansWarning, match=r"3 of \d+ plans in .*: nothing found, but .*; budget=200 tries more"):
-        check(RIGHT, plans=2)
-
-
-def test_a_success_after_all_plans_does_not_warn(check, monkeypatch, recwarn):
-    monkeypatch.setattr(Check, "run", lambda self: Report([(Plan(), [])] * 2))
-    check(RIGHT)
-    assert not [each for each in recwarn if each.category is UntriedPlansWarning]
 
 
 def test_a_budget_without_any_disturbance_is_no_success(check):
