@@ -48,10 +48,12 @@ SHARE = 0.01
 
 LIMITS = {
     "event": {"metrics": 1.03, "traces of 1 %": 1.065},
-    "update": {"metrics": 1.02, "traces of 1 %": 1.03},
+    "update": {"metrics": 1.025, "traces of 1 %": 1.04},
 }
 """
-The highest ratios to the operator without instruments. Lower them after an improvement.
+The highest ratios to the operator without instruments: the measured ones, and what programs differ by at random.
+
+For updates, 1.013 and 1.028 were measured with 200 objects. Lower the limits after an improvement.
 
 Why is more permitted for raw events? To make and to export the two spans of a sampled trace takes OpenTelemetry more
 than three times as long as the whole event; with 1 % of them, this alone is 3.4 %.
