@@ -222,9 +222,8 @@ class PeeringCommand:
         """Log how many operators notice the command; without it, the command would seem to have paused others, too."""
         if not peers:
             logger.warning(
-                "No operator has a live record in the peering %r, so none is %s. Operators that run with --standalone, "
-                "do not use it: scale them to zero instead, or run them with "
-                "--peering=%s.",
+                "No operator has a live record in the peering %r, so none is %s. Operators that run with --standalone "
+                "do not use it: scale them to zero instead, or run them with --peering=%s.",
                 name,
                 "resumed" if self.lifetime <= 0 else "paused",
                 name,
