@@ -30,6 +30,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from objects import body, definition
+from operators_under_test import end
 
 from kopf.testing import Sandbox
 
@@ -116,12 +117,7 @@ class CountedOperator:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.process.terminate()
-        try:
-            self.process.wait(60)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        end(self.process)
 
     def _read(self, fd: int) -> None:
         with open(fd) as file:

@@ -21,6 +21,16 @@ from typing import Any
 from clusters import HERE, Cluster
 
 
+def end(process: "subprocess.Popen[bytes]") -> None:
+    """End the process as Kubernetes does: kill it if it has not ended in a minute."""
+    process.terminate()
+    try:
+        process.wait(60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
 @dataclasses.dataclass
 class Runner:
     name: str
@@ -179,12 +189,7 @@ class Operator:
         """Stop it as Kubernetes does; return how long that took."""
         begin = time.monotonic()
         if self.process.poll() is None:
-            self.process.terminate()
-            try:
-                self.process.wait(60)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+            end(self.process)
         return time.monotonic() - begin
 
     def requests(self, since: int, until: int) -> collections.Counter[str]:
