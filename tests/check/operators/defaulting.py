@@ -1,4 +1,6 @@
-"""Correct: a webhook fills in what is missing, sub-handlers make a child for each page."""
+"""Correct: a webhook fills in what is missing, sub-handlers make a child for each page, and delete those without one."""
+
+from kube import CONFIGMAPS, Kube, NotFound
 
 import kopf
 
@@ -7,6 +9,16 @@ import kopf
 def configure(settings, **_):
     settings.admission.server = kopf.WebhookServer(port=0)
     settings.admission.managed = "defaults.example.com"
+
+
+@kopf.on.startup()
+async def connect(memo, **kwargs):
+    memo.kube = Kube(**kwargs)
+
+
+@kopf.on.cleanup()
+async def disconnect(memo, **_):
+    await memo.kube.close()
 
 
 @kopf.on.mutate("webapps")
@@ -24,7 +36,7 @@ def check(spec, **_):
 @kopf.on.create("webapps")
 @kopf.on.update("webapps")
 @kopf.on.resume("webapps")
-async def serve(spec, name, body, patch, **_):
+async def serve(spec, name, namespace, uid, body, patch, memo, **_):
     pages = spec.get("pages", [])
 
     def maker(page):
@@ -36,6 +48,18 @@ async def serve(spec, name, body, patch, **_):
 
         return make
 
+    async def delete_others(**_):
+        collection = CONFIGMAPS.format(namespace)
+        for child in await memo.kube.list(collection):
+            owners = [owner["uid"] for owner in child["metadata"].get("ownerReferences", [])]
+            child_name = child["metadata"]["name"]
+            if uid in owners and child_name not in {f"{name}-{page}" for page in pages}:
+                try:
+                    await memo.kube.delete(f"{collection}/{child_name}")
+                except NotFound:
+                    pass
+
     for page in pages:
         kopf.register(id=page, fn=maker(page))
+    kopf.register(id="delete-others", fn=delete_others)
     patch.status["pages"] = len(pages)
