@@ -92,6 +92,8 @@ def list_moments(requests: Sequence[Request], phases: Collection[str]) -> list[t
     counts: dict[tuple[str, str, str], int] = {}
     found = []
     for request in requests:
+        if request.phase == 'restart':  # disturbed courses have no such phase
+            continue
         key = (request.verb, request.resource, request.subresource)
         counts[key] = counts.get(key, 0) + 1
         if request.phase in phases and request.resource not in HIDDEN and (request.is_write or request.verb == 'get'):

@@ -19,7 +19,7 @@ from kopf._core.intents.handlers import ChangingHandler, ResourceHandler
 from kopf._core.intents.registries import OperatorRegistry
 from kopf._kits.checking.call_records import Call, CallRecord
 from kopf._kits.checking.clusters import ClusterError
-from kopf._kits.checking.disturbances import EDITED_BY_USER, EDITING, Disturbance
+from kopf._kits.checking.disturbances import ACTIONS, EDITED_BY_USER, EDITING, Disturbance
 from kopf._kits.checking.end_states import State, StoredObject
 from kopf._kits.checking.outcomes import HIDDEN, MAX_WRITES, Facts, Outcome, Request
 from kopf._kits.checking.plans import CALL, Plan, Target
@@ -216,7 +216,7 @@ class Course:
         written = before = self._count_writes()
         stride = pace.short_stride
         last = max(started, self._disturbance.ends_at, self._last_write_at)
-        while not is_at_rest and self.testbed.now - started < patience:
+        while not is_at_rest and self.testbed.now - max(started, self._disturbance.ends_at) < patience:
             if (count := self._count_writes()) > written + MAX_WRITES:
                 return False
             # Advance in small steps: an operator that writes in a loop without delays can make thousands of requests in
@@ -290,8 +290,8 @@ class Course:
         if self._disturbance.happens_at_rest:
             self._disturbance.happen_at_rest()
             self._outcome.rests = self.settle()
-        # Do not idle with an operator that writes all the time: its thousands of requests would use up the budget.
-        if self._outcome.rests:
+        # Do not idle with an operator that is in a loop: its thousands of requests would use up the budget.
+        if self._outcome.rests or self._is_periodic:
             self.testbed.advance(self._number * self.testbed.pace.idle)
         self._outcome.end = self._get_state()
         self._outcome.failed = self._list_calls('failed')
@@ -299,6 +299,7 @@ class Course:
         if not self._plan.do and not self._plan.edits:
             self._outcome.logged = find_remarkable('\n'.join(operator.output for operator in self._operators))
         self._collect_facts()
+        self._disturbance.suspend()
         self._enter_phase('quiet')
         self._record.watch_rest()
         self._outcome.quiet_writes = self._watch_rest()
@@ -369,6 +370,7 @@ class Course:
 
     def _delete(self) -> None:
         """Delete the objects of the user, beginning with those that the operator handles."""
+        self._disturbance.enter_deletion()
         self._enter_phase('deletion')
         parents = [target for target in self._created if target in self._outcome.facts.parents]
         others = [target for target in self._created if target not in self._outcome.facts.parents]
@@ -430,11 +432,16 @@ class Course:
                 )
 
     def _write_log(self) -> str:
-        return ''.join(
+        lines = [
             f'{self.testbed.get_time(request):.6f} {request.verb} {request.path} {dict(request.query)} '
             f'{request.body.decode(errors="replace")} {request.status}\n'
             for request in self._seen
-        )
+        ]
+        if self._disturbance.began is not None:
+            position, at = self._disturbance.began
+            edits = ''.join(f': {edit.target} {edit}' for edit in self._plan.edits[:1] if self._plan.do in EDITING)
+            lines.insert(position, f'# {at:.6f} {ACTIONS[self._plan.do]}{edits}\n')
+        return ''.join(lines)
 
     def _get_state(self) -> State:
         outside = {name: as_data(observe()) for name, observe in self._subject.observers.items()}

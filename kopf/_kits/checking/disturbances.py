@@ -18,6 +18,9 @@ EDITED_BY_USER = frozenset({'edit', 'stale'})
 EDITING = EDITED_BY_USER | {'tamper', 'annotate'}
 """The disturbances that make the first edit of the plan themselves. All other edits are made at rest."""
 
+WRITING = EDITING | {'delete', 'recreate'}
+"""The disturbances in which a client other than the operator changes objects."""
+
 ACTIONS: Mapping[str, str] = {
     'kill': 'the operator is killed, and started again',
     'stop': 'the operator is stopped gracefully, and started again',
@@ -77,6 +80,9 @@ class Disturbance:
         """Whether the disturbance has made its write as another client."""
         self.ends_at = 0.0
         """The time when the disturbance ends (in seconds)."""
+        self.began: tuple[int, float] | None = None
+        """When the disturbance has begun: the number of earlier requests, and the time (in seconds)."""
+        self._begins_at_requests = True
 
     @property
     def _testbed(self) -> Testbed:
@@ -86,6 +92,14 @@ class Disturbance:
     def happens_at_rest(self) -> bool:
         """True if the disturbance happens after the scenario."""
         return self._plan.step == 0
+
+    def suspend(self) -> None:
+        """Begin at no request until the deletion: the end state is taken, and the rest is watched."""
+        self._begins_at_requests = False
+
+    def enter_deletion(self) -> None:
+        """Begin at requests again, unless another client would write: its edits could not be in the end state."""
+        self._begins_at_requests = self._plan.do not in WRITING
 
     def arm(self) -> None:
         """Set the faults that take effect when the operator makes the request of the plan."""
@@ -111,7 +125,7 @@ class Disturbance:
         if (request.verb, request.resource, request.subresource) != moment.key:
             return False
         self._count += 1
-        if self._count < moment.number:
+        if self._count < moment.number or not (self.has_begun or self._begins_at_requests):
             return False
         self._begin(self._plan.seconds)
         return True
@@ -122,7 +136,7 @@ class Disturbance:
         if moment is None or (moment.verb, moment.resource) != (CALL, name):
             return False
         self._count += 1
-        if self._count != moment.number:
+        if self._count != moment.number or not self._begins_at_requests:
             return False
         self._begin(0)
         self._later(self._plan.seconds or self._testbed.pace.killed, self._course.start_operator)
@@ -130,6 +144,8 @@ class Disturbance:
 
     def _begin(self, seconds: float) -> None:
         self.has_begun = True
+        if self.began is None:
+            self.began = len(self._testbed.requests), self._testbed.now
         self.ends_at = self._testbed.now + seconds
 
     def _happen_in_request(self) -> Any:

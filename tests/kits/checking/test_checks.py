@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from kopf._kits.checking.checks import Check, Finding
+from kopf._kits.checking.checks import OUT_OF_REACH, Check, Finding
 from kopf._kits.checking.oracles import Violation
 from kopf._kits.checking.outcomes import Outcome
 from kopf._kits.checking.plans import Edit, Moment, Plan, Target
@@ -321,6 +321,26 @@ def test_the_whole_budget_is_for_other_plans_if_nothing_is_found(check):
     [text] = [text for text in report.untried if "more plans were not tried" in text]
     counts = re.findall(r"\w+ \((\d+)\)", text.partition("They are: ")[2])
     assert sum(map(int, counts)) == report.left
+
+
+TICKING = """
+    import time
+
+    @kopf.on.create('webs')
+    @kopf.on.update('webs')
+    def serve(spec, patch, **_):
+        patch.status['size'] = spec['size']
+
+    @kopf.timer('webs', interval=30)
+    def tick(patch, **_):
+        patch.status['ticked'] = time.time()
+"""
+
+
+@pytest.mark.long
+def test_periodic_writes_are_disturbed_before_the_end_state_only(check):
+    report = check(TICKING, plans=60)
+    assert not [text for text in report.untried if OUT_OF_REACH in text]
 
 
 FAILING = """

@@ -182,6 +182,34 @@ def test_edits_are_made_at_rest_or_at_a_request(run):
     assert outcome.has_begun and get_statuses(outcome) == [4]
 
 
+TICKING = (
+    HANDLERS
+    + """
+    import time
+
+    @kopf.timer('webs', interval=30)
+    def tick(patch, **_):
+        patch.status['ticked'] = time.time()
+"""
+)
+
+
+@pytest.mark.parametrize("number, size", [(2, 4), (10, 4), (15, 2)], ids=["early", "late", "too late"])
+def test_edits_among_periodic_writes_are_in_the_end_state_or_are_not_made(run, number, size):
+    request = Moment(verb="patch", resource="webs", subresource="status", number=number)
+    plan = Plan(do="edit", when="unanswered", request=request, edits=(Edit(WEB, {"spec": {"size": 4}}),))
+    outcome = run(plan, text=TICKING, periodic=True, log=True)
+    assert get_statuses(outcome) == [size]
+    assert outcome.has_begun is (size == 4)
+    assert ("the user edits the object: webs default/w1 spec.size = 4\n" in outcome.log) is (size == 4)
+
+
+def test_nothing_is_disturbed_between_the_end_state_and_the_deletion(run):
+    request = Moment(verb="patch", resource="webs", subresource="status", number=15)
+    outcome = run(Plan(do="kill", when="before", request=request), text=TICKING, periodic=True)
+    assert not outcome.has_begun
+
+
 def test_edits_of_absent_objects_have_not_happened(run):
     absent = Target(resource="webs", namespace="default", name="absent")
     outcome = run(Plan(do="edit", when="unanswered", request=PATCH, edits=(Edit(absent, {"spec": {"size": 4}}),)))
