@@ -1,4 +1,4 @@
-"""Correct: a webhook fills in what is missing, sub-handlers make a child for each page, and delete those without one."""
+"""Correct: a webhook fills in what is missing, sub-handlers make a child for each page and delete the other ones."""
 
 from kube import CONFIGMAPS, Kube, NotFound
 
