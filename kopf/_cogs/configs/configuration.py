@@ -467,6 +467,7 @@ class ExecutionSettings(_Group):
     executor: _Executor = _Executor()
     """
     The executor for sync handlers: by default, a thread pool, which logs a message when it is full for the first time.
+    Logins, index functions, and handlers of webhooks and probes have other threads, as handlers can wait for them.
     Handlers that have started in the former executor finish there. This includes the startup handler that replaces it,
     so that handler is better async.
     """

@@ -144,7 +144,7 @@ def _report_if_slow(handler: ActivityHandler, cause: ActivityCause) -> Iterator[
 
 def make_rules(context: OperatorContext, activity: Activity) -> Execution:
     """Return the rules for running the handlers of an activity."""
-    rules = context.make_rules()
+    rules = context.make_rules(executor=context.login_threads if activity is Activity.AUTHENTICATION else None)
     return rules._replace(
         # A pod is usually killed after 30 seconds, so there would be no second attempt after the usual 60 seconds.
         default_backoff=CLEANUP_BACKOFF if activity is Activity.CLEANUP else rules.default_backoff,

@@ -278,7 +278,7 @@ async def wait_for_indexing(objects: Collection[Indexed]) -> None:
 
 def make_rules(context: OperatorContext) -> Execution:
     """Return the rules for running indexing functions: by default, their errors are ignored."""
-    return context.make_rules()._replace(default_errors=ErrorsMode.IGNORED)
+    return context.make_rules(executor=context.index_threads)._replace(default_errors=ErrorsMode.IGNORED)
 
 
 def get_retry_delay(excluded: Mapping[HandlerId, HandlerState]) -> float | None:

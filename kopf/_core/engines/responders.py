@@ -81,5 +81,6 @@ class Responder:
     async def run_once(self, handler: ResourceHandler, cause: ResourceCause) -> Outcome:
         """Run the handler once; arbitrary errors are permanent."""
         state = HandlerState(started=utcnow())
-        rules = self._context.make_rules()._replace(default_errors=ErrorsMode.PERMANENT)
+        rules = self._context.make_rules(executor=self._context.response_threads)
+        rules = rules._replace(default_errors=ErrorsMode.PERMANENT)
         return await run_handler(handler, cause, state, rules)

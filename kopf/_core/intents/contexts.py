@@ -7,8 +7,10 @@ this part when they are created, because repeated look-ups would slow down the p
 
 import copy
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
 from typing import Any
 
 from kopf._cogs.configs.configuration import OperatorSettings
@@ -59,18 +61,44 @@ class OperatorContext:
                 )
             return self.memo
 
-    def make_rules(self, is_halted: Callable[[], bool] | None = None) -> Execution:
+    # Why do these functions not run in the executor of other handlers? Those can wait for them, and could use all its
+    # threads meanwhile: without a free thread, all of them would wait for ever. Pools without calls have no threads.
+
+    @functools.cached_property
+    def login_threads(self) -> Executor:
+        """The threads of sync login handlers: requests wait for these, and handlers for requests."""
+        return _make_threads(None)  # only one of them runs at a time, but former ones can hang
+
+    @functools.cached_property
+    def index_threads(self) -> Executor:
+        """The threads of sync index functions: handlers wait for these after they have applied an indexed object."""
+        return _make_threads(self.settings.execution.max_workers)
+
+    @functools.cached_property
+    def response_threads(self) -> Executor:
+        """The threads of sync handlers of webhooks and probes: the API server, and so handlers, wait for webhooks."""
+        return _make_threads(self.settings.execution.max_workers)
+
+    def make_rules(self, is_halted: Callable[[], bool] | None = None, *, executor: Executor | None = None) -> Execution:
         """
         Create the rules for running handlers from the current settings.
 
         Args:
             is_halted: checks whether the operator is paused or must pause, for handlers that do not begin then;
                 callable from any thread.
+            executor: the executor for sync handlers, if not that of the settings.
         """
         execution = self.settings.execution
         return Execution(
-            executor=execution.executor,
+            executor=execution.executor if executor is None else executor,
             default_backoff=execution.default_backoff,
             instruments=self.instruments,
             is_halted=is_halted,
         )
+
+
+def _make_threads(limit: int | None) -> Executor:
+    # Why not at the top? Operators with only async functions do not need it.
+    from kopf._cogs.aiokits.thread_pools import DaemonicThreadPool
+
+    return DaemonicThreadPool(max_workers=limit)

@@ -302,3 +302,16 @@ async def test_errors_are_freed_without_the_garbage_collector(registry, settings
     findings = await probes.collect()
     assert findings['failing'].failure == "boo"
     assert failing.errors and not failing.remaining
+
+
+async def test_sync_probes_do_not_wait_for_the_threads_of_other_handlers(registry, settings):
+    kopf.on.probe(registry=registry, id='probe')(lambda **_: 'alive')
+    settings.execution.max_workers, release = 1, threading.Event()
+    settings.execution.executor.submit(release.wait)
+    probes = Probes(registry.activities.get_handlers(Activity.PROBE), OperatorContext(settings=settings))
+    try:
+        async with asyncio.timeout(10):
+            findings = await probes.collect()
+    finally:
+        release.set()
+    assert findings['probe'].result == 'alive'

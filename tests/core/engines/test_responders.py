@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 
 import pytest
 
@@ -19,8 +20,13 @@ BODY = Body({'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'metadata': MET
 
 
 @pytest.fixture
-def responder(known):
-    context = OperatorContext(settings=kopf.OperatorSettings(), memo=kopf.Memo(shared='yes'), indices={'index1': 'i'})
+def settings():
+    return kopf.OperatorSettings()
+
+
+@pytest.fixture
+def responder(known, settings):
+    context = OperatorContext(settings=settings, memo=kopf.Memo(shared='yes'), indices={'index1': 'i'})
     return Responder(context, memos=lambda resource, metadata: known.get((resource, metadata['uid'])))
 
 
@@ -146,3 +152,14 @@ async def test_a_cancelled_review_cancels_its_handler(respond):
 )
 def test_errors_are_described_by_their_texts_or_by_their_classes_if_the_texts_say_little(error, text):
     assert describe(error) == text
+
+
+async def test_sync_handlers_do_not_wait_for_the_threads_of_other_handlers(respond, settings):
+    settings.execution.max_workers, release = 1, threading.Event()
+    settings.execution.executor.submit(release.wait)
+    try:
+        async with asyncio.timeout(10):
+            outcome = await respond(lambda **_: None)
+    finally:
+        release.set()
+    assert outcome.exception is None

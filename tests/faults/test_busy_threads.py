@@ -1,0 +1,78 @@
+"""All threads of sync handlers are in use: what these handlers wait for goes on nevertheless."""
+
+import asyncio
+import threading
+
+import pytest
+from operatorworld import in_virtual_time
+
+import kopf
+
+
+@pytest.fixture(autouse=True)
+def threads(world):
+    world.settings.execution.max_workers = 1
+
+
+def make_child(name, field):
+    return {'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': name}, 'data': {'field': field}}
+
+
+@in_virtual_time
+async def test_a_login_needs_no_thread_of_the_handlers_that_wait_for_it(world):
+    @kopf.on.reconcile('kopfexamples', owns=['configmaps'], registry=world.registry)
+    def reconcile(name, spec, children, **_):
+        if spec['field'] == 'v2':
+            world.sandbox.faults.expire_tokens()
+        children.apply(make_child(name, spec['field']))
+        world.note('applied', name)
+
+    async with world.operator():
+        await world.create()
+        await world.until_called('applied')
+        await world.edit(field='v2')
+        await world.until_called('applied', 2)
+
+
+@in_virtual_time
+async def test_a_login_does_not_wait_for_long_handlers(world):
+    entered, leave = threading.Event(), threading.Event()
+
+    @kopf.on.create('kopfexamples', labels={'in': 'thread'}, registry=world.registry)
+    def long(**_):
+        entered.set()
+        leave.wait()
+
+    world.declare(kopf.on.create, 'short', labels={'in': 'loop'})
+    async with world.operator():
+        try:
+            await world.create('long', labels={'in': 'thread'})
+            async with asyncio.timeout(60):
+                while not entered.is_set():
+                    await asyncio.sleep(0.1)
+            world.sandbox.faults.expire_tokens()
+            await world.create('short', labels={'in': 'loop'})
+            await world.handled('short')
+        finally:
+            leave.set()
+
+
+@in_virtual_time
+async def test_index_functions_need_no_thread_of_the_handlers_that_wait_for_them(world):
+    @kopf.index('configmaps', id='configs', registry=world.registry)
+    def index(name, body, **_):
+        return {name: body['data']['field']}
+
+    @kopf.on.reconcile('kopfexamples', owns=['configmaps'], registry=world.registry)
+    def reconcile(name, spec, children, configs, **_):
+        children.apply(make_child(name, spec['field']))
+        world.note('applied', name, found=[*configs.get(name, ())])
+
+    loop = asyncio.get_running_loop()
+    for number in range(5):
+        await world.create(f'obj-{number}')
+    async with world.operator():
+        began = loop.time()
+        await world.until_called('applied', 5)
+        assert loop.time() - began < 5
+    assert all(call.kwargs['found'] == ['value'] for call in world.calls)
