@@ -219,6 +219,11 @@ class ObjectRecord:
             event, self.pending = event
         return event
 
+    def peek_pending(self) -> RawEvent | None:
+        """Return the newest pending event, if there is one, and keep it."""
+        pending = self._get_pending()
+        return pending[-1] if pending else None
+
     def put_back(self, event: RawEvent) -> None:
         """Keep the event for another attempt, unless a newer one replaces it."""
         newer, self.pending = self._get_pending(), event

@@ -122,12 +122,11 @@ class Processor(ObjectSink):
             return
         if not record.throttled:
             self._workers.start(self, record, urgent=listed_since is None)
-        else:
-            delay = self._throttling.hasten(
-                record, event, check_stale=lambda: self._stale_events.drop_stale(record, event)
-            )
-            if delay is not None:
-                self._wake_later(record, delay, reason='failed')
+        elif (delay := self._hasten(record, event)) is not None:
+            self._wake_later(record, delay, reason='failed')
+
+    def _hasten(self, record: ObjectRecord, event: RawEvent) -> float | None:
+        return self._throttling.hasten(record, event, check_stale=lambda: self._stale_events.drop_stale(record, event))
 
     def paused(self, watch: ResourceWatch) -> None:
         self._screen.begin_pause(watch)
@@ -238,7 +237,12 @@ class Processor(ObjectSink):
             except Exception as error:
                 if self.meter is not None and self.is_observer:
                     self.meter.note_error(record.uid)
-                self._wake_later(record, self._throttling.fail(record, error), reason='failed')
+                delay = self._throttling.fail(record, error)
+                # The object can have changed while the step ran, e.g. because a user has corrected what made it fail.
+                # Without this check, the refused patch would be sent for that state, too, and would be refused again.
+                newer = record.peek_pending()
+                hastened = None if newer is None or newer is event else self._hasten(record, newer)
+                self._wake_later(record, delay if hastened is None else min(delay, hastened), reason='failed')
                 return
             # Why not return here? An event that came during the step must be processed now, not after the delay.
             if delay is not None:

@@ -61,11 +61,11 @@ class Throttle:
         self.hastened = False
         """Whether an attempt is planned because the object has changed."""
         self.refused: Patch | None = None
-        """The changes requested by handlers, if the API has refused the last patch; see `is_refusal`."""
+        """The changes requested by handlers, if the last patch was refused; see `is_refusal` and `is_in_patch`."""
         self.essence: BodyEssence | None = None
         """The essence of the object when the patch was refused."""
         self.is_users_fault = False
-        """Whether the API has refused changes requested by handlers, not the data of the framework."""
+        """Whether changes requested by handlers were refused or have failed, not the data of the framework."""
 
     def fail(self, error: Exception) -> tuple[float, bool]:
         """Count a failure; return the delay until the next attempt (in seconds), and whether the error is new."""
@@ -97,13 +97,14 @@ class Throttling:
         """Called when a step fails with an unexpected error; return the delay until the next attempt (in seconds)."""
         throttle = record.throttle or Throttle(self._settings.queueing.error_delays)
         delay, is_new = throttle.fail(error)
-        log, refused = self._make_logger(record), is_refusal(error)
-        if refused:
+        log, refused, in_patch = self._make_logger(record), is_refusal(error), is_in_patch(error)
+        if refused or in_patch:
             self._note_refusal(record, throttle, error)
+        if refused:
             if is_new:  # log it before the raw error, so that users read the remedy first
                 posted = self._make_logger(record, ObjectLogger)
                 log_refusal(posted, error, is_users_fault=throttle.is_users_fault, settings=self._settings)
-        elif is_new and any(frame.f_code is _APPLYING for frame, _ in traceback.walk_tb(error.__traceback__)):
+        elif is_new and in_patch:
             log.error(
                 "A function in patch.fns has failed (%s): %s. The patch is not applied. It is tried again less and "
                 "less often, and as soon as the object changes.",
@@ -163,7 +164,7 @@ class Throttling:
         if is_deleted(event):
             known = record.body is not None and is_deleted({'type': None, 'object': record.body})
             return event['type'] == 'DELETED' or not known
-        # After other errors, a change cannot help: an API server that is down would get a request for each edit.
+        # After other errors, an edit cannot help: an API server that is down would get a request for each edit.
         if throttle.refused is None or throttle.essence is None or check_stale():
             return False
         try:
@@ -174,7 +175,8 @@ class Throttling:
 
     def _note_refusal(self, record: ObjectRecord, throttle: Throttle, error: Exception) -> None:
         wanted = record.pending_patch if record.pending_patch is not None else Patch()
-        throttle.refused, throttle.is_users_fault = wanted, can_be_users_fault(wanted, error)
+        is_users_fault = can_be_users_fault(wanted, error) if isinstance(error, APIClientError) else bool(wanted.fns)
+        throttle.refused, throttle.is_users_fault = wanted, is_users_fault
         if record.body is not None:
             with contextlib.suppress(StorageError):
                 throttle.essence = self._decider.essences.of(Body(record.body))
@@ -186,6 +188,11 @@ class Throttling:
 def is_refusal(error: Exception) -> bool:
     """Check whether the API server would refuse the same request again."""
     return isinstance(error, APIClientError) and not isinstance(error, _PASSING)
+
+
+def is_in_patch(error: Exception) -> bool:
+    """Check whether a function in ``patch.fns`` has failed: it would most likely fail again for the same state."""
+    return any(frame.f_code is _APPLYING for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def can_be_users_fault(wanted: Patch, error: Exception) -> bool:

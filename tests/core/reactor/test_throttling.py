@@ -1,9 +1,10 @@
 """Objects that are delayed after failures of the API or of storages."""
 
+import asyncio
 import time
 
 import pytest
-from operatorworld import in_virtual_time
+from operatorworld import Gate, in_virtual_time
 
 import kopf
 from kopf._cogs.clients.errors import APIServerError, APIUnprocessableError
@@ -348,3 +349,67 @@ def test_only_changes_that_can_help_hasten_the_next_attempt(known, event, refuse
     if hastened:
         again = throttled.hasten(record, {'type': type, 'object': make(**fields)}, check_stale=lambda: False)
         assert again is None
+
+
+def fail(body):
+    raise ValueError("boo")
+
+
+def break_patch(patch, *, by):
+    """Make a patch that cannot be applied: because of a function, or of a value that the API refuses."""
+    if by == 'function':
+        patch.fns.append(fail)
+    else:
+        patch.metadata.labels['x'] = 'not a valid value!'
+
+
+@pytest.mark.parametrize('moment', ['while the handler runs', 'in the delay'])
+@pytest.mark.parametrize('by', ['function', 'value'])
+@in_virtual_time
+async def test_a_correction_is_handled_if_a_patch_could_not_be_applied(world, by, moment):
+    world.settings.queueing.error_delays = [999]
+    gate = Gate()
+
+    async def work(patch, spec, **_):
+        if spec['field'] != 'corrected':
+            await gate()
+            break_patch(patch, by=by)
+
+    world.declare(kopf.on.create, 'create', does=work)
+    async with world.operator():
+        await world.create()
+        await world.until_called('create')
+        if moment == 'in the delay':
+            gate.open()
+            await world.until_logged('Throttling for 999 seconds')
+        await world.edit(field='corrected')
+        await asyncio.sleep(1)
+        gate.open()
+        await world.handled(field='corrected')
+    assert [call['spec']['field'] for call in world.called('create')] == ['value', 'corrected']
+
+
+@pytest.mark.parametrize('moment', ['while the handler runs', 'in the delay'])
+@pytest.mark.parametrize('by', ['function', 'value'])
+@in_virtual_time
+async def test_a_deletion_is_handled_if_a_patch_could_not_be_applied(world, by, moment):
+    world.settings.queueing.error_delays = [999]
+    gate = Gate()
+
+    async def work(patch, **_):
+        await gate()
+        break_patch(patch, by=by)
+
+    world.declare(kopf.on.create, 'create', does=work)
+    world.declare(kopf.on.delete, 'delete')
+    async with world.operator():
+        await world.create()
+        await world.until_called('create')
+        if moment == 'in the delay':
+            gate.open()
+            await world.until_logged('Throttling for 999 seconds')
+        await world.delete()
+        await asyncio.sleep(1)
+        gate.open()
+        await world.gone()
+    assert world.ids == ['create', 'delete']
