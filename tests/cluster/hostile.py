@@ -82,6 +82,7 @@ class Rule:
     method: str
     pattern: str
     times: int | None
+    executed: bool
 
     def matches(self, exchange: Exchange) -> bool:
         return exchange.method == self.method and re.search(self.pattern, exchange.target) is not None
@@ -120,9 +121,11 @@ class HostileServer:
             for _ in range(3):
                 await asyncio.sleep(0)  # the transports end in the next iterations of the loop
 
-    def spoil(self, fn: Spoil, method: str = 'GET', pattern: str = '', *, times: int | None = 1) -> None:
-        """Let the answers be written by this function instead."""
-        self._rules.append(Rule(fn, method, pattern, times))
+    def spoil(
+        self, fn: Spoil, method: str = 'GET', pattern: str = '', *, times: int | None = 1, executed: bool = True
+    ) -> None:
+        """Let the answers be written by this function instead, to requests that are executed, or are not."""
+        self._rules.append(Rule(fn, method, pattern, times, executed))
 
     def clear(self) -> None:
         self._rules.clear()
@@ -155,7 +158,8 @@ class HostileServer:
         self.seen.append((time.monotonic(), method, target))
         try:
             rule = next((rule for rule in self._rules if rule.matches(exchange)), None)
-            await self._ask(exchange)
+            if rule is None or rule.executed:
+                await self._ask(exchange)
             if rule is None:
                 await self._pass_on(exchange)
             else:

@@ -11,7 +11,7 @@ from kinds import define
 
 import kopf
 from kopf._core.engines import peering_member
-from kopf._core.reactor import watches
+from kopf._core.reactor import child_release, watches
 
 WATCH = '/kopfexamples.*watch=true'
 OBJECT = '/kopfexamples/obj'
@@ -173,8 +173,10 @@ BAD_ANSWERS = {
     '302': answer(b'302 Found', HTML, b'Location: https://login.example.com/'),
     '307 JSON': answer(b'307 Temporary Redirect', b'{"metadata": null}', b'Location: /elsewhere'),
     '400 HTML': answer(b'400 Bad Request', HTML),
+    '404': answer(b'404 Not Found', b'404 page not found'),
     '408': answer(b'408 Request Timeout'),
     '409': answer(b'409 Conflict', STATUS),
+    '410 HTML': answer(b'410 Gone', HTML),
     '413': answer(b'413 Too Large', HTML),
     '418': answer(b"418 I'm a teapot", b'\xff\xfe'),
     '422': answer(b'422 Unprocessable', STATUS),
@@ -484,7 +486,7 @@ def is_seen(body, id):
 
 # Requests that are not about the handled objects.
 
-RARE = ['200 HTML', '200 {}', '409']
+RARE = ['200 HTML', '200 {}', '404', '409']
 
 
 async def until(fn):
@@ -493,7 +495,10 @@ async def until(fn):
             await asyncio.sleep(0.02)
 
 
-@parametrize('spoil', BAD_ANSWERS, RARE)
+LEASE_ANSWERS = {id: spoil for id, spoil in BAD_ANSWERS.items() if id != '404'}  # that is a missing namespace
+
+
+@parametrize('spoil', LEASE_ANSWERS, RARE)
 @pytest.mark.parametrize('method', ['GET', 'POST', 'PUT'])
 async def test_bad_answers_about_the_lease(world, hostile, observed, spoil, method):
     world.settings.leadership.retry_period = 0.2
@@ -561,3 +566,68 @@ async def test_bad_answers_about_children(world, hostile, spoil, method):
         await world.gone()
         await until(are_in())
     assert hostile.spoilt >= 2  # two watches can take their turns at once
+
+
+# A kind that is not served for a moment, e.g. by an API server that has just started.
+
+
+unserved = answer(b'404 Not Found', b'404 page not found')
+
+
+@pytest.mark.parametrize('decorator', [kopf.daemon, kopf.timer])
+async def test_patches_of_daemons_are_not_lost_while_their_kind_is_not_served(world, hostile, decorator):
+    world.settings.queueing.error_delays = [0.05]
+
+    @decorator('kopfexamples', registry=world.registry, **({'idle': 0.2} if decorator is kopf.timer else {}))
+    async def background(patch, name, **_):
+        hostile.spoil(unserved, 'PATCH', OBJECT, times=2, executed=False)
+        patch.status['seen'] = True
+
+    async with world.operator():
+        await world.create()
+        await world.aio.wait_for('kopfexamples', 'obj', lambda body: body.get('status', {}).get('seen'))
+    assert hostile.spoilt == 2
+
+
+async def test_results_are_not_lost_if_their_kind_is_not_served_when_the_newest_state_is_requested(world, hostile):
+    async def create(patch, **_):
+        patch.fns.append(lambda body: body['spec'].update(ours='x'))
+        world.sandbox.faults.error(409, times=2, verb='patch', name='obj')
+
+    async def are_refused():
+        return [request.status for request in world.sandbox.requests].count(409) == 2
+
+    world.declare(kopf.on.create, 'create', does=create)
+    async with world.operator():
+        await world.create()
+        await until(are_refused)
+        hostile.spoil(unserved, 'GET', OBJECT, executed=False)
+        await world.handled(ours='x')
+    assert world.ids == ['create'] and hostile.spoilt == 1
+
+
+@pytest.mark.parametrize('method, pattern', [('PATCH', OBJECT), ('DELETE', '/configmaps')])
+async def test_owners_and_remote_children_are_not_left_if_their_kinds_are_not_served(
+    world, hostile, monkeypatch, method, pattern
+):
+    monkeypatch.setattr(child_release, 'RELEASE_DELAY', 0.05)
+    await world.aio.create({'apiVersion': 'v1', 'kind': 'Namespace', 'metadata': {'name': 'remote'}})
+
+    @kopf.on.reconcile('kopfexamples', owns=['configmaps'], backoff=(0.05, 0.05), registry=world.registry)
+    async def reconcile(name, children, **_):
+        metadata = {'name': name, 'namespace': 'remote'}
+        await children.apply({'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': metadata})
+        world.note('applied', name)
+
+    async with world.operator(clusterwide=True):
+        if method == 'PATCH':
+            hostile.spoil(unserved, method, pattern, executed=False)
+        await world.create()
+        await world.until_called('applied')
+        owner = await world.get()
+        assert 'kopf.dev/children-operator' in str(owner['metadata']['finalizers'])
+        hostile.spoil(unserved, method, pattern, executed=False)
+        await world.delete()
+        await world.gone()
+        assert [each for each in await world.aio.list('configmaps') if each['metadata']['name'] == 'obj'] == []
+    assert hostile.spoilt == (2 if method == 'PATCH' else 1)

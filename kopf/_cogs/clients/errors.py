@@ -139,6 +139,10 @@ class APINotFoundError(APIClientError):
     """404: no such object, resource or API group."""
 
 
+class APIUnservedError(APINotFoundError):
+    """404: the API does not serve the resource now, so it is unknown whether the object exists."""
+
+
 class APIConflictError(APIClientError):
     """409: the object exists already, or is not in the expected version."""
 

@@ -24,6 +24,7 @@ from kopf._cogs.clients.errors import (
     APIFencedError,
     APIServerError,
     APITooManyRequestsError,
+    APIUnservedError,
 )
 from kopf._cogs.helpers.explanations import INTERRUPTIONS
 from kopf._cogs.structs.credentials import LoginError
@@ -51,7 +52,7 @@ HALTED_DELAY = 0.1
 TIMER_RESOLUTION = 0.001
 """How early an event loop can fire a timer (in seconds): uvloop rounds times to milliseconds."""
 
-_PASSING_ERRORS = (APIServerError, APIConnectionError, APITooManyRequestsError)
+_PASSING_ERRORS = (APIServerError, APIConnectionError, APITooManyRequestsError, APIUnservedError)
 
 
 class Daemon:

@@ -136,6 +136,7 @@ async def delete_child(
 
     Raises:
         APIConflictError: if the request conflicts with a concurrent one, so that the caller must repeat it.
+        APINotFoundError: if the API does not serve the kind of the child now.
     """
     metadata = raw['metadata']
     preconditions = {'uid': metadata.get('uid')}
@@ -150,7 +151,10 @@ async def delete_child(
     url = key.resource.get_url(namespace=key.namespace, name=key.name)
     try:
         await client.request('DELETE', url, payload=encode(options), logger=logger)
-    except APINotFoundError:
+    except APINotFoundError as error:
+        # If the resource itself is missing, for a moment or for good, that says nothing about the child.
+        if error.code is None:
+            raise
         return False
     except APIConflictError:
         # With the version, a conflict means that the child has changed, and its event triggers another run. Without

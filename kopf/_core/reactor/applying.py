@@ -13,7 +13,7 @@ from typing import NamedTuple, cast
 
 from kopf._cogs.clients import patching
 from kopf._cogs.clients.api import AnyLogger, ApiClient
-from kopf._cogs.clients.errors import APIForbiddenError, APINotFoundError, APIServerError
+from kopf._cogs.clients.errors import APIForbiddenError, APINotFoundError, APIServerError, APIUnservedError
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import Body, RawBody
 from kopf._cogs.structs.patches import Patch, combine_values
@@ -120,6 +120,9 @@ class Applier:
             patch: the changes that the daemon requests.
             is_settled: checks whether the object in the resulting state requires no action.
             resume: requeues the object if it does require action.
+
+        Raises:
+            APIUnservedError: if the API does not serve the resource now, so that the patch is not applied.
         """
         # Why not `record.body`? It is dropped when the object is at rest, and can be older than the state that the
         # daemons have.
@@ -127,6 +130,8 @@ class Applier:
         for delay in CONFLICT_DELAYS:
             asked_at = time.monotonic()
             result = await self._send(record, record.daemons.identity.uid, patch, raw, record.daemons.logger)
+            if not record.daemons.gone:
+                _check_served(result)
             # If the object was deleted meanwhile, ignore the response: it would make the object seem to exist again.
             if result.body is not None and not record.daemons.gone:
                 at_rest = record.body is None
@@ -163,9 +168,12 @@ class Applier:
             patch: the changes that the handler requests.
             body: the state to apply functions to; if absent, the newest one is requested.
             logger: the logger of the object.
+
+        Raises:
+            APIUnservedError: if the API does not serve the resource now.
         """
         asked_at = time.monotonic()
-        result = await self._send(record, seen['metadata'].get('uid'), patch, body, logger)
+        result = _check_served(await self._send(record, seen['metadata'].get('uid'), patch, body, logger))
         if result.gone:
             record.cancel_requeue()
             self._forget(record)
@@ -188,8 +196,11 @@ class Applier:
         Send a patch once, without any change of the record: the event of this patch will be an ordinary event.
 
         Such patches change conditions, parts of the status, or finalizers, so other handlers seldom react to them.
+
+        Raises:
+            APIUnservedError: if the API does not serve the resource now.
         """
-        return await self._send(record, uid, patch, body, logger)
+        return _check_served(await self._send(record, uid, patch, body, logger))
 
     async def reload(self, record: ObjectRecord, known: RawBody) -> None:
         """Request the newest state of the object from the API server, instead of waiting for an event."""
@@ -210,7 +221,10 @@ class Applier:
         try:
             url = resource.get_url(namespace=record.namespace, name=record.name)
             return cast(RawBody, await self._client.get_json(url, logger=log))
-        except APINotFoundError:
+        except APINotFoundError as error:
+            # If the resource itself is missing, for a moment or for good, that says nothing about the object.
+            if error.code is None:
+                raise APIUnservedError("the resource is not served", status=404) from error
             return None
         except APIForbiddenError:
             # The permission for watches usually includes lists, but some roles do not permit to get single objects.
@@ -283,6 +297,13 @@ class Applier:
         record.accept(raw)
         timeout = self._settings.persistence.consistency_timeout
         record.expect(Expectation.after_patch(raw, record.expected, timeout=timeout))
+
+
+def _check_served(result: patching.PatchResult) -> patching.PatchResult:
+    """Return the result; raise an error if the patch is not applied, but should be as soon as it is possible."""
+    if result.unserved:
+        raise APIUnservedError("the resource is not served", status=404)
+    return result
 
 
 def complete(record: ObjectRecord, patch: Patch, log: AnyLogger) -> None:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, cast
 
-from kopf._cogs.clients.errors import APIConflictError, APINotFoundError
+from kopf._cogs.clients.errors import APIConflictError
 from kopf._cogs.clients.pacing import background
 from kopf._cogs.clients.patching import discard_unstorable
 from kopf._cogs.structs.bodies import RawBody
@@ -156,8 +156,6 @@ class LevelRunner:
                 if is_ours and not run.plan.reasons:
                     for each in edits:
                         each.follow(run.plan.level.packed.copy())
-        if result.unserved:
-            raise APINotFoundError("the resource is not served", status=404)
         return not result.remaining_fns
 
     def _fail(self, run: Run, error: Exception) -> Outcome:
