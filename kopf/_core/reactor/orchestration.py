@@ -846,8 +846,10 @@ class Orchestrator:
 
     def _is_gone(self, resource: Resource, namespace: Namespace) -> bool:
         """Check whether the namespace or the resource is deleted, not only excluded from serving."""
+        # A resource with another scope is another one: the CRD was deleted with its objects, and created again.
+        key = resource.group, resource.plural, resource.namespaced
         return (resource.namespaced and namespace not in self._namespaces) or not any(
-            other.plural == resource.plural and other.group == resource.group for other in self._resources or ()
+            key == (other.group, other.plural, other.namespaced) for other in self._resources or ()
         )
 
     def _is_returning(self, resource: Resource, namespace: Namespace) -> bool:

@@ -469,3 +469,31 @@ async def test_a_storage_that_fails_while_other_handlers_take_over_does_not_end_
         await world.until_called('idle', name='other')
         await world.create('new')
         await world.until_called('idle', name='new')
+
+
+@pytest.mark.parametrize('scopes', [('Namespaced', 'Cluster'), ('Cluster', 'Namespaced')])
+@in_virtual_time
+async def test_objects_are_deleted_if_their_kind_gets_another_scope_in_a_gap_of_the_watch(world, scopes):
+    async def define(scope):
+        crd = yaml.safe_load((world.root / 'examples' / 'crd.yaml').read_text())
+        await world.aio.delete('customresourcedefinitions', crd['metadata']['name'])
+        await world.aio.wait_gone('customresourcedefinitions', crd['metadata']['name'])
+        await world.aio.apply(crd | {'spec': crd['spec'] | {'scope': scope}})
+        await asyncio.sleep(1)
+
+    @kopf.index('kopfexamples', id='names', registry=world.registry)
+    async def index(name, **_):
+        return {name: True}
+
+    world.declare(kopf.on.event, 'seen')
+    world.declare(kopf.on.create, 'create')
+    await define(scopes[0])
+    async with world.operator(namespaces=['default']):
+        await world.create('former')
+        await world.handled('former')
+        async with world.gap():
+            await define(scopes[1])
+        await world.until(lambda: 'DELETED' in [call['type'] for call in world.called('seen', 'former')])
+        await world.create('new')
+        await world.handled('new')
+        assert [*world.called('seen', 'new')[-1]['names']] == ['new']
