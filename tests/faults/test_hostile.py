@@ -606,10 +606,15 @@ async def test_results_are_not_lost_if_their_kind_is_not_served_when_the_newest_
     assert world.ids == ['create'] and hostile.spoilt == 1
 
 
-@pytest.mark.parametrize('method, pattern', [('PATCH', OBJECT), ('DELETE', '/configmaps')])
-async def test_owners_and_remote_children_are_not_left_if_their_kinds_are_not_served(
-    world, hostile, monkeypatch, method, pattern
-):
+@pytest.mark.parametrize(
+    'spoil, method, pattern',
+    [
+        pytest.param(unserved, 'PATCH', OBJECT, id='the owner is not served'),
+        pytest.param(unserved, 'DELETE', '/configmaps', id='the child is not served'),
+        pytest.param(answer(b'200 OK', HTML), 'DELETE', '/configmaps', id='a proxy responds'),
+    ],
+)
+async def test_owners_and_remote_children_are_not_left_behind(world, hostile, monkeypatch, spoil, method, pattern):
     monkeypatch.setattr(child_release, 'RELEASE_DELAY', 0.05)
     await world.aio.create({'apiVersion': 'v1', 'kind': 'Namespace', 'metadata': {'name': 'remote'}})
 
@@ -621,12 +626,12 @@ async def test_owners_and_remote_children_are_not_left_if_their_kinds_are_not_se
 
     async with world.operator(clusterwide=True):
         if method == 'PATCH':
-            hostile.spoil(unserved, method, pattern, executed=False)
+            hostile.spoil(spoil, method, pattern, executed=False)
         await world.create()
         await world.until_called('applied')
         owner = await world.get()
         assert 'kopf.dev/children-operator' in str(owner['metadata']['finalizers'])
-        hostile.spoil(unserved, method, pattern, executed=False)
+        hostile.spoil(spoil, method, pattern, executed=False)
         await world.delete()
         await world.gone()
         assert [each for each in await world.aio.list('configmaps') if each['metadata']['name'] == 'obj'] == []

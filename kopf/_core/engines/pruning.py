@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Collection, Mapping
 from typing import Any, Final, NamedTuple
 
-from kopf._cogs.clients.api import AnyLogger, ApiClient, encode
+from kopf._cogs.clients.api import AnyLogger, ApiClient, decode_object, encode
 from kopf._cogs.clients.discovery import discover
 from kopf._cogs.clients.errors import APIConflictError, APINotFoundError, APIServerError
 from kopf._core.engines.adoption import OWNER_LABEL, ChildKey, find_handler, find_owners
@@ -137,6 +137,7 @@ async def delete_child(
     Raises:
         APIConflictError: if the request conflicts with a concurrent one, so that the caller must repeat it.
         APINotFoundError: if the API does not serve the kind of the child now.
+        APIServerError: if the response is not that of an API server.
     """
     metadata = raw['metadata']
     preconditions = {'uid': metadata.get('uid')}
@@ -150,7 +151,7 @@ async def delete_child(
     }
     url = key.resource.get_url(namespace=key.namespace, name=key.name)
     try:
-        await client.request('DELETE', url, payload=encode(options), logger=logger)
+        body = await client.request('DELETE', url, payload=encode(options), logger=logger)
     except APINotFoundError as error:
         # If the resource itself is missing, for a moment or for good, that says nothing about the child.
         if error.code is None:
@@ -162,4 +163,5 @@ async def delete_child(
         if not is_versioned:
             raise
         return False
+    decode_object('DELETE', url, body)  # it is the object, or a Status; a page of a proxy is no deletion
     return True
