@@ -615,16 +615,30 @@ async def _call_briefly(handler: Handler, kwargs: dict[str, Any], rules: Executi
             raise
     # Why not `asyncio.wait_for`? It would cancel the task but not the thread. The next run could begin while the
     # thread still runs, because its end would be unknown.
-    task = asyncio.ensure_future(call)
+    task = asyncio.create_task(_catch_exit(call))
     try:
         await asyncio.wait({task}, timeout=timeout)
     except asyncio.CancelledError:
         task.cancel()
         raise
     if task.done():
-        return task.result()
+        result, leaving = task.result()
+        if leaving is None:
+            return result
+        try:
+            raise leaving
+        finally:
+            del leaving  # its traceback refers to this frame: with the variable, that would be a reference cycle
     task.add_done_callback(_retrieve)
     raise RunTimeoutError(f"{text}, and its thread is left", delay, task)
+
+
+async def _catch_exit(call: Awaitable[Any]) -> tuple[Any, SystemExit | None]:
+    """Await the call; return `SystemExit` instead of raising it, as asyncio ends the event loop if a task raises it."""
+    try:
+        return await call, None
+    except SystemExit as error:
+        return None, error
 
 
 def _retrieve(task: 'asyncio.Task[Any]') -> None:

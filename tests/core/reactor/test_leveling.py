@@ -373,6 +373,31 @@ async def test_a_thread_that_takes_too_long_is_left_and_no_run_is_beside_it(worl
     assert calls == ['obj', 'second', 'obj']
 
 
+@pytest.mark.parametrize('late', [False, True], ids=['in time', 'too late'])
+@in_virtual_time
+async def test_a_thread_with_a_time_limit_that_exits_ends_neither_the_operator_nor_the_retries(world, late):
+    ending, calls = threading.Event(), []
+
+    @RECONCILE('kopfexamples', registry=world.registry, id='fn', timeout=0.1 if late else 60, backoff=(0.01, 1))
+    def fn(**_):
+        calls.append(late)
+        if len(calls) == 1:
+            if late:
+                ending.wait(60)
+            sys.exit(1)
+
+    async with world.operator():
+        await world.create()
+        if late:
+            await world.until_logged('its thread is left')
+            ending.set()
+        async with asyncio.timeout(10):
+            while len(calls) < 2:
+                await asyncio.sleep(0.01)
+        await rest(world)
+    assert late or any("try again in 0.01 seconds: SystemExit: 1" in text for text in world.log.texts)
+
+
 @in_virtual_time
 async def test_concurrency_limits_the_runs_and_not_objects_that_wait_for_a_retry(world):
     running, peak = set(), []
