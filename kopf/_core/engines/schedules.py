@@ -117,6 +117,11 @@ class Schedules:
             while not state.finished:
                 await self._wait_for_permission()
                 outcome = await self._run_once(handler, state)
+                if outcome is None:
+                    # The whole run is repeated: an attempt that the operator itself has cancelled must not use up the
+                    # retries or the time of the handler.
+                    state = HandlerState(started=utcnow())
+                    continue
                 state = state.with_outcome(outcome, utcnow())
                 if not state.finished:
                     await asyncio.sleep(outcome.delay or 0)
@@ -130,7 +135,8 @@ class Schedules:
     async def _sleep_until(self, due: float) -> None:
         await asyncio.sleep(max(0.0, due - asyncio.get_running_loop().time()))
 
-    async def _run_once(self, handler: ScheduleHandler, state: HandlerState) -> Outcome:
+    async def _run_once(self, handler: ScheduleHandler, state: HandlerState) -> Outcome | None:
+        """Run the handler once; return the outcome, or ``None`` if the run is aborted."""
         # Why not await it directly? `drain` waits for the task, and a cancellation would abandon a thread at once.
         task = asyncio.create_task(self._execute(handler, state), name=f'run of {handler}')
         self._runs.add(task)
@@ -142,7 +148,11 @@ class Schedules:
         except asyncio.CancelledError:
             current = asyncio.current_task()
             if task.cancelled() and current is not None and not current.cancelling():
-                return Outcome(final=False, delay=0)  # only the run is aborted, not the schedule
+                if not self._permitted.is_set():
+                    return None  # only the run is aborted, not the schedule
+                # The function has cancelled its own task. Without a delay, it would be called again and again at once.
+                backoff = self._context.make_rules().default_backoff if handler.backoff is None else handler.backoff
+                return Outcome(final=False, delay=backoff)
             if not handler.asynchronous:  # a thread cannot be cancelled, only waited for
                 await asyncio.wait({task}, timeout=EXIT_TIMEOUT)
                 if not task.done():

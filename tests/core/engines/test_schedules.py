@@ -174,6 +174,45 @@ async def test_no_function_begins_in_a_thread_while_the_operator_is_overdue(regi
 
 
 @pytest.mark.looptime
+@pytest.mark.parametrize('options', [{}, {'retries': 1}, {'timeout': 5}])
+async def test_aborted_runs_are_repeated_as_soon_as_they_are_permitted(registry, make, options):
+    seen = []
+
+    @kopf.on.schedule(interval=1000, registry=registry, **options)
+    async def fn(retry):
+        seen.append((now(), retry))
+        await asyncio.sleep(4)
+        seen.append('ended')
+
+    schedules = make()
+    async with run(schedules):
+        await asyncio.sleep(2)
+        schedules.permit(False)
+        schedules.abort()
+        await asyncio.sleep(8)
+        schedules.permit(True)
+        await asyncio.sleep(10)
+    assert seen == [(0, 0), (10, 0), 'ended']
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize('options, pause', [({}, 60), ({'backoff': 3}, 3)])
+async def test_functions_that_cancel_themselves_are_called_again_after_the_backoff(registry, make, options, pause):
+    seen = []
+
+    @kopf.on.schedule(interval=1000, registry=registry, **options)
+    async def fn():
+        seen.append(now())
+        if len(seen) < 3:
+            asyncio.current_task().cancel()
+            await asyncio.sleep(1)
+
+    async with run(make()):
+        await asyncio.sleep(200)
+    assert seen == [0, pause, 2 * pause]
+
+
+@pytest.mark.looptime
 async def test_running_functions_are_cancelled_in_the_end(registry, make):
     seen = []
 
