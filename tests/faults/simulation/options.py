@@ -125,12 +125,17 @@ def draw(rng):
     options.forbidding, options.odd = chance(0.3), chance(0.4)
     options.pruning = options.storage == 'status' and chance(0.5)
     options.observing, options.pausing = chance(0.3), chance(0.3)
-    if options.pruning:  # all is only in memory
-        options.killing = options.rivals = options.downtimes = options.migrating = options.restoring = False
-        options.conditions = False
+    fit(options)
     options.remote = options.remote and options.scope == 'cluster'  # where no namespace is deleted
     if options.peering:
         # Peers that are too slow, or whose clocks differ, cannot agree; and they wait only for some seconds.
         options.slowness, options.clocks = min(options.slowness, 10), False
         options.slow_handlers = min(options.slow_handlers, 3)
     return options
+
+
+def fit(options):
+    """Adjust options that contradict each other; called again for those that are given by hand."""
+    if options.pruning:  # all is only in memory
+        options.killing = options.rivals = options.downtimes = options.migrating = options.restoring = False
+        options.conditions = False

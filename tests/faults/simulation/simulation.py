@@ -63,6 +63,7 @@ class Simulation:
         self.options = options.draw(self._derive('options'))
         for name, value in (overrides or {}).items():
             setattr(self.options, name, value)
+        options.fit(self.options)
         self.ledger = Ledger(self.clock, self.options)
         self.records = {}  # those of the storage that is a database
         self.storage = self.options.storage
@@ -224,7 +225,7 @@ class Simulation:
     def _is_meant(self, error):
         """Check whether an operator ends by this error, as specified: it cannot know what there is, or who works."""
         text = repr(error)
-        is_forbidden = self.options.forbidding and 'LeadershipError' in text and 'is not permitted' in text
+        is_forbidden = self.options.forbidding and 'LeadershipError' in text and 'not permitted to the operator' in text
         return is_forbidden or 'DiscoveryError' in text
 
     def _restart_ended(self):
