@@ -454,7 +454,7 @@ class _Executor:
         return executor
 
     def __set__(self, instance: 'ExecutionSettings', value: concurrent.futures.Executor | None) -> None:
-        instance.__dict__['_executor'] = value
+        instance.__dict__['_executor'], instance.__dict__['_is_executor_replaced'] = value, value is not None
 
 
 @dataclasses.dataclass
@@ -467,9 +467,9 @@ class ExecutionSettings(_Group):
     executor: _Executor = _Executor()
     """
     The executor for sync handlers: by default, a thread pool, which logs a message when it is full for the first time.
-    Logins, index functions, and handlers of webhooks and probes have other threads, as handlers can wait for them.
-    Handlers that have started in the former executor finish there. This includes the startup handler that replaces it,
-    so that handler is better async.
+    By default, logins, index functions, and handlers of webhooks and probes have other threads, as handlers can wait
+    for them; if this executor is replaced, they run there, too. Handlers that have started in the former executor
+    finish there. This includes the startup handler that replaces it, so that handler is better async.
     """
 
     blocking_limit: float | None = 1.0
@@ -480,6 +480,11 @@ class ExecutionSettings(_Group):
     """
 
     _max_workers: int | None = dataclasses.field(default=None, repr=False)
+
+    @property
+    def is_executor_replaced(self) -> bool:
+        """Whether the executor is not the default one."""
+        return bool(self.__dict__['_is_executor_replaced'])
 
     @property
     def max_workers(self) -> int | None:

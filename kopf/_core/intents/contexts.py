@@ -63,6 +63,7 @@ class OperatorContext:
 
     # Why do these functions not run in the executor of other handlers? Those can wait for them, and could use all its
     # threads meanwhile: without a free thread, all of them would wait for ever. Pools without calls have no threads.
+    # An executor of the user's gets them all, as documented for it: its threads can have what the functions need.
 
     @functools.cached_property
     def login_threads(self) -> Executor:
@@ -86,11 +87,11 @@ class OperatorContext:
         Args:
             is_halted: checks whether the operator is paused or must pause, for handlers that do not begin then;
                 callable from any thread.
-            executor: the executor for sync handlers, if not that of the settings.
+            executor: the executor for sync handlers, instead of the default one of the settings.
         """
         execution = self.settings.execution
         return Execution(
-            executor=execution.executor if executor is None else executor,
+            executor=execution.executor if executor is None or execution.is_executor_replaced else executor,
             default_backoff=execution.default_backoff,
             instruments=self.instruments,
             is_halted=is_halted,

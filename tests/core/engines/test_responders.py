@@ -1,6 +1,7 @@
 """The base of webhooks: the fields of causes, the single attempt, and the texts of errors."""
 
 import asyncio
+import concurrent.futures
 import logging
 import threading
 
@@ -163,3 +164,10 @@ async def test_sync_handlers_do_not_wait_for_the_threads_of_other_handlers(respo
     finally:
         release.set()
     assert outcome.exception is None
+
+
+async def test_sync_handlers_run_in_the_executor_of_the_user(respond, settings):
+    with concurrent.futures.ThreadPoolExecutor(thread_name_prefix='mine') as executor:
+        settings.execution.executor = executor
+        outcome = await respond(lambda **_: threading.current_thread().name)
+    assert outcome.result == 'mine_0'
