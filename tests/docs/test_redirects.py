@@ -17,11 +17,12 @@ FLAT = """
     settings shutdown soak startup testing timers tips traces troubleshooting vision walkthrough writes
 """.split()
 UPSTREAM = """
-    install concepts walkthrough/problem walkthrough/prerequisites walkthrough/starting walkthrough/creation
-    walkthrough/updates walkthrough/diffs walkthrough/deletion walkthrough/cleanup handlers daemons timers kwargs async
-    loading resources filters results errors scopes memos indexing admission startup shutdown probes authentication
-    configuration peering cli events hierarchies testing embedding deployment continuity idempotence reconciliation tips
-    troubleshooting minikube contributing architecture packages/kopf vision naming alternatives
+    install concepts walkthrough/problem walkthrough/prerequisites walkthrough/resources walkthrough/starting
+    walkthrough/creation walkthrough/updates walkthrough/diffs walkthrough/deletion walkthrough/cleanup handlers
+    daemons timers kwargs async loading resources filters patches results errors scopes memos indexing admission
+    startup shutdown probing authentication configuration peering cli events hierarchies testing embedding docker
+    deployment continuity idempotence reconciliation tips tips-and-tricks troubleshooting vision naming critiques
+    alternatives status impressum minikube contributing architecture packages/kopf
 """.split()
 
 
