@@ -5,13 +5,13 @@ import types
 from typing import Any
 
 from docutils import nodes
-from message_texts import LEVELS, Message, find_errors, find_messages
+from message_texts import LEVELS, Message, find_errors, find_handler_errors, find_messages
 from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 import kopf
-from kopf._core.actions.message_codes import CODES, name_code
+from kopf._core.actions.message_codes import CODES, COMPOSED, name_code
 
 
 class MessageTables(SphinxDirective):
@@ -23,20 +23,20 @@ class MessageTables(SphinxDirective):
         package = pathlib.Path(kopf.__file__).parent
         messages = find_messages(package)
         return [
-            self._make_errors(find_errors(package)),
+            self._make_list("Errors that end a command", "messages-commands", _name_codes(find_errors(package))),
+            self._make_list("Errors that functions raise", "messages-handlers", find_handler_errors(package)),
+            self._make_list("Messages of varying texts", "messages-varying", COMPOSED),
             *(
                 self._make_section(level, [message for message in messages if message.level == level])
                 for level in reversed(LEVELS)
             ),
         ]
 
-    def _make_errors(self, errors: dict[str, str]) -> nodes.section:
-        title = "Errors that end a command"
-        section = nodes.section("", nodes.title(title, title), ids=["messages-commands"])
+    def _make_list(self, title: str, anchor: str, texts: dict[str, str]) -> nodes.section:
+        section = nodes.section("", nodes.title(title, title), ids=[anchor])
         section.document = self.state.document
         entries = nodes.bullet_list()
-        for name, text in errors.items():
-            code = name_code(types.new_class(name, (Exception,)))
+        for code, text in texts.items():
             paragraph = nodes.paragraph("", "", nodes.literal(f"[{code}]", f"[{code}]"), nodes.Text(" "))
             paragraph += nodes.Text(" ".join(text.split("\n\n")[0].replace("`", "").split()) + " ")
             paragraph += nodes.reference("", "¶", refid=code, internal=True, classes=["headerlink", "shown"])
@@ -50,14 +50,19 @@ class MessageTables(SphinxDirective):
         section.document = self.state.document
         entries = nodes.bullet_list()
         for message in messages:
-            codes = [code for beginning, code in CODES.items() if message.has_beginning(beginning)]
+            own = [] if message.code is None else [message.code]
+            codes = own or [code for beginning, code in CODES.items() if message.has_beginning(beginning)]
             anchor = codes[0] if codes else message.anchor
             link = nodes.reference("", "¶", refid=anchor, internal=True, classes=["headerlink", "shown"])
-            text = f"{message.text} [{codes[0]}]" if codes else message.text
+            text = f"{message.text} [{codes[0]}]" if codes and not own else message.text
             paragraph = nodes.paragraph("", "", nodes.literal(text, text), nodes.Text(" "), link)
             entries += nodes.list_item("", *map(_index, codes), paragraph, ids=[*codes, message.anchor])
         section += entries
         return section
+
+
+def _name_codes(errors: dict[str, str]) -> dict[str, str]:
+    return {name_code(types.new_class(name, (Exception,))): text for name, text in errors.items()}
 
 
 def _index(code: str) -> addnodes.index:

@@ -38,6 +38,12 @@ _VERBATIM = ('default', 'enum', 'example')  # arbitrary values: empty ones diffe
 _MAX_DELAY = 1.0
 
 
+class CRDError(PermanentError):
+    """Raised if `kopf.ensure_crds` cannot read a CRD, or the API server refuses it or does not permit it."""
+
+    message_code = 'crd-error'
+
+
 def ensure_crds(*sources: Source, timeout: float | None = 60) -> Awaitable[None]:
     """
     Create or update the CRDs, and wait until the API serves their resources; to be awaited in ``async`` handlers.
@@ -55,13 +61,13 @@ def ensure_crds(*sources: Source, timeout: float | None = 60) -> Awaitable[None]
         TimeoutError: if they are not served in time.
     """
     if asyncio.events._get_running_loop() is None:
-        raise PermanentError(
+        raise CRDError(
             "kopf.ensure_crds() has to be awaited, so it cannot be used in functions with 'def'. "
             "Declare the handler with 'async def', and write: await kopf.ensure_crds(...)"
         )
     client = client_var.get(None)
     if client is None:
-        raise PermanentError(
+        raise CRDError(
             "kopf.ensure_crds() works only inside of a running operator, such as in a handler of @kopf.on.startup()."
         )
     return ensure_crds_by(client, sources, timeout)
@@ -71,7 +77,7 @@ async def ensure_crds_by(client: ApiClient, sources: Collection[Source], timeout
     """Do as `ensure_crds` does, with the credentials of another client."""
     crds = await asyncio.to_thread(lambda: list(read_crds(sources)))  # large files take long
     if not crds:
-        raise PermanentError("kopf.ensure_crds() has got no CRDs.")
+        raise CRDError("kopf.ensure_crds() has got no CRDs.")
     registry = registry_var.get(None)
     if registry is not None and registry.conversions:
         from kopf._kits.definitions.crd_conversions import add_conversions  # few operators convert objects
@@ -111,13 +117,13 @@ class _Provision:
             except errors.APIConflictError:
                 self._waiting[self._name] = "it is changed by another client all the time"
             except errors.APIForbiddenError as error:
-                raise PermanentError(
+                raise CRDError(
                     f"The CRD {self._name} cannot be applied: {error}. The operator needs the permission {RULE}."
                 ) from error
             except (errors.APIServerError, errors.APITooManyRequestsError):
                 raise
             except errors.APIClientError as error:
-                raise PermanentError(f"The CRD {self._name} is refused by the API: {error}") from error
+                raise CRDError(f"The CRD {self._name} is refused by the API: {error}") from error
             await asyncio.sleep(delay)
 
     async def _try_to_apply(self) -> bool:
@@ -167,7 +173,7 @@ class _Provision:
         conditions = {each['type']: each for each in (live.get('status') or {}).get('conditions') or ()}
         accepted = conditions.get('NamesAccepted') or {}
         if accepted.get('status') == 'False':
-            raise PermanentError(f"The names of the CRD {self._name} are not accepted: {accepted.get('message')}")
+            raise CRDError(f"The names of the CRD {self._name} are not accepted: {accepted.get('message')}")
         established = (conditions.get('Established') or {}).get('status') == 'True'
         return None if established else "it is not established"
 
@@ -263,7 +269,7 @@ def read_crds(sources: Iterable[Any]) -> Iterator[dict[str, Any]]:
         try:
             yield from make_crds(dict.fromkeys(map(get_kind, classes)), warn=logger.warning)
         except TypeError as error:
-            raise PermanentError(str(error)) from error
+            raise CRDError(str(error)) from error
 
 
 def _read_all(sources: Iterable[Any], classes: list[type[Any]]) -> Iterator[dict[str, Any]]:
@@ -280,9 +286,7 @@ def _read_all(sources: Iterable[Any], classes: list[type[Any]]) -> Iterator[dict
         elif isinstance(source, Iterable) and not isinstance(source, bytes | bytearray):
             yield from _read_all(source, classes)
         else:
-            raise PermanentError(
-                f"kopf.ensure_crds() takes paths, texts, dicts, classes, and lists of them, not {source!r}."
-            )
+            raise CRDError(f"kopf.ensure_crds() takes paths, texts, dicts, classes, and lists of them, not {source!r}.")
 
 
 def _read_path(path: pathlib.Path) -> Iterator[dict[str, Any]]:
@@ -291,7 +295,7 @@ def _read_path(path: pathlib.Path) -> Iterator[dict[str, Any]]:
         try:
             text = each.read_text()
         except (OSError, UnicodeDecodeError) as error:
-            raise PermanentError(f"The CRDs cannot be read: {error} (in {pathlib.Path.cwd()})") from error
+            raise CRDError(f"The CRDs cannot be read: {error} (in {pathlib.Path.cwd()})") from error
         yield from _parse(text, str(each))
 
 
@@ -301,7 +305,7 @@ def _parse(text: str, place: str) -> Iterator[dict[str, Any]]:
     try:
         documents = list(yaml.load_all(text, getattr(yaml, 'CSafeLoader', yaml.SafeLoader)))
     except yaml.YAMLError as error:
-        raise PermanentError(f"The CRDs in {place} cannot be read: {error}") from error
+        raise CRDError(f"The CRDs in {place} cannot be read: {error}") from error
     for document in documents:
         if document is not None:
             yield from _unpack(document, place)
@@ -309,7 +313,7 @@ def _parse(text: str, place: str) -> Iterator[dict[str, Any]]:
 
 def _unpack(document: Any, place: str) -> Iterator[dict[str, Any]]:
     if not isinstance(document, Mapping):
-        raise PermanentError(f"It is not a CRD, in {place}: {document!r:.100}")
+        raise CRDError(f"It is not a CRD, in {place}: {document!r:.100}")
     if document.get('kind') in ('List', f'{_KIND}List'):
         for item in document.get('items') or ():
             yield from _unpack({'kind': _KIND, 'apiVersion': _API_VERSION, **item}, place)
@@ -317,9 +321,9 @@ def _unpack(document: Any, place: str) -> Iterator[dict[str, Any]]:
     name = (document.get('metadata') or {}).get('name')
     title = f"{document.get('kind') or 'an object without a kind'}{f' {name!r}' if name else ''}, in {place}"
     if document.get('kind') != _KIND:
-        raise PermanentError(f"It is not a CRD: {title}.")
+        raise CRDError(f"It is not a CRD: {title}.")
     if document.get('apiVersion') != _API_VERSION:
-        raise PermanentError(f"The apiVersion must be {_API_VERSION}, not {document.get('apiVersion')}: {title}.")
+        raise CRDError(f"The apiVersion must be {_API_VERSION}, not {document.get('apiVersion')}: {title}.")
     spec = document.get('spec') or {}
     missing = [
         path
@@ -332,5 +336,5 @@ def _unpack(document: Any, place: str) -> Iterator[dict[str, Any]]:
         if not value
     ]
     if missing:
-        raise PermanentError(f"The CRD has no {missing[0]}: {title}.")
+        raise CRDError(f"The CRD has no {missing[0]}: {title}.")
     yield dict(document)

@@ -40,6 +40,18 @@ SEEING_PATIENCE = 10.0
 """How long a thread waits for a busy event loop (in seconds)."""
 
 
+class WriteError(PermanentError):
+    """Raised if `kopf.apply` or `kopf.seen` cannot be called there, or not with these arguments."""
+
+    message_code = 'write-error'
+
+
+class UnservedKindError(TemporaryError):
+    """Raised if the cluster does not have the kind of the object of `kopf.apply`. The call is repeated later."""
+
+    message_code = 'kind-unserved'
+
+
 def apply(
     obj: K8sObject,
     *,
@@ -76,7 +88,7 @@ def apply(
     """
     client, write_through = client_var.get(None), write_through_var.get(None)
     if client is None or write_through is None:
-        raise PermanentError(
+        raise WriteError(
             "kopf.apply() works only inside of a running operator: for example, in a handler of @kopf.on.startup()."
         )
     desired = check_object(obj, 'kopf.apply')
@@ -130,7 +142,7 @@ def seen(obj: K8sObject, *, deleted: bool = False) -> Awaitable[None]:
     """
     write_through = write_through_var.get(None)
     if write_through is None or not write_through.is_connected:
-        raise PermanentError(
+        raise WriteError(
             "kopf.seen() works only inside of a running operator: in its handlers, and in the tasks that they start."
         )
     raw = cast(RawBody, check_object(obj, 'kopf.seen'))
@@ -169,13 +181,13 @@ def _run_in_loop(name: str, work: Coroutine[Any, Any, T], *, timeout: float | No
         if not loop.is_closed():
             raise
         work.close()
-        raise PermanentError(f"kopf.{name}() is called in a thread whose operator has ended.") from None
+        raise WriteError(f"kopf.{name}() is called in a thread whose operator has ended.") from None
 
 
 async def _find_resource(client: ApiClient, version: str, kind: str) -> Resource:
     found = await find_kind(client, version, kind)
     if found is None:
-        raise TemporaryError(
+        raise UnservedKindError(
             f"kopf.apply(): the cluster has no kind {kind!r} in {version}. Is its CRD installed?",
             delay=UNSERVED_DELAY,
         )
@@ -187,16 +199,16 @@ def _find_namespace(desired: Mapping[str, Any], resource: Resource, given: str |
     title = f"{desired['kind']} {desired['metadata']['name']!r}"
     if not resource.namespaced:
         if own is not None or given is not None:
-            raise PermanentError(
+            raise WriteError(
                 f"kopf.apply(): {title} is cluster-scoped, so it cannot be in the namespace {own or given!r}."
             )
         return None
     if own is not None and given is not None and own != given:
-        raise PermanentError(f"kopf.apply(): {title} has metadata.namespace {own!r}, but namespace= is {given!r}.")
+        raise WriteError(f"kopf.apply(): {title} has metadata.namespace {own!r}, but namespace= is {given!r}.")
     body = getattr(cause_var.get(None), 'body', None)
     found = own or given or (None if body is None else body.metadata.namespace)
     if not found:
-        raise PermanentError(
+        raise WriteError(
             f"kopf.apply(): {title} needs a namespace, and no object in a namespace is being handled: "
             f"set metadata.namespace, or namespace=."
         )

@@ -679,6 +679,14 @@ def test_mistakes_that_are_refused_are_explained(run, sandbox, tmp_path, code, t
     exit_code, output = run(["handlers.py"], sandbox.kubeconfig)
     assert exit_code, output
     assert re.search(pattern(text), output), output
+    assert re.search(r" \[[a-z-]+\]$", output, re.MULTILINE), output
+
+
+CODELESS = (
+    "Unresolved resources",
+    "Handler 'fn' failed with an exception and will try again in 60 seconds: KeyError: 'x'",
+)
+"""The beginnings of messages without codes: those of upstream kopf, and what the user's own code has raised."""
 
 
 @pytest.mark.parametrize("code, text", WARNED.values(), ids=WARNED)
@@ -688,7 +696,10 @@ def test_mistakes_are_warned_of(run, sandbox, tmp_path, code, text):
     sandbox.patch("stricts", "x", {"metadata": {"annotations": None}}, namespace="default")
     exit_code, output = run(["handlers.py"], sandbox.kubeconfig, text)
     assert exit_code == 0, output
-    assert re.search(pattern(text), output), output
+    found = re.search(pattern(text), output)
+    assert found, output
+    line = output[found.start() :].partition("\n")[0]
+    assert re.search(r"\[[a-z-]+\]$", line) or text.startswith(CODELESS), line
     # Of tracebacks, there are only the user's line and the reason.
     assert output.count("  File ") <= 1
 

@@ -338,10 +338,10 @@ class _Patching:
         if not _is_merged(changes, self.body) and (
             inconsistencies := diffs.Diff(_compare((), api.simplify(changes), self.body))
         ):
+            text = _explain_pruning(inconsistencies, self.body)
+            extra = {'message_code': 'fields-dropped'} if text else None
             self.logger.warning(
-                "Merge-patching finished with inconsistencies: %r%s",
-                inconsistencies,
-                _explain_pruning(inconsistencies, self.body),
+                "Merge-patching finished with inconsistencies: %r%s", inconsistencies, text, extra=extra
             )
 
     async def _send_merge_of_status(self, changes: Mapping[str, Any]) -> None:

@@ -28,7 +28,7 @@ class ExplainedError(Exception):
 
 def name_error(error: BaseException) -> str:
     """Return the type of the error and its text; only the type if there is no text."""
-    text, hint = get_text(error), _find_hint(error)
+    text, hint = get_text(error), find_hint(error)
     if hint:
         text = text.removesuffix('.') + hint
     return f"{type(error).__name__}: {text}" if text and text != 'None' else f"{type(error).__name__}()"
@@ -68,7 +68,8 @@ _HINTS: Final = (
 """What to write instead, for errors of Python that are frequent in handlers."""
 
 
-def _find_hint(error: BaseException) -> str:
+def find_hint(error: BaseException) -> str:
+    """Return what to write instead, if the error of Python is a frequent one in handlers; otherwise, an empty text."""
     # Why not in `__getattr__` of the mappings? That method makes all attributes slower.
     if isinstance(error, AttributeError) and isinstance(error.obj, collections.abc.Mapping):
         known = not error.name or error.name.startswith('_') or 'has no attribute' not in get_text(error)

@@ -26,6 +26,7 @@ from kopf._cogs.helpers.explanations import INTERRUPTIONS, ExplainedError, get_t
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.instruments import NO_INSTRUMENTS, HandlerCall, Instruments, ObjectKey, Unsampled
 from kopf._core.actions import invocation
+from kopf._core.actions.message_codes import find_error_code
 
 if TYPE_CHECKING:
     from kopf._cogs.structs.meters import Meters
@@ -278,12 +279,20 @@ class Execution(NamedTuple):
 
 _UNPOSTED = {'k8s_skip': True}
 
+_MISTAKE = {'message_code': 'handler-mistake'}
+
 
 def describe_error(error: BaseException) -> str:
     """Return the class and the text of an error; only the text for errors that handlers raise to report something."""
     text = get_text(error)
     is_explained = isinstance(error, PermanentError | TemporaryError | ExplainedError) or type(error) is Exception
     return text if is_explained and text and text != 'None' else name_error(error)
+
+
+def _find_code(error: BaseException) -> dict[str, str] | None:
+    """Return the fields of the log record for an error whose text was written by the framework."""
+    code = find_error_code(error)
+    return None if code is None else {'message_code': code}
 
 
 class RunnableCause(Protocol):
@@ -477,7 +486,8 @@ def _assess_error(
     if isinstance(error, rules.permanent_errors):
         text = describe_error(error)
         is_limit = text.startswith(f"{handler} has ")  # errors of `_Limits` name the handler already
-        logger.error("%s", text if is_limit else f"{handler} failed permanently: {text}")
+        message = text if is_limit else f"{handler} failed permanently: {text}"
+        logger.error("%s", message, extra=_find_code(error))
         return Outcome(final=True, exception=error, refused=handler.refuses)
     return _assess_arbitrary(handler, error, limits, rules, logger)
 
@@ -651,14 +661,14 @@ def _assess_temporary(handler: Handler, error: TemporaryError, limits: _Limits, 
     text = describe_error(error)
     if limits.exceeds_retries():
         message = f"{handler} failed temporarily but will exceed {limits.retries} retries: {text}"
-        logger.error("%s", message)
+        logger.error("%s", message, extra=_find_code(error))
         return Outcome(final=True, exception=HandlerRetriesError(message))
     # Why not wait for the time-out? The next attempt is known to come too late, and the object would wait in vain.
     if limits.exceeds_timeout(error.delay):
         message = f"{handler} failed temporarily but will time out after {limits.timeout} seconds: {text}"
-        logger.error("%s", message)
+        logger.error("%s", message, extra=_find_code(error))
         return Outcome(final=True, exception=HandlerTimeoutError(message))
-    logger.error("%s failed temporarily: %s", handler, text)
+    logger.error("%s failed temporarily: %s", handler, text, extra=_find_code(error))
     return Outcome(final=False, delay=limits.slow_down(error.delay, logger), exception=error)
 
 
@@ -670,9 +680,10 @@ def _assess_arbitrary(
     logger: Logger,
 ) -> Outcome:
     errors = handler.errors or rules.default_errors
-    text, exc_info = describe_error(error), begin_in_users_code(error)
+    text, exc_info, extra = describe_error(error), begin_in_users_code(error), _find_code(error)
     if errors is ErrorsMode.IGNORED:
-        logger.error("%s failed with an exception and will ignore it: %s", handler, text, exc_info=exc_info)
+        message = "%s failed with an exception and will ignore it: %s"
+        logger.error(message, handler, text, exc_info=exc_info, extra=extra)
         return Outcome(final=True, ignored=True)
     delay = handler.backoff if handler.backoff is not None else rules.default_backoff
     # If the handler declares an errors mode, even mistakes are retried: the user has decided about errors.
@@ -686,11 +697,12 @@ def _assess_arbitrary(
     elif limits.exceeds_timeout(delay):
         ending = f"will stop now (it would time out in {limits.timeout} seconds on the next attempt)"
     else:
-        logger.error(
-            "%s failed with an exception and will try again in %s seconds: %s", handler, delay, text, exc_info=exc_info
-        )
+        message = "%s failed with an exception and will try again in %s seconds: %s"
+        logger.error(message, handler, delay, text, exc_info=exc_info, extra=extra)
         return Outcome(final=False, delay=limits.slow_down(delay, logger), exception=error)
-    logger.error("%s failed with an exception and %s: %s", handler, ending, text, exc_info=exc_info)
+    if mistake is not None and errors is not ErrorsMode.PERMANENT:
+        extra = _MISTAKE
+    logger.error("%s failed with an exception and %s: %s", handler, ending, text, exc_info=exc_info, extra=extra)
     return Outcome(final=True, exception=error)
 
 

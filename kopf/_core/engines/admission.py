@@ -297,7 +297,7 @@ class AdmissionReviewer(Responder):
             failure = HandlerTimeoutError(f"{handler} has not answered within {limit:g} seconds.")
             cause.logger.error("%s", failure)
         if guard is not None and guard.is_changed:  # the JSON patch is for the unchanged object of the request
-            cause.logger.warning("%s: %s", handler, guard.explain())
+            cause.logger.warning("%s: %s", handler, guard.explain(), extra={'message_code': 'changed-in-place'})
             cause.body._replace_with(guard.original)
         verdict.mutating = verdict.mutating or handler.type is WebhookType.MUTATING
         if failure is not None:
@@ -335,7 +335,7 @@ class AdmissionReviewer(Responder):
         else:
             return
         self._warned.add(handler)
-        cause.logger.warning("%s %s", handler, text)
+        cause.logger.warning("%s %s", handler, text, extra={'message_code': 'webhook-result-ignored'})
 
 
 def _matches(handler: WebhookHandler, cause: WebhookCause, verdict: '_Verdict') -> bool:
@@ -345,7 +345,7 @@ def _matches(handler: WebhookHandler, cause: WebhookCause, verdict: '_Verdict') 
     except filters.FilterError as error:
         # Why not skip the handler? It could have denied the request, and it is unknown whether it should be called.
         text = error.explain(handler)
-        cause.logger.error("%s", text)
+        cause.logger.error("%s", text, extra={'message_code': 'function-failed'})
         verdict.add_failure(handler, Exception(text), cause)
         return False
 

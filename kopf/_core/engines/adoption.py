@@ -39,6 +39,14 @@ KEEP_ANNOTATION: Final = 'kopf.dev/keep'
 class ChildError(PermanentError):
     """Raised if the operator cannot apply a child. Retries would fail, unless the code or an object is changed."""
 
+    message_code = 'child-error'
+
+
+class ObjectError(PermanentError):
+    """Raised if what is given to `kopf.apply` or to `children.apply` is no object with a kind and a name."""
+
+    message_code = 'object-error'
+
 
 class ChildKey(NamedTuple):
     """The identity of a child, which is also known before the child is created and has a uid."""
@@ -75,18 +83,18 @@ def check_object(obj: Any, call: str = 'children.apply') -> dict[str, Any]:
         call: the name of the function that the user has called, for messages.
 
     Raises:
-        PermanentError: if it is not an object, or an identifying field is missing.
+        ObjectError: if it is not an object, or an identifying field is missing.
     """
     raw = thirdparty.convert(obj)
     if not isinstance(raw, Mapping):
-        raise PermanentError(f"{call}() takes an object as a dict, not {type(obj).__name__}: convert it to a dict.")
+        raise ObjectError(f"{call}() takes an object as a dict, not {type(obj).__name__}: convert it to a dict.")
     try:
         copied: dict[str, Any] = api.simplify(raw)
     except (TypeError, ValueError) as error:
-        raise PermanentError(f"{call}() takes only values that JSON can express: {error}") from error
+        raise ObjectError(f"{call}() takes only values that JSON can express: {error}") from error
     metadata = copied.get('metadata')
     if metadata is not None and not isinstance(metadata, dict):
-        raise PermanentError(f"{call}(): metadata must be a dict, not {metadata!r}.")
+        raise ObjectError(f"{call}(): metadata must be a dict, not {metadata!r}.")
     metadata = copied['metadata'] = metadata or {}
     for name, values in (('apiVersion', copied), ('kind', copied), ('name', metadata)):
         value = values.get(name)
@@ -94,7 +102,7 @@ def check_object(obj: Any, call: str = 'children.apply') -> dict[str, Any]:
             field = f"metadata.{name}" if values is metadata else name
             title = f"the {copied['kind']}" if name == 'name' else f"the object {metadata.get('name')!r}"
             remedy = " It cannot be generated: make it from the name of the owner." if name == 'name' else ""
-            raise PermanentError(f"{call}(): {field} must be a non-empty string, not {value!r}, in {title}.{remedy}")
+            raise ObjectError(f"{call}(): {field} must be a non-empty string, not {value!r}, in {title}.{remedy}")
     return copied
 
 

@@ -13,9 +13,16 @@ from kopf._cogs.clients.discovery import find_kind
 from kopf._cogs.clients.errors import APIForbiddenError
 from kopf._cogs.clients.serverside import ApplyInvalidError, apply_object
 from kopf._cogs.structs.bodies import Body
-from kopf._core.actions.execution import Handler, TemporaryError
+from kopf._core.actions.execution import Handler
 from kopf._core.engines.adoption import Adopter, ChildError, adopt, check_object, find_key
-from kopf._core.engines.children import REFUSAL_DELAY, ReadyFn, check_ready, explain_forbidden, make_manager
+from kopf._core.engines.children import (
+    REFUSAL_DELAY,
+    ChildRefusedError,
+    ReadyFn,
+    check_ready,
+    explain_forbidden,
+    make_manager,
+)
 from kopf._core.intents.causes import ResourceCause
 
 
@@ -56,7 +63,7 @@ class _Applying:
         except ApplyInvalidError as error:
             raise ChildError(str(error)) from error
         except APIForbiddenError as error:
-            raise TemporaryError(explain_forbidden(key, error), delay=REFUSAL_DELAY) from error
+            raise ChildRefusedError(explain_forbidden(key, error), delay=REFUSAL_DELAY) from error
         body = Body(raw)
         if ready is not False:
             # The user's function is called in the event loop: it must not block, like the filters of handlers.

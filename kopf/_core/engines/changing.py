@@ -175,7 +175,7 @@ def _report_namesakes(handlers: Iterable[ChangingHandler], logger: Logger) -> No
             )
             if text not in _reported and len(_reported) < _MAX_REPORTED:
                 _reported.add(text)
-                logger.warning("%s", text)
+                logger.warning("%s", text, extra={'message_code': 'handlers-of-one-id'})
 
 
 _reported: set[str] = set()

@@ -49,6 +49,14 @@ CONFLICT_DELAY: Final = 30
 class ChildConflictError(TemporaryError):
     """Raised if another handler, or the handler for another object, applies the same child."""
 
+    message_code = 'child-conflict'
+
+
+class ChildRefusedError(TemporaryError):
+    """Raised if a child can be applied only after a change of the cluster: of its kinds, of permissions, of scopes."""
+
+    message_code = 'child-refused'
+
 
 class Applied(NamedTuple):
     """The digests of one applied child, by which the next call detects whether it must be sent again."""
@@ -188,7 +196,7 @@ class OwnedKinds:
                 return relations, resource, relations.objects
         missing = [repr(each.source.selector) for each in self.relations if each.resource is None]
         if missing:
-            raise TemporaryError(
+            raise ChildRefusedError(
                 f"children.apply(): {title} is of none of the kinds in owns= of {self.handler} that exist in the "
                 f"cluster. If it is of a missing one, create the CRD: {', '.join(missing)}.",
                 delay=CONFLICT_DELAY,
@@ -428,7 +436,7 @@ class ChildrenRun:
         # Such a child would be created, but never restored when other clients change or delete it. Why is the error not
         # permanent? A namespace that was created just now can match the patterns of the operator soon.
         if not self._host.serves(key):
-            raise TemporaryError(
+            raise ChildRefusedError(
                 f"children.apply(): {key} is in a namespace that the operator does not serve, so changes of it would "
                 f"not be noticed: serve it with --namespace={key.namespace}, too, or all with --all-namespaces.",
                 delay=CONFLICT_DELAY,
@@ -463,7 +471,7 @@ class ChildrenRun:
                 raise ChildError(f"{error} Or use replace=True to delete and recreate it.") from error
             raw = await self._replace(key, adopted)
         except APIForbiddenError as error:
-            raise TemporaryError(explain_forbidden(key, error), delay=REFUSAL_DELAY) from error
+            raise ChildRefusedError(explain_forbidden(key, error), delay=REFUSAL_DELAY) from error
         finally:
             self._host.trigger(objects.end_write(place, raw, frozenset({self._get_owner()})))
         # The memory gets a copy, because the handler gets the response and could change it.

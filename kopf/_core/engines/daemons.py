@@ -302,7 +302,8 @@ class Daemon:
             raise
         except BaseException as error:
             reason = filters.FilterError(delay, error).explain(self.handler)
-            self.owner.logger.error("%s. %s begins at once.", reason, self.handler)
+            extra = {'message_code': 'function-failed'}
+            self.owner.logger.error("%s. %s begins at once.", reason, self.handler, extra=extra)
             return 0
 
     def _make_delay_kwargs(self, delay: Callable[..., float | None]) -> dict[str, Any]:

@@ -286,7 +286,7 @@ class AllMetrics:
     def _tell(self, message: str) -> None:
         if message not in self._told:
             self._told.add(message)
-            logger.warning("%s", message)
+            logger.warning("%s", message, extra={'message_code': 'metrics-unexposed'})
 
 
 def _get_names(family: Any) -> set[str]:

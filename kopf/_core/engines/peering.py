@@ -248,7 +248,7 @@ class PeeringCommand:
         place = describe_place(name, namespace)
         body = await touch(client, resource, namespace, name, {self.identity: record})
         if body is None:
-            logger.warning("The peering %s is not found.", place)
+            logger.warning("The peering %s is not found. Create it, or name one that exists.", place)
             return None
         if record is None:
             logger.info("Resuming the operators of the peering %s: %s is gone.", place, self.identity)

@@ -284,6 +284,7 @@ class ShardGroup:
                 f'record {error}',
                 f"The Lease {self._store} is not that of the shards of a kopf operator: {error}. If it is not meant "
                 f"for this operator, set settings.sharding.name to another name.",
+                'shards-lease-foreign',
             )
             self.assignment = None
             return
@@ -294,11 +295,11 @@ class ShardGroup:
             self.assignment = assignment
             self._changed()
 
-    def _tell(self, key: str, message: str) -> None:
-        """Log a warning, once."""
+    def _tell(self, key: str, message: str, code: str) -> None:
+        """Log a warning with its code, once."""
         if key not in self._told:
             self._told.add(key)
-            logger.warning('%s', message)
+            logger.warning("%s", message, extra={'message_code': code})
 
     # The members.
 
@@ -488,6 +489,7 @@ class ShardGroup:
             f'holder {holder}',
             f"The Lease {self._store} is held by {holder!r}, which is no member of this group: nothing is handled "
             f"until that ends. If it is another program, set settings.sharding.name to another name.",
+            'shards-lease-foreign',
         )
         # Requested, as the watch brings only Leases with the label of the group.
         version = self._version
@@ -558,6 +560,7 @@ class ShardGroup:
                     f"The member {report.member!r} has {report.division}, but the group {self._store} has "
                     f"{record.division}: it works when all others have ended. Set the same settings.sharding.buckets "
                     f"and settings.sharding.key for all.",
+                    'shards-differ',
                 )
             elif report.held - report.draining - granted and report.seen == (record.generation, record.revision):
                 self._tell(
@@ -565,6 +568,7 @@ class ShardGroup:
                     f"The member {report.member!r} says that it holds the buckets "
                     f"{format_ranges(report.held - granted)}, which are not granted to it: nothing is changed for "
                     f"them. Its Lease was edited, or it does not work as it must: end it.",
+                    'member-untrue',
                 )
 
     async def _clean_up(self) -> None:

@@ -70,7 +70,7 @@ def declare_activity(
         mistakes.check_handler(name, fn)
         handler = cls(fn=fn, id=make_handler_id(fn, id), **given, **fixed)
         for warning in mistakes.find_idle_statements(handler):
-            logger.warning("%s", warning)
+            logger.warning("%s", warning, extra={'message_code': 'declaration-doubtful'})
         registry.of(cls).append(handler)
         return fn
 
@@ -120,9 +120,10 @@ def declare(
         mistakes.check_handler(name, fn)
         handler, handlers = make(fn, None), registry.of(cls)
         if handler.exclusive and (namesake := mistakes.find_namesake(iter(handlers), handler)) is not None:
-            logger.warning("%s", mistakes.explain_namesake(handler, namesake))
+            text = mistakes.explain_namesake(handler, namesake)
+            logger.warning("%s", text, extra={'message_code': 'handlers-of-one-id'})
         for warning in mistakes.find_doubts(handler):
-            logger.warning("%s", warning)
+            logger.warning("%s", warning, extra={'message_code': 'declaration-doubtful'})
         handlers.append(handler)
         return fn
 

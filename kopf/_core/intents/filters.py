@@ -69,7 +69,9 @@ class FailureReports:
             if self._known.get(key) != value:
                 self._known[key] = value
                 cause.logger.error(
-                    "%s. The handler is skipped, and is tried again with the next change.", error.explain(handler)
+                    "%s. The handler is skipped, and is tried again with the next change.",
+                    error.explain(handler),
+                    extra={'message_code': 'function-failed'},
                 )
             # Move it to the end: when the memory is full, the reports of objects that keep failing are dropped last.
             self._known.move_to_end(key)

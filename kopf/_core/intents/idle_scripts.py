@@ -34,6 +34,6 @@ def _warn(path: str) -> None:
         text = pathlib.Path(path).read_text(encoding='utf-8')
     except (OSError, ValueError):
         return
-    # A script that has failed has said why.
+    # A script that has failed has said why. No formatter adds the code here, as the script has not configured any.
     if not _RUNNING.search(text) and not hasattr(sys, 'last_type') and not sys.flags.interactive:
-        logger.warning("Nothing has run: %s only declares handlers. To run them: kopf run %s", path, path)
+        logger.warning("Nothing has run: %s only declares handlers. To run them: kopf run %s [nothing-run]", path, path)

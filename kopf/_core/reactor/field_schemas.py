@@ -68,4 +68,4 @@ class FieldSchemas:
             self._reported[resource] = texts
             for text in texts:
                 if text not in known:
-                    logger.warning("%s", text)
+                    logger.warning("%s", text, extra={'message_code': 'field-not-in-schema'})

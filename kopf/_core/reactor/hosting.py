@@ -115,7 +115,8 @@ class ObjectHost:
         if not self._told.issuperset(keys):
             self._told.update(keys)
             log = make_logger(record, self._decider.table.resource, self._settings)
-            log.warning("%s: %s", ", ".join(f"Handler {key!r}" for key in keys), explanation)
+            titles = ", ".join(f"Handler {key!r}" for key in keys)
+            log.warning("%s: %s", titles, explanation, extra={'message_code': 'changed-in-place'})
 
     def fail(self, error: Exception) -> None:
         """End the operator with this error."""

@@ -243,7 +243,7 @@ class Operator:
             from kopf._core.intents.field_checks import find_doubts_of_kinds
 
             for doubt in find_doubts_of_kinds(self.registry):
-                logger.warning("%s", doubt)
+                logger.warning("%s", doubt, extra={'message_code': 'field-not-in-schema'})
 
     async def _clean_up(self) -> None:
         outcomes = await self._run_activity(Activity.CLEANUP)

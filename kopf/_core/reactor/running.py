@@ -61,7 +61,10 @@ def run(*, loop: asyncio.AbstractEventLoop | None = None, **options: Unpack[Oper
     if asyncio.events._get_running_loop() is not None:
         raise RuntimeError("kopf.run() cannot be called in a running event loop. Use: await kopf.operator(...)")
     if not logger.hasHandlers():
-        logger.warning("The logs are not shown, as there is no logging: call kopf.configure() before kopf.run().")
+        # No formatter adds the code, as there is none.
+        logger.warning(
+            "The logs are not shown, as there is no logging: call kopf.configure() before kopf.run(). [logging-missing]"
+        )
     with contextlib.nullcontext(loop) if loop is not None else finishing(asyncio.new_event_loop()) as chosen:
         chosen.run_until_complete(operator(**options))
 

@@ -110,6 +110,7 @@ class Throttling:
                 "less often, and as soon as the object changes.",
                 locate_error(Patch.applied_to, error),
                 name_error(error),
+                extra={'message_code': 'function-failed'},
             )
         log.error(
             "Throttling for %s seconds due to an unexpected error: %s",
@@ -222,7 +223,8 @@ def log_refusal(logger: ObjectLogger, error: Exception, *, is_users_fault: bool,
             _shorten(str(error)),
         )
     else:
-        logger.error("%s", explain_refusal(error, is_users_fault=is_users_fault))
+        text = explain_refusal(error, is_users_fault=is_users_fault)
+        logger.error("%s", text, extra={'message_code': 'patch-refused'})
 
 
 def is_by_own_webhook(error: Exception, managed: str | None) -> bool:

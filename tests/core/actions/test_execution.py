@@ -162,6 +162,19 @@ async def test_permanent_errors_are_final(run, caplog, error, text):
     assert messages(caplog) == [f"Handler 'fn' failed permanently: {text}"]
 
 
+@pytest.mark.parametrize('cls', [kopf.PermanentError, kopf.TemporaryError])
+@pytest.mark.parametrize('options', [{}, {'retries': 1}, {'timeout': 0.1}])
+async def test_errors_of_functions_of_the_framework_are_logged_with_their_codes(run, caplog, cls, options):
+    class CodedError(cls):
+        message_code = 'coded-error'
+
+    await run(CodedError('boo'), **options)
+    assert [record.message_code for record in caplog.records if record.levelname == 'ERROR'] == ['coded-error']
+    caplog.clear()
+    await run(cls('boo'), **options)
+    assert not any(hasattr(record, 'message_code') for record in caplog.records)
+
+
 @pytest.mark.parametrize('mode', kopf.ErrorsMode)
 async def test_modes_do_not_concern_explicit_errors(run, mode):
     assert not (await run(kopf.TemporaryError('boo'), errors=mode)).final

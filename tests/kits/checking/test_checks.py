@@ -380,9 +380,10 @@ def test_errors_in_the_log_of_the_undisturbed_run_are_named(check):
     texts = [re.sub(r"\(\S+?(\w+\.py:\d+)\)", r"(\1)", text) for text in sorted(report.noticed)]
     assert texts == [
         "Logged in the undisturbed run: initial_delay= of timer 'count' (app.py:3) failed: AttributeError: 'Status' "
-        "object has no attribute 'last': it is a mapping, use ['last'] or .get('last'). Timer 'count' begins at once.",
+        "object has no attribute 'last': it is a mapping, use ['last'] or .get('last'). "
+        "Timer 'count' begins at once. [function-failed]",
         "Logged in the undisturbed run: when= of handler 'serve' (app.py:7) failed: KeyError: 'sizes'. "
-        "The handler is skipped, and is tried again with the next change.",
+        "The handler is skipped, and is tried again with the next change. [function-failed]",
     ]
 
 
