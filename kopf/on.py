@@ -472,6 +472,9 @@ def convert(
     objects of these classes. See "Convert objects between versions" in the documentation.
 
     Args:
+        arg1: the name of the resource, its group if the name follows, or the class of the first version.
+        arg2: the name of the resource, if its group is ``arg1``, or the class of the other version.
+        arg3: is not used, as the name is without a version.
         from_version: the version (``"v1"``) or versions that it converts from; by default, all.
         to_version: the version or versions that it converts to; by default, all.
         persistent: whether the CRD keeps referring to the operator after the operator ends, so that objects cannot

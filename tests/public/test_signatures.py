@@ -7,6 +7,7 @@ import typing
 import pytest
 
 import kopf
+from kopf._core.intents.signatures import list_descriptions
 
 DECORATORS = [
     fn
@@ -50,6 +51,7 @@ def test_every_decorator_shows_the_options_that_it_takes(fn):
     declared = typing.get_type_hints(fn)['options'].__args__[0]
     assert set(declared.__annotations__) <= options
     assert {'id', 'param'} <= options
+    assert set(parameters) <= set(list_descriptions(fn.__doc__ or ''))
 
 
 def test_the_decorators_of_all_kinds_are_found():

@@ -19,6 +19,7 @@ Meta = Mapping[str, str | MetaFilterToken | MetaFilterFn]
 
 TEXTS: Mapping[str, str] = {
     # All handlers.
+    'fn': "the function.",
     'id': "the id, which is the key of the stored progress; by default, the name of the function.",
     'param': "any value, which the function gets as ``param``.",
     'registry': "the registry that keeps the handler; by default, the one that `kopf.run` uses.",
@@ -28,6 +29,9 @@ TEXTS: Mapping[str, str] = {
     'retries': "how many attempts there are; by default, without a limit.",
     'backoff': "the delay after an error (in seconds); by default, ``settings.execution.default_backoff``, a minute.",
     # Resources.
+    'arg1': "the name of the resource; its group, if the name follows; `kopf.EVERYTHING`; a function; or a class.",
+    'arg2': "the name of the resource, if its group, or group and version, is ``arg1``; or the version.",
+    'arg3': "the name of the resource, if its group and its version are before it.",
     'group': "the API group of the resource; by default, any.",
     'version': "the version of the resource; by default, the preferred one.",
     'kind': "the kind of the resource, such as ``'Pod'``.",

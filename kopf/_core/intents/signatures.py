@@ -52,7 +52,7 @@ def describing_options(shape: type[Any], /, **defaults: Any) -> Callable[[FnT], 
     def decorator(fn: FnT) -> FnT:
         signature: inspect.Signature = show(fn).__dict__['__signature__']
         parameters = signature.parameters.values()
-        names = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
+        names = [each.name for each in parameters]
         fn.__doc__ = add_descriptions(fn.__doc__ or '', names)
         return fn
 
