@@ -12,8 +12,8 @@ import functools
 import importlib
 import io
 import math
+import re
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -71,6 +71,32 @@ SIMULATE = (
     ' For a check, simulate that service by a module beside the operator, and observe it by --observe; or check the '
     'operator with real sockets by --real-time, which is slower.'
 )
+
+
+class Problems:
+    """Why plans could not be run. The texts of one problem differ only in names and in values."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, list[str]] = {}
+
+    def note(self, text: str) -> None:
+        """Add the problem of one plan."""
+        self._texts.setdefault(_VARYING.sub('…', text), []).append(text)
+
+    def list_texts(self) -> list[str]:
+        """Return a line for each problem, with the text that was the first one, and the number of plans."""
+        return [
+            first if not others else f'{1 + len(others)} plans could not be run{_name_cause(first, others)}: {first}'
+            for first, *others in self._texts.values()
+        ]
+
+
+_VARYING = re.compile(r"""\{.*\}|\[.*\]|"[^"]*"|'[^']*'|\d+""")
+"""What is not compared: values as JSON, quoted names and values, numbers."""
+
+
+def _name_cause(first: str, others: Sequence[str]) -> str:
+    return '' if set(others) == {first} else '; the first of them'
 
 
 class CannotCheck(Exception):
@@ -170,7 +196,7 @@ class Check:
         self._is_periodic = False
         self._agenda = Agenda()
         self._report = Report(budget=budget)
-        self._problems: Counter[str] = Counter()
+        self._problems = Problems()
         self._found: dict[tuple[str, ...], Finding] = {}
         self._outcomes: dict[str, Outcome] = {}
         """The results of the undisturbed courses, by the edits of their plans."""
@@ -220,8 +246,7 @@ class Check:
     def _finish_report(self) -> Report:
         report = self._report
         report.findings = list(self._found.values())
-        for text, count in self._problems.items():
-            report.untried.append(f'{count} plans could not be run: {text}' if count > 1 else text)
+        report.untried += self._problems.list_texts()
         report.seconds = time.monotonic() - self._started
         return report
 
@@ -399,7 +424,7 @@ class Check:
         """Try the plans of the agenda; their results add further plans."""
         for plan, result in self._pool.run(self._iter_tasks(), self._find_end_of_exploring):
             if isinstance(result, ForkFailed):
-                self._problems[str(result)] += 1
+                self._problems.note(str(result))
             else:
                 self._take(plan, *result)
             self._tell(
@@ -493,10 +518,10 @@ class Check:
         """Process the result of a plan, and add the plans that follow from it."""
         if outcome.problem:
             if not plan.fresh:  # the API refuses some edits
-                self._problems[outcome.problem] += 1
+                self._problems.note(outcome.problem)
             return
         if plan.is_disturbing and not outcome.has_begun and not outcome.failure:
-            self._problems[OUT_OF_REACH] += 1
+            self._problems.note(OUT_OF_REACH)
             return
         self._report.tried.append((plan, violations))
         self._note(plan, violations)

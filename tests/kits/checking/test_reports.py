@@ -2,7 +2,7 @@
 
 import pytest
 
-from kopf._kits.checking.checks import Finding, Progress, Report
+from kopf._kits.checking.checks import Finding, Problems, Progress, Report
 from kopf._kits.checking.oracles import Violation
 from kopf._kits.checking.plans import Edit, Moment, Plan, Target
 from kopf._kits.checking.reports import describe, format_progress, format_report, write_junit
@@ -119,3 +119,17 @@ def test_reports_have_a_part_for_what_is_remarkable(tmp_path):
     )
     write_junit(report, tmp_path / "junit.xml", "app.py")
     assert "<system-out>Handler 'serve' failed.</system-out>" in (tmp_path / "junit.xml").read_text()
+
+
+def test_a_problem_of_several_plans_is_reported_once():
+    problems = Problems()
+    for name, value in (("w1", 0), ("w1", 0), ("w2", '"x"')):
+        problems.note(f'The API refuses an object: Web "{name}" is invalid: spec.size: Invalid value: {value}')
+    for text in ("The course ended.", "The course ended.", "The API refuses an object."):
+        problems.note(text)
+    assert problems.list_texts() == [
+        '3 plans could not be run; the first of them: '
+        'The API refuses an object: Web "w1" is invalid: spec.size: Invalid value: 0',
+        "2 plans could not be run: The course ended.",
+        "The API refuses an object.",
+    ]
