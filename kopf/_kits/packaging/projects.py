@@ -124,14 +124,14 @@ CMD ["kopf", "run", "--all-namespaces", "--liveness=http://0.0.0.0:8080/healthz"
 
 A Kubernetes operator: each `KIND` has a config map with its greeting. Begin with `app.py`.
 
+If kopf VERSION is not on your package index, put its wheel into this folder first, where `requirements.txt` and the
+`Dockerfile` find it. In a checkout of kopf: `pip wheel --no-deps --wheel-dir path/to/NAME .`
+
 ```bash
 pip install -r requirements.txt pytest
 pytest                                                 # without a cluster
 kopf run --sandbox --reload --load obj.yaml app.py     # without a cluster, to play with it
 ```
-
-If kopf VERSION is not on your package index, put its wheel into this folder, where `requirements.txt` and the
-`Dockerfile` find it. In a checkout of kopf: `pip wheel --no-deps --wheel-dir path/to/NAME .`
 
 On a cluster, from your machine:
 
