@@ -95,6 +95,14 @@ def test_the_sandbox_runs_without_an_operator(start_sandbox, monkeypatch, tmp_pa
     assert not os.path.exists(kubeconfig)
 
 
+@pytest.mark.parametrize("options", [[], ["--pods"]])
+def test_the_sandbox_says_whether_pods_run(start_sandbox, tmp_path, options):
+    process, _ = start_sandbox(*options)
+    process.terminate()
+    process.wait(60)
+    assert ("No pods run" in (tmp_path / "errors").read_text()) is not bool(options)
+
+
 def test_the_sandbox_is_ended_by_signals_to_any_thread(tmp_path):
     """Waiting is interrupted in that thread alone that a signal finds; nor by one that comes right before it."""
     code = """

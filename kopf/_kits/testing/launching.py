@@ -54,7 +54,7 @@ def serve(
     sandbox = Sandbox(
         port=port, kubeconfig=kubeconfig, rbac=rbac, sharding=sharding, crds=crds, loads=loads, state=state, pods=pods
     )
-    with _ended_by_signals(), _started(sandbox, state):
+    with _ended_by_signals(), _started(sandbox, state, pods=pods):
         forever = threading.Event()
         # Why a timeout? A signal does not interrupt the wait if it arrives just before it, or in another thread.
         while not forever.wait(1.0):
@@ -72,7 +72,7 @@ def serving(*, crds: Collection[str], loads: Collection[str], pods: bool) -> Ite
     Raises:
         click.ClickException: The sandbox does not start; the message says why.
     """
-    with _ended_by_signals(), _started(Sandbox(crds=crds, pods=pods)) as sandbox:
+    with _ended_by_signals(), _started(Sandbox(crds=crds, pods=pods), pods=pods) as sandbox:
         with environment({'KUBECONFIG': str(sandbox.kubeconfig), **dict.fromkeys(_IN_CLUSTER)}):
             yield Launched(sandbox, loads)
 
@@ -177,7 +177,7 @@ class Launched:
 
 
 @contextlib.contextmanager
-def _started(sandbox: Sandbox, state: str | None = None) -> Iterator[Sandbox]:
+def _started(sandbox: Sandbox, state: str | None = None, *, pods: bool) -> Iterator[Sandbox]:
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(sandbox)
@@ -185,9 +185,10 @@ def _started(sandbox: Sandbox, state: str | None = None) -> Iterator[Sandbox]:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else error
             raise click.ClickException(f'The sandbox does not start: {_add_hint(str(reason))}') from error
         kept = f'All objects are kept in {state}.' if state else 'All objects are lost when it ends.'
+        idle = '' if pods else ' No pods run, and deployments do not become available: --pods emulates a node.'
         click.echo(
             f'The sandbox is at {sandbox.url}: an emulated Kubernetes API in memory, for development and tests '
-            f'only, reachable from this machine only.\n{kept} '
+            f'only, reachable from this machine only.{idle}\n{kept} '
             'To work with it from another terminal:',
             err=True,
         )
