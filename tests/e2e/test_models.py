@@ -301,3 +301,32 @@ def find_problem(kind, body):
     except kopf.InvalidObjectError as error:
         return str(error)
     return None
+
+
+AWARE = datetime.datetime(2026, 1, 31, 12, tzinfo=datetime.UTC)
+TIMES = {
+    "pydantic": (datetime.datetime, False),
+    "pydantic with a zone": (pydantic.AwareDatetime, False),
+    "msgspec": (datetime.datetime, True),
+    "msgspec with a zone": (Annotated[datetime.datetime, msgspec.Meta(tz=True)], False),
+}
+"""The types of times, and whether the API server accepts what they write for a time without a zone."""
+
+
+@pytest.mark.parametrize("name", TIMES)
+def test_times_that_models_write_are_accepted_by_the_server_if_they_have_a_zone(cluster, kubeapi, namespace, name):
+    library = Library("pydantic" if name.startswith("pydantic") else "Struct")
+    registry, (type, accepts_naive) = kopf.OperatorRegistry(), TIMES[name]
+    plural = f"{name.replace(' ', '')}times"
+    cls = library.make("Times", spec=library.make("TimesSpec", at=type))
+    kopf.kind(f"{GROUP}/v1", plural=plural, kind=plural.capitalize(), registry=registry)(cls)
+    [kind] = registry.kinds
+    [crd] = make_crds([kind], warn=print)
+    kubeapi.apply(crd)
+    path = f"{kubeapi.path(f'{GROUP}/v1', kind.kind, namespace)}?dryRun=All"
+    for time, accepted in [(AWARE, True), (AWARE.replace(tzinfo=None), accepts_naive)]:
+        text = pydantic.TypeAdapter(datetime.datetime).dump_json(time)
+        assert text == msgspec.json.encode(time)
+        spec = {"at": json.loads(text)}
+        body = {"apiVersion": f"{GROUP}/v1", "kind": kind.kind, "metadata": {"name": "x"}, "spec": spec}
+        assert (try_to_create(kubeapi, path, body)[1] is None) is accepted, text

@@ -84,6 +84,19 @@ def test_each_type_becomes_a_structural_schema(convert, type, schema):
     assert convert(type) == schema
 
 
+@pytest.mark.parametrize(
+    'type, schema',
+    [
+        (datetime.datetime, {'type': 'string'}),  # times without a zone are valid, which the server refuses
+        (Annotated[datetime.datetime, msgspec.Meta(tz=True)], {'type': 'string', 'format': 'date-time'}),
+    ],
+)
+def test_times_of_msgspec_have_a_format_if_they_must_have_a_zone(type, schema):
+    cls = msgspec.defstruct('Struct', [('spec', type)])
+    converted = convert_schema(get_adapter(cls).make_schema(), model='Struct', warn=print)
+    assert converted['properties']['spec'] == schema
+
+
 def test_nulls_in_enums_of_numbers_are_permitted_by_a_rule(convert):
     assert convert(Literal[1, 2, None]) == {
         'type': 'integer',
