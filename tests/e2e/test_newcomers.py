@@ -18,7 +18,7 @@ from snippets import ROOT
 
 README = (ROOT / "README.md").read_text()
 COMMANDS = [line for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL) for line in block.splitlines()]
-INSTALLATION = "pip install '.[dev]'"
+INSTALLATION = "pip install '.[dev,msgspec,cel]' pytest"
 
 
 @pytest.fixture(scope="module")
@@ -31,18 +31,10 @@ def checkout(tmp_path_factory):
 
 @pytest.mark.thorough
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "command, expected",
-    [
-        (
-            next(line for line in COMMANDS if line.endswith("examples/01-minimal/example.py") and "--sandbox" in line),
-            "And here we are! Creating:",
-        ),
-        (next(line for line in COMMANDS if line.endswith("handlers.py")), "kopf-example-1 has been created with"),
-    ],
-)
-def test_the_commands_of_the_readme_work_in_a_new_checkout(checkout, command, expected):
+def test_the_first_operator_of_the_readme_works_in_a_new_checkout(checkout):
     assert INSTALLATION in COMMANDS
+    [command] = [line for line in COMMANDS if line.endswith("handlers.py")]
+    expected = "kopf-example-1 has been created with"
     code = re.search(r"```python\n(.*?)```", README, re.DOTALL)
     checkout.joinpath("handlers.py").write_text(code[1])
     log = checkout / "log"
