@@ -483,7 +483,7 @@ class ExecutionSettings(_Group):
 
     @property
     def is_executor_replaced(self) -> bool:
-        """Whether the executor is not the default one."""
+        """True if the executor is not the default one."""
         return bool(self.__dict__['_is_executor_replaced'])
 
     @property
