@@ -1,5 +1,6 @@
 """Running of commands in the background of tests: what is known of them, during and after."""
 
+import asyncio
 import importlib
 import logging
 import sys
@@ -176,6 +177,21 @@ def test_the_block_is_entered_when_the_operator_serves(sandbox, default_registry
     kopf.on.startup()(lambda: ready.set())
     with KopfRunner(['run', '-n', 'default', 'handlers.py'], timeout=60):
         assert ready.is_set()
+
+
+def test_the_block_is_entered_when_the_webhooks_are_registered(sandbox, default_registry, monkeypatch):
+    monkeypatch.setattr('kopf._kits.runner.ENTERING_PATIENCE', 60)
+
+    async def serve(fn):
+        await asyncio.sleep(0.3)
+        yield {'url': 'https://localhost:1'}
+        await asyncio.Event().wait()
+
+    settings = kopf.OperatorSettings()
+    settings.admission.server, settings.admission.managed = serve, 'own.example.dev'
+    kopf.on.validate('kopfexamples')(lambda **_: None)
+    with KopfRunner(['run', '-n', 'default', 'handlers.py'], settings=settings, timeout=60):
+        assert sandbox.get('validatingwebhookconfigurations', 'own.example.dev')['webhooks']
 
 
 def test_failures_of_the_command_are_kept(sandbox):

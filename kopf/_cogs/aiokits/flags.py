@@ -16,10 +16,11 @@ Flag = asyncio.Future[Any] | asyncio.Event | concurrent.futures.Future[Any] | th
 
 class ServingFlag:
     """
-    Marks a ready-flag that an operator raises only when it serves: when its webhooks and watches have started.
+    Marks a ready-flag that an operator raises only when it serves.
 
-    Other ready-flags are raised as soon as the startup handlers have succeeded, as in upstream, or when the operator
-    ends. That is too early for tests: the first objects that they create would bypass the webhooks.
+    Then, its watches have started, and its webhooks and conversions are registered. Other ready-flags are raised as
+    soon as the startup handlers have succeeded, as in upstream, or when the operator ends. That is too early for tests:
+    the first objects that they create would bypass the webhooks.
     """
 
 

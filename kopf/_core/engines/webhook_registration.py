@@ -41,6 +41,8 @@ class WebhookRegistration(ABC):
         self._changed = asyncio.Event()
         self._writing = asyncio.Lock()
         self._closed = False
+        self.settled = asyncio.Event()
+        """Set when the objects are written for the first time, or when the API server has refused that."""
 
     @property
     @abstractmethod
@@ -81,9 +83,12 @@ class WebhookRegistration(ABC):
                         return
                     await self.write(self._client_config)
                 failures = 0
+                self.settled.set()
             except LoginError:
                 raise
             except Exception as error:
+                if isinstance(error, errors.APIError):
+                    self.settled.set()  # who waits for the start must not wait until a permission is granted
                 if (end := self.find_end()) is not None:
                     raise end from error
                 delay = RETRY_DELAYS[min(failures, len(RETRY_DELAYS) - 1)]

@@ -324,6 +324,8 @@ class Operator:
                 # The probes respond before the start is complete: they report why it is not complete yet.
                 await orchestrator.start()
                 tasks.create_task(schedules.run(), name='schedules')
+                if orchestrator.webhooks is not None:
+                    await orchestrator.webhooks.settle()
                 await self._tell_readiness(serving=True)
 
     async def _serve_status(

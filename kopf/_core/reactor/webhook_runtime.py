@@ -89,8 +89,12 @@ class WebhookRuntime:
         self._problems = ResourceProblems()
         self._discovered = asyncio.Event()
         self._serving: asyncio.Task[None] | None = None
-        self.listening = False
-        """Whether the server has yielded its client configuration."""
+        self._listening = asyncio.Event()
+
+    @property
+    def listening(self) -> bool:
+        """True since the server has yielded its client configuration."""
+        return self._listening.is_set()
 
     def rediscover(self, resources: Collection[Resource]) -> frozenset[Selector]:
         """Select the resources of the handlers; return the selectors that match none."""
@@ -129,6 +133,12 @@ class WebhookRuntime:
         self._serving = asyncio.create_task(self._run(), name='webhooks')
         await asyncio.wait({self._serving})
         self._serving.result()
+
+    async def settle(self) -> None:
+        """Wait until the webhooks and the conversions are registered, or the API server has refused that."""
+        await self._listening.wait()
+        for upkeep in self._kept:
+            await upkeep.settled.wait()
 
     async def close(self) -> None:
         """Remove the webhooks that must not stay, and stop the server."""
@@ -198,7 +208,7 @@ class WebhookRuntime:
                         "is not set.",
                         client_config.get('url') or client_config.get('service'),
                     )
-                self.listening = True
+                self._listening.set()
                 for upkeep in self._kept:
                     upkeep.connect(client_config)
         # This ends the operator: the API server would refuse all changes of the resources, or admit them unchecked.

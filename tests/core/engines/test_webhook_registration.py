@@ -66,6 +66,21 @@ async def test_nothing_is_written_before_the_address_is_known(registration):
     assert registration.requests == [(100, 'write', 'https://first')]
 
 
+@pytest.mark.parametrize(
+    ('failures', 'seconds'),
+    [([], 0), ([REFUSED], 0), ([OSError('gone')], 1), ([OSError('gone'), BROKEN], 1)],
+    ids=['written', 'refused', 'lost', 'refused after it was lost'],
+)
+async def test_it_is_settled_when_the_api_server_has_answered_for_the_first_time(registration, failures, seconds):
+    registration.failures = failures
+    async with running(registration):
+        await asyncio.sleep(100)
+        assert not registration.settled.is_set()
+        registration.connect(FIRST)
+        await registration.settled.wait()
+        assert asyncio.get_running_loop().time() == 100 + seconds
+
+
 async def test_each_new_address_and_each_check_is_a_write(registration):
     async with running(registration):
         for change in (lambda: registration.connect(FIRST), registration.recheck, lambda: registration.connect(SECOND)):

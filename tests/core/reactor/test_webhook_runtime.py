@@ -385,8 +385,8 @@ async def test_memos_of_existing_objects(world, server, hooks):
 
     world.declare(kopf.on.event, 'event', does=remember)
     world.declare(kopf.on.validate, 'validating', does=tell)
+    metadata = (await world.create())['metadata']
     async with world.operator(memo=kopf.Memo(common='common')):
-        metadata = (await world.create())['metadata']
         await world.until_called('event')
         await hooks(VALIDATING, 'validating')
         assert (await server.review('CREATE', metadata=metadata))['warnings'] == ['common None']
