@@ -118,7 +118,83 @@ def test_an_operator_without_its_kinds_is_not_waited_for(kopf_sandbox, kopf_oper
         kopf_operator(tmp_path / 'handlers.py', timeout=3600).start()
 
 
+CONVERSIONS = """
+import asyncio, dataclasses, kopf
+
+@dataclasses.dataclass
+class Old:
+    spec: dict[str, str]
+
+@dataclasses.dataclass
+class New:
+    spec: dict[str, str]
+
+kopf.kind('example.dev/v1', 'Alarm')(Old)
+kopf.kind('example.dev/v2', 'Alarm')(New)
+
+class Slow(kopf.WebhookServer):
+    async def __call__(self, fn):
+        await asyncio.sleep(1)
+        async for config in super().__call__(fn):
+            yield config
+
+@kopf.on.startup()
+def configure(settings, **_):
+    settings.admission.managed = 'own.example.dev'
+    settings.admission.server = Slow()
+
+@kopf.on.convert(Old, New)
+def upgrade(obj, **_):
+    return New({'at': obj.spec['time']})
+
+@kopf.on.convert(New, Old)
+def downgrade(obj, **_):
+    return Old({'time': obj.spec['at']})
+"""
+OTHERS = {
+    "nothing else": "",
+    "the same kind": "\n@kopf.on.event(New)\ndef seen(**_): pass\n",
+    "another kind": "\n@kopf.on.event('secrets')\ndef seen(**_): pass\n",
+    "webhooks": "\n@kopf.on.validate('secrets')\ndef check(**_): pass\n",
+}
+
+
+@pytest.mark.parametrize("others", OTHERS)
+def test_an_operator_that_converts_starts_when_its_conversions_are_registered(
+    kopf_sandbox, kopf_operator, tmp_path, others
+):
+    (tmp_path / "handlers.py").write_text(CONVERSIONS + OTHERS[others])
+    with kopf_operator(tmp_path / "handlers.py", timeout=30):
+        kopf_sandbox.create("example.dev/v1/alarms", "early", spec={"time": "07:30"})
+        assert kopf_sandbox.get("example.dev/v2/alarms", "early")["spec"] == {"at": "07:30"}
+    with kopf_operator(tmp_path / "handlers.py", timeout=30):  # it replaces the address of the first one
+        kopf_sandbox.create("example.dev/v1/alarms", "late", spec={"time": "23:30"})
+
+
+@pytest.mark.parametrize("handler", ["validate('kopfexamples')", "convert('kopfexamples')"])
+def test_an_operator_that_only_serves_what_others_have_registered_starts(
+    kopf_sandbox, kopf_operator, tmp_path, handler
+):
+    head = WEBHOOKS.replace("MANAGED", "None").partition("@kopf.on.validate")[0]
+    (tmp_path / "handlers.py").write_text(f"{head}@kopf.on.{handler}\ndef fn(**_):\n    pass\n")
+    kopf_sandbox.apply(CRD)
+    with kopf_operator(tmp_path / "handlers.py", timeout=30) as operator:
+        operator.wait_for_output("Webhooks are served at")
+
+
+def test_an_operator_with_webhooks_for_missing_kinds_only_does_not_start(
+    kopf_sandbox, kopf_operator, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(operator_processes, '_UNRESOLVED_TIMEOUT', 0)
+    head = WEBHOOKS.replace("MANAGED", "'own.example.dev'").partition("@kopf.on.event")[0]
+    (tmp_path / "handlers.py").write_text(head)
+    with pytest.raises(OperatorFailed, match="apply the CRDs of its resources before it"):
+        kopf_operator(tmp_path / "handlers.py", timeout=3600).start()
+
+
 def test_an_operator_with_webhooks_has_started_when_both_configurations_are_written():
+    """Also if it does not tell that it serves, because it is the child of a supervisor."""
+
     def request(verb, type, body=b"", status=200):
         seen = SeenRequest("", "", {}, "kopf/1", "", resource=f"{type}webhookconfigurations", verb=verb, body=body)
         seen.status = status
@@ -127,6 +203,7 @@ def test_an_operator_with_webhooks_has_started_when_both_configurations_are_writ
     class Looking(Operator):
         def __init__(self, *requests):
             self._sandbox = types.SimpleNamespace(requests=requests)
+            self._control = types.SimpleNamespace(is_serving=True, has_endpoints=False)
 
         def has_started(self):
             return self._find_lacking(0) is None

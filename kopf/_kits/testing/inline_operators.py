@@ -18,6 +18,7 @@ from typing import Any
 
 import click
 
+from kopf._cogs.aiokits.flags import ServingFlag
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.instruments import Instrument
 from kopf._core.intents.registries import OperatorRegistry, SmartOperatorRegistry
@@ -28,9 +29,13 @@ from kopf._kits.testing.sandbox_logins import environment, make_vault
 from kopf._kits.testing.virtual.outputs import OutputHandler, output_var, routed
 from kopf._kits.testing.virtual.simulations import Simulation
 from kopf._kits.testing.virtual.virtual_clocks import VirtualTimeError
-from kopf._kits.testing.webhook_notices import has_registered_webhooks
+from kopf._kits.testing.webhook_notices import has_endpoints
 
 __tracebackhide__ = True  # pytest omits the frames of this module from tracebacks
+
+
+class _ReadyFlag(ServingFlag, asyncio.Event):
+    pass
 
 
 class InlineOperator:
@@ -62,7 +67,7 @@ class InlineOperator:
         self._text = io.StringIO()
         self._task: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
-        self._ready = asyncio.Event()
+        self._ready = _ReadyFlag()
         self._stack = contextlib.ExitStack()
         self.returncode: int | None = None
         """The exit code; None while the operator runs."""
@@ -78,9 +83,14 @@ class InlineOperator:
         return self._task is not None or self.returncode is not None
 
     @property
-    def registers_webhooks(self) -> bool | None:
-        """True if the operator registers its webhooks; None until its startup handlers have set `admission.managed`."""
-        return has_registered_webhooks(self.registry, self._settings) if self._ready.is_set() else None
+    def is_serving(self) -> bool:
+        """True since the operator has started its watches and registered its webhooks and conversions."""
+        return self._ready.is_set()
+
+    @property
+    def has_endpoints(self) -> bool:
+        """True if the API server calls the operator for admission or conversion."""
+        return has_endpoints(self.registry)
 
     def start(
         self,

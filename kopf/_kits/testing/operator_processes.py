@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from kopf._kits.testing.sandbox import Sandbox
 from kopf._kits.testing.serving.faults import SeenRequest
@@ -26,11 +26,7 @@ OWN_RESOURCES = frozenset({'customresourcedefinitions', 'namespaces', 'clusterko
 """The resources that the framework itself watches, before the resources of the handlers."""
 
 WEBHOOKS = frozenset({'validatingwebhookconfigurations', 'mutatingwebhookconfigurations'})
-"""
-The resources that an operator writes to register its webhooks.
-
-An operator that has only webhooks watches nothing, so its start is recognised by these writes.
-"""
+"""The resources that an operator writes to register its webhooks."""
 
 
 __tracebackhide__ = True  # pytest omits the frames of this module from tracebacks
@@ -42,6 +38,9 @@ The user who applies the CRDs of declared kinds in place of the operator.
 
 Otherwise, roles that are made from the requests of the operator would permit it to write CRDs.
 """
+
+_UNRESOLVED = 'Unresolved resources cannot be served'
+"""The beginning of the warning of an operator without the kinds that its handlers are for."""
 
 _UNRESOLVED_TIMEOUT = 5.0
 """How long (in seconds) an operator may start without the kinds that its handlers are for."""
@@ -65,13 +64,19 @@ class OperatorProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
-    def registers_webhooks(self) -> bool | None:
-        """True if the operator registers its webhooks; None until its startup handlers have set `admission.managed`."""
-        if not self._is_noticed:
-            return False
+    def is_serving(self) -> bool:
+        """True since the operator has started its watches and registered its webhooks and conversions, if it tells."""
+        return not self._is_noticed or 'has_endpoints' in self._read_notice()
+
+    @property
+    def has_endpoints(self) -> bool:
+        """True if the API server calls the operator for admission or conversion, as far as the operator tells."""
+        return self._is_noticed and bool(self._read_notice().get('has_endpoints'))
+
+    def _read_notice(self) -> Mapping[str, Any]:
         text = Path(self._notice.name).read_text()  # empty while it is being written
-        has_webhooks: bool | None = json.loads(text).get('has_webhooks') if text else None
-        return has_webhooks
+        notice: Mapping[str, Any] = json.loads(text) if text else {}
+        return notice
 
     @property
     def output(self) -> str:
@@ -155,8 +160,9 @@ class Operator:
 
     The operator serves all namespaces unless the arguments name some. It applies the CRDs of its declared kinds, except
     with a ``KUBECONFIG`` in ``env``: then, the test applies them. The context begins when the operator watches its
-    resources and, with ``settings.admission.managed``, has registered its webhooks. The context ends with the graceful
-    exit of the operator. `OperatorFailed` is raised if the operator does not start within ``timeout`` seconds.
+    resources and, with ``settings.admission.managed``, has registered its webhooks and conversions. The context ends
+    with the graceful exit of the operator. `OperatorFailed` is raised if the operator does not start within ``timeout``
+    seconds.
 
     The operator is a process of its own or, in a sandbox with virtual time, a task in the process of the test. A
     ``registry`` of handlers and initial ``settings`` are only possible in virtual time.
@@ -233,7 +239,7 @@ class Operator:
         while (lacking := self._find_lacking(started)) is not None:
             if self.returncode is not None:
                 raise OperatorFailed(f'the operator has exited with the code {self.returncode}:\n{self._tail()}')
-            if 'Unresolved resources cannot be served' in self.output:
+            if _UNRESOLVED in self.output:
                 # The test cannot create the kind, as it waits here. But another thread of it could.
                 if not hint.startswith(';'):
                     deadline = min(deadline, time.monotonic() + _UNRESOLVED_TIMEOUT)
@@ -266,13 +272,20 @@ class Operator:
     def _find_lacking(self, started: float) -> str | None:
         """Return what the operator still has to do to be started, in words; None if it is started."""
         requests = [request for request in self._sandbox.requests if request.time >= started and _is_ours(request)]
+        is_watching = any(_watches(request) for request in requests)
+        if not self._control.is_serving:
+            pending = 'has not registered its webhooks'
+            return pending if is_watching else 'has no registered webhooks, and does not watch anything'
         # An operator writes both configurations, one after the other, even if one of them is empty or refused.
-        if {request.resource for request in requests if _is_written(request)} == WEBHOOKS:
-            return None if any(_serves(request) for request in requests) else 'does not serve anything'
-        if not any(_watches(request) for request in requests):
-            return 'does not watch anything'
-        # None does not occur here for long: the startup handlers end before the watches begin.
-        return None if self._control.registers_webhooks is False else 'has not registered its webhooks'
+        # Operators with --reload or --processes do not tell when they have written both.
+        if len({request.resource for request in requests if _is_written(request)}) == 1:
+            return 'has not registered its webhooks'
+        if is_watching or any(_is_registration(request) for request in requests):
+            return None
+        # An operator with nothing but webhooks or conversions that others have registered makes no such request.
+        if self._control.has_endpoints and _UNRESOLVED not in self.output:
+            return None
+        return 'does not watch anything'
 
     def _tail(self) -> str:
         return '\n'.join(self.output.splitlines()[-20:])
@@ -286,11 +299,13 @@ def _is_written(request: SeenRequest) -> bool:
     return request.resource in WEBHOOKS and request.verb == 'patch' and request.status != 0
 
 
-def _serves(request: SeenRequest) -> bool:
-    """Check whether the request shows that the operator has started to serve its resources."""
-    return _watches(request) or (
-        request.status == 200 and request.resource in WEBHOOKS and b'"clientConfig"' in request.body
-    )
+def _is_registration(request: SeenRequest) -> bool:
+    """Check whether the request lets the API server call the operator for admission or conversion."""
+    if request.status != 200 or b'"clientConfig"' not in request.body:
+        return False
+    # Applied CRDs do not have the address of the operator yet, unlike the patch of this one field.
+    is_conversion = request.resource == 'customresourcedefinitions' and b'"/spec/conversion"' in request.body
+    return is_conversion or request.resource in WEBHOOKS
 
 
 def _watches(request: SeenRequest) -> bool:
