@@ -352,7 +352,9 @@ class Course:
             self.testbed.advance(min(0.5, self.testbed.pace.stride))
             self._check_operator()
             if any(request.verb == 'watch' and request.resource not in OWN_RESOURCES for request in self._seen):
-                return
+                # Otherwise, the first objects of the scenario would bypass the webhooks.
+                if not any(operator.is_starting and operator.returncode is None for operator in self._operators):
+                    return
 
     def _restart(self) -> None:
         self._enter_phase('restart')

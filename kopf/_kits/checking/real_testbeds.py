@@ -71,7 +71,7 @@ class RealOperator:
         self.quiet_since = now + READY_TIMEOUT
         """The time of the last activity of handlers (in seconds); while the operator starts, a time in the future."""
         self.is_starting = True
-        """Whether the operator has not yet reported that it is ready."""
+        """Whether the operator has not yet reported that it has started its watches and registered its webhooks."""
         self.is_released = False
         """Whether the operator has killed itself after a call of an external service: later reports are ignored."""
         self._forget = forget

@@ -117,6 +117,10 @@ class RunningOperator(Protocol):
     recorder: CallRecorder
 
     @property
+    def is_starting(self) -> bool:
+        """True until the operator has started its watches and registered its webhooks."""
+
+    @property
     def returncode(self) -> int | None:
         """The exit code; None while the operator runs."""
 

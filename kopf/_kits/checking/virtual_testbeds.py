@@ -49,6 +49,11 @@ class VirtualOperator:
         self.recorder = recorder
 
     @property
+    def is_starting(self) -> bool:
+        """True until the operator has started its watches and registered its webhooks."""
+        return not self.inline.is_serving
+
+    @property
     def returncode(self) -> int | None:
         """The exit code; None while the operator runs."""
         return self.inline.returncode

@@ -212,6 +212,28 @@ CONVERTING = """
 """
 OLD_ALARM = {"apiVersion": "example.com/v1beta1", "kind": "Alarm"}
 
+REFUSING = """
+    import asyncio
+
+    class Slow(kopf.WebhookServer):
+        async def __call__(self, fn):
+            await asyncio.sleep(5)
+            async for config in super().__call__(fn):
+                yield config
+
+    @kopf.on.startup()
+    def configure(settings, **_):
+        settings.admission.managed = 'webs.example.com'
+        settings.admission.server = Slow()
+
+    @kopf.on.validate('webs')
+    def refuse(**_):
+        raise kopf.AdmissionError("No webs today.")
+
+    @kopf.on.event('secrets')
+    def look(**_): pass
+"""
+
 
 @pytest.mark.parametrize(
     "text, scenario, reason",
@@ -239,8 +261,9 @@ OLD_ALARM = {"apiVersion": "example.com/v1beta1", "kind": "Alarm"}
             lambda sandbox: sandbox.create({**OLD_ALARM, "metadata": {"name": "a"}, "spec": {}}),
             "operator-not-started.invalid.* this kind, but does not write .*: set settings.admission.managed",
         ),
+        (REFUSING, None, "The API refuses an object: .* denied the request: No webs today."),
     ],
-    ids=["nothing", "scenario", "start", "controllers", "sockets", "models", "conversions"],
+    ids=["nothing", "scenario", "start", "controllers", "sockets", "models", "conversions", "webhooks"],
 )
 def test_what_cannot_be_checked_is_explained(check, text, scenario, reason):
     with pytest.raises(CannotCheck, match=reason):
