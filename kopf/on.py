@@ -320,7 +320,8 @@ def reconcile(
     Args:
         owns: the resources whose objects have owner references to objects of the handler.
         watches: the other resources that the handler reads, each with a function that returns which objects of the
-            handler depend on an object of that resource: a list of pairs of a namespace and a name.
+            handler depend on an object of that resource: a list of pairs of a namespace and a name. They have no
+            ``label_selector=``: set ``settings.watching.label_selectors`` to watch only some objects of a resource.
         interval: how often to run the function if nothing happens (in seconds, varied by a tenth).
         timeout: how long one run may take (in seconds). After it, a coroutine is cancelled; a thread is left.
         concurrency: for how many objects the function may run at once; by default, there is no limit but that of the

@@ -358,6 +358,7 @@ class Orchestrator:
         self._resources = self._absences.fill(discovery.resources | hidden, self._resources or ())
         self._tables, problems = resolve_tables(registry, self._resources)
         problems = problems.with_failed_groups(discovery.failed_groups, hidden)
+        problems = problems.with_selectors(self._tools.context.settings.watching.label_selectors)
         problems.log(self._problems)
         self._problems = problems
         for check in self._checks:

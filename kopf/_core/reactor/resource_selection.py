@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
+from kopf._cogs.configs.selector_mappings import SelectorMapping
 from kopf._cogs.structs.references import Resource, Selector
 from kopf._core.intents.handlers import ConversionHandler, WebhookHandler
 from kopf._core.intents.registries import HandlerTable, OperatorRegistry
@@ -43,6 +44,11 @@ class ResourceProblems(NamedTuple):
         wanted = {group for group in failed if missing & {group, None}} | {resource.group for resource in hidden}
         return self._replace(failed_groups=frozenset(wanted))
 
+    def with_selectors(self, selectors: SelectorMapping[str]) -> 'ResourceProblems':
+        """Return these problems without the resources whose objects the server selects by the settings."""
+        unselected = (resource for resource in self.unselected if not selectors.collect(resource))
+        return self._replace(unselected=frozenset(unselected))
+
     def log(self, previous: 'ResourceProblems') -> None:
         """Log what has changed since the previous problems."""
         if self.unresolved and self.unresolved != previous.unresolved:
@@ -71,8 +77,13 @@ class ResourceProblems(NamedTuple):
             logger.warning(
                 "The handlers of {%s} do not have the same label_selector=, so all the objects are watched, "
                 "and each handler is called for those that it selects. To let the server select the "
-                "objects, use the same selector in all of them.",
+                "objects, use the same selector in all of them. owns= and watches= have no selector: if they name one "
+                "of these resources, set %s instead.",
                 _names(self.unselected),
+                ', '.join(
+                    f"settings.watching.label_selectors[{name!r}]"
+                    for name in sorted({resource.plural for resource in self.unselected})
+                ),
             )
 
 

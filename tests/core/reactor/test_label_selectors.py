@@ -109,6 +109,34 @@ async def test_each_handler_has_its_own_objects_if_the_selectors_differ(world, o
     assert text.startswith("The handlers of {kopfexamples.v1.kopf.dev} do not have the same label_selector=")
 
 
+@pytest.mark.parametrize('setting', [None, 'app=x'])
+@in_virtual_time
+async def test_watched_resources_are_selected_by_the_settings(world, setting):
+    def find_users(name, **_):
+        world.note('users', name)
+        return [('default', 'config')]
+
+    async def reconcile(**_):
+        world.note('reconciled', 'config')
+
+    if setting:
+        world.settings.watching.label_selectors['kopfexamples'] = setting
+    world.declare(kopf.index, 'index', label_selector='app=x')
+    world.declare(kopf.on.reconcile, 'fn', resource='configmaps', watches={'kopfexamples': find_users}, does=reconcile)
+    await world.aio.create({'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': 'config'}})
+    async with world.operator():
+        await world.until_called('reconciled')
+        await world.create('y', labels={'app': 'y'})
+        await world.create('x', labels={'app': 'x'})
+        await world.until_called('users', name='x')
+        await world.until_called('reconciled', times=2)
+    assert get_selectors(world) == {setting}
+    assert set(get_names(world, 'users')) == ({'x'} if setting else {'x', 'y'})
+    texts = [text for text in world.log.texts if 'label_selector' in text]
+    assert len(texts) == (0 if setting else 1)
+    assert all("set settings.watching.label_selectors['kopfexamples'] instead." in text for text in texts)
+
+
 @in_virtual_time
 async def test_a_handler_that_is_declared_later_can_widen_the_selection(world):
     world.declare(kopf.on.event, 'first', label_selector='app=x')
