@@ -420,10 +420,69 @@ REFUSING = """
 """
 
 
+MUTATING = """
+    @kopf.on.startup()
+    def configure(settings, **_):
+        settings.admission.managed = 'webs.example.com'
+        settings.admission.server = kopf.WebhookServer()
+
+    @kopf.on.mutate('webs', operations=OPERATIONS)
+    def default_size(spec, patch, **_):
+        if not spec.get('size'):
+            patch.spec['size'] = 3
+
+    @kopf.on.create('webs')
+    @kopf.on.update('webs', field=FIELD)
+    def serve(spec, patch, **_):
+        patch.status['size'] = spec.get('size')
+"""
+
+
+SIZELESS = Edit(Target(resource="webs", namespace="default", name="w1"), {"spec": {"size": 0}})
+
+
+def test_values_that_a_webhook_sets_at_the_creation_are_no_alarm(check, tmp_path):
+    Plan(edits=(SIZELESS,)).write(tmp_path / "plan.yaml")
+    text = MUTATING.replace("OPERATIONS", "['CREATE']").replace("FIELD", "'spec'")
+    check(text, plan=tmp_path / "plan.yaml")
+
+
+def test_ignored_values_are_found_if_a_webhook_sets_them_at_edits_too(check, tmp_path):
+    Plan(edits=(SIZELESS,)).write(tmp_path / "plan.yaml")
+    ignoring = "'spec', when=lambda spec, **_: spec['size'] != 3"
+    with pytest.raises(ChecksFailed, match="status.size: 3 is expected, 2 is there"):
+        check(
+            MUTATING.replace("OPERATIONS", "['CREATE', 'UPDATE']").replace("FIELD", ignoring),
+            plan=tmp_path / "plan.yaml",
+        )
+
+
+def test_values_that_a_handler_sets_at_the_creation_are_found(check, tmp_path):
+    Plan(edits=(SIZELESS,)).write(tmp_path / "plan.yaml")
+    creating = """
+    @kopf.on.create('webs')
+    def first(spec, patch, **_):
+        if not spec['size']:
+            patch.spec['size'] = 3
+"""
+    with pytest.raises(ChecksFailed, match="spec.size: 3 is expected, 0 is there"):
+        check(
+            MUTATING.replace("OPERATIONS", "['DELETE']").replace("FIELD", "'spec'") + creating,
+            plan=tmp_path / "plan.yaml",
+        )
+
+
+@pytest.mark.long
+def test_values_that_a_webhook_sets_at_the_creation_are_named(check):
+    text = MUTATING.replace("OPERATIONS", "['CREATE']").replace("FIELD", "'spec'")
+    report = check(text, plans=30)
+    [named] = [text for text in report.untried if "replaces the value in new objects" in text]
+    assert "webs default/w1 with spec.size = 0 was not compared with a new object" in named
+
+
 @pytest.mark.long
 def test_retries_of_values_that_no_handler_can_apply_are_no_alarm(check, tmp_path):
-    edit = Edit(Target(resource="webs", namespace="default", name="w1"), {"spec": {"size": 0}})
-    Plan(edits=(edit,)).write(tmp_path / "plan.yaml")
+    Plan(edits=(SIZELESS,)).write(tmp_path / "plan.yaml")
     check(REFUSING, plan=tmp_path / "plan.yaml")
 
 
