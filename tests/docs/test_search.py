@@ -320,6 +320,21 @@ QUESTIONS = {
     "run on my laptop": "howto/sandbox",
     "webhook name": "howto/admission#refuse-with-a-message",
     "fill a required field": "howto/models#what-handlers-get",
+    "keep child when parent is deleted": "howto/children#keep-a-child-when-its-owner-is-deleted",
+    "keep child orphan": "howto/children#keep-a-child-when-its-owner-is-deleted",
+    "keep pvc": "howto/children#keep-a-child-when-its-owner-is-deleted",
+    "metadata-only watch": "howto/selecting#only-the-metadata",
+    "PartialObjectMetadata": "howto/selecting#only-the-metadata",
+    "cert-manager": "howto/certificates#cert-manager",
+    "cert-manager inject-ca-from": "howto/certificates",
+    "HPA": "howto/models#names-columns-and-rules",
+    "labelSelectorPath": "howto/models#names-columns-and-rules",
+    "test timer without waiting": "howto/testing",
+    "exclude namespace webhook": "howto/admission#register-the-webhooks",
+    "openshift": "howto/manifests#the-manifests",
+    "operator killed during handler": "explanation/continuity#restarts",
+    "label selector for watches": "reference/filters",
+    "ignore a finding": "howto/checking#reading-a-report",
 }
 
 

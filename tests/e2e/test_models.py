@@ -330,3 +330,33 @@ def test_times_that_models_write_are_accepted_by_the_server_if_they_have_a_zone(
         spec = {"at": json.loads(text)}
         body = {"apiVersion": f"{GROUP}/v1", "kind": kind.kind, "metadata": {"name": "x"}, "spec": spec}
         assert (try_to_create(kubeapi, path, body)[1] is None) is accepted, text
+
+
+@dataclasses.dataclass
+class FarmSpec:
+    replicas: int
+
+
+@dataclasses.dataclass
+class FarmStatus:
+    replicas: int
+    selector: str
+
+
+@dataclasses.dataclass
+class Farm:
+    spec: FarmSpec
+    status: FarmStatus | None = None
+
+
+def test_a_kind_with_a_label_selector_can_be_scaled_by_autoscalers_of_pods(kubeapi, namespace):
+    scale = {"specReplicasPath": ".spec.replicas", "statusReplicasPath": ".status.replicas"}
+    registry, group, name = kopf.OperatorRegistry(), f"{GROUP}/v1", f"Farm{namespace[-8:]}"
+    kopf.kind(group, name, scale={**scale, "labelSelectorPath": ".status.selector"}, registry=registry)(Farm)
+    kubeapi.apply(make_crds(registry.kinds, warn=print)[0])
+    kubeapi.apply({"apiVersion": group, "kind": name, "metadata": {"name": "x"}, "spec": {"replicas": 2}}, namespace)
+    path = kubeapi.path(group, name, namespace, "x")
+    status = {"status": {"replicas": 1, "selector": "app=x"}}
+    kubeapi.request("PATCH", f"{path}/status", status, "application/merge-patch+json")
+    found = kubeapi.request("GET", f"{path}/scale")
+    assert (found["spec"], found["status"]) == ({"replicas": 2}, {"replicas": 1, "selector": "app=x"})
