@@ -36,9 +36,13 @@ Attempts = list[float]
 """How many attempts one handler has had with one outcome, and their time (in seconds): a list for the same reason."""
 
 
+_SUM = len(BOUNDS) + 1
+"""The place of the sum in `Durations`. Why not -1? Python is faster with places from the beginning."""
+
+
 def make_durations() -> Durations:
     """Return an empty histogram."""
-    return [0] * (len(BOUNDS) + 2)
+    return [0] * (_SUM + 1)
 
 
 def get_counts(durations: Durations) -> list[int]:
@@ -98,12 +102,12 @@ class ResourceMeter:
 
     def take(self, item: Hashable) -> None:
         """Called when a worker begins to handle the object, whether it was queued before or not."""
-        self.running[item] = now = monotonic()
+        self.running[item] = monotonic()
         # This is called for each event, and nearly all events need no wait. So this case is handled without calls.
-        if item not in self.waiting:
+        if not self.waiting or item not in self.waiting:
             self.at_once += 1
         else:
-            _add(self.queueing, now - self.waiting.pop(item))
+            _add(self.queueing, self.running[item] - self.waiting.pop(item))
 
     def leave(self, item: Hashable, uid: Hashable = None) -> None:
         """
@@ -119,7 +123,7 @@ class ResourceMeter:
             return
         seconds, durations = monotonic() - began, self.working if uid is None else self.observing
         durations[0 if seconds <= SHORTEST else bisect_left(BOUNDS, seconds)] += 1
-        durations[-1] += seconds
+        durations[_SUM] += seconds
         if self._failed and uid in self._failed:
             self._failed.discard(uid)
             self.failures += 1
@@ -171,7 +175,7 @@ class ResourceMeter:
         """
         seconds, durations = monotonic() - began, self.handling
         durations[0 if seconds <= SHORTEST else bisect_left(BOUNDS, seconds)] += 1
-        durations[-1] += seconds
+        durations[_SUM] += seconds
         if self._failed and uid in self._failed:
             self._failed.discard(uid)
             result = 'error'
@@ -186,6 +190,8 @@ class Meters:
         """The meters by the names of the resources: see `name_resource`."""
         self.handlers: dict[tuple[str, str], Attempts] = {}
         """The attempts of handlers by their labels and outcomes."""
+        self.successes: dict[HandlerId, Attempts] = {}
+        """The succeeded ones of these attempts, by the ids of the handlers; sub-handlers are not here."""
         self.requests: dict[tuple[str, str, int], int] = {}
         """The number of requests by the URLs of their servers, their methods, and their statuses, zero if none."""
 
@@ -197,18 +203,21 @@ class Meters:
         """
         Called when an attempt of a handler has ended.
 
+        Why do usual attempts not need this call? Their owner finds them in `successes`, and adds to them itself.
+
         Args:
             id: the id of the handler.
             parent: the id of the handler during which it was run, if any: of its parent if it is a sub-handler.
             outcome: as in `HandlerCall`.
             began: when it has begun (on the monotonic clock).
         """
-        attempts = self.handlers.get((id, outcome))
-        if attempts is None:
-            label = name_handler(id, parent)
-            attempts = self.handlers.setdefault((label, outcome), [0, 0.0])
+        label = name_handler(id, parent)
+        attempts = self.handlers.setdefault((label, outcome), [0, 0.0])
         attempts[0] += 1
         attempts[1] += monotonic() - began
+        # Names that several handlers share are not kept: there can be a sub-handler for each item in an object.
+        if label == id and outcome == 'succeeded':
+            self.successes[id] = attempts
 
     def note_request(self, server: str, method: str, status: int) -> None:
         """Called for each attempt of a request: with the response, or at the end if there is none (zero)."""
@@ -226,7 +235,7 @@ class Meters:
 
 def _add(durations: Durations, seconds: float) -> None:
     durations[bisect_left(BOUNDS, seconds)] += 1
-    durations[-1] += seconds
+    durations[_SUM] += seconds
 
 
 def name_resource(resource: Resource) -> str:

@@ -15,7 +15,7 @@ import os
 import pathlib
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Executor
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
@@ -206,6 +206,11 @@ class running:
         except ValueError:  # the operator has abandoned the task, and the coroutine is closed in another context
             pass
 
+    def get_parent(self) -> 'Handler | None':
+        """Return the handler that has called this one, e.g. as a sub-handler."""
+        former = self._handler_token.old_value
+        return None if former is Token.MISSING else former
+
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Handler:
@@ -342,7 +347,7 @@ async def run_handler(
     Raises:
         asyncio.CancelledError: if the task is cancelled. No other exception is raised.
     """
-    unsampled = meters = parent = None
+    unsampled = meters = None
     began = 0.0
     # The only cost of instruments if there are none.
     if rules.instruments.observes_handlers:
@@ -352,11 +357,11 @@ async def run_handler(
                 return await _run_told(handler, cause, state, rules, after)
         meters = rules.instruments.meters
         if meters is not None:
-            parent = handler_var.get(None)  # the handler that has called this one, e.g. as a sub-handler
             began = monotonic()
     logger, limits = cause.logger, _Limits(handler, state)
     debugging = logger.isEnabledFor(logging.DEBUG)
-    with handler.context(handler, cause):
+    context = handler.context(handler, cause)
+    with context:
         try:
             if handler.timeout is not None or handler.retries is not None:
                 limits.check_before()
@@ -371,14 +376,14 @@ async def run_handler(
             if isinstance(error, asyncio.CancelledError) and _is_task_cancelled():
                 logger.warning("%s is cancelled. Will escalate.", handler)
                 if meters is not None:
-                    meters.note_attempt(handler.id, None if parent is None else parent.id, 'cancelled', began)
+                    _measure(meters, handler, context, 'cancelled', began)
                 raise
             # If another task is cancelled, which the function has awaited, this is an error of the function.
             # Why no variable for the outcome? It has the error, whose traceback has this frame: only the garbage
             # collector would free this cycle.
             return _carry(
                 _measure_failure(
-                    _assess_error(handler, error, limits, rules, logger), meters, began, parent, handler, cause
+                    _assess_error(handler, error, limits, rules, logger), meters, began, context, handler, cause
                 ),
                 unsampled,
                 cause,
@@ -387,7 +392,13 @@ async def run_handler(
     if debugging or not handler.quiet:
         _log_success(handler, logger)
     if meters is not None:
-        meters.note_attempt(handler.id, None if parent is None else parent.id, 'succeeded', began)
+        # This is the usual end of an attempt: it is measured without a call.
+        attempts = meters.successes.get(handler.id)
+        if attempts is None:
+            _measure(meters, handler, context, 'succeeded', began)
+        else:
+            attempts[0] += 1
+            attempts[1] += monotonic() - began
     return Outcome(final=True, result=result, carried=None if unsampled is None else state.carried)
 
 
@@ -435,17 +446,23 @@ def _log_success(handler: Handler, logger: Logger) -> None:
         logger.log(level, "%s succeeded.", handler)
 
 
+def _measure(meters: 'Meters', handler: Handler, context: running, outcome: str, began: float) -> None:
+    """Measure the attempt, which has been run in this context."""
+    parent = context.get_parent()
+    meters.note_attempt(handler.id, None if parent is None else parent.id, outcome, began)
+
+
 def _measure_failure(
     outcome: Outcome,
     meters: 'Meters | None',
     began: float,
-    parent: Handler | None,
+    context: running,
     handler: Handler,
     cause: RunnableCause,
 ) -> Outcome:
     """Measure the attempt, which has ended with an error; return its outcome."""
     if meters is not None:
-        meters.note_attempt(handler.id, None if parent is None else parent.id, outcome.verdict, began)
+        _measure(meters, handler, context, outcome.verdict, began)
         if outcome.is_error and handler.reconciles:
             meters.note_failure(cause.key)
     return outcome

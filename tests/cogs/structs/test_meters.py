@@ -95,6 +95,15 @@ def test_handlers_without_an_object_do_not_make_reconciliations_fail(clock):
     assert meters.get(RESOURCE).results['error'] == 0
 
 
+def test_successes_are_found_by_the_ids_of_handlers_but_not_of_the_many_sub_handlers(clock):
+    meters = Meters()
+    meters.note_attempt('fn', None, 'retried', clock.now - 1)
+    meters.note_attempt('fn/a', 'fn', 'succeeded', clock.now - 1)
+    assert meters.successes == {}
+    meters.note_attempt('fn', None, 'succeeded', clock.now - 1)
+    assert meters.successes == {'fn': [1, 1]} and meters.successes['fn'] is meters.handlers['fn', 'succeeded']
+
+
 def test_versions_of_a_resource_share_a_meter():
     meters = Meters()
     assert meters.get(RESOURCE) is meters.get(Resource('kopf.dev', 'v2', 'kopfexamples'))
