@@ -226,7 +226,7 @@ class Instruments:
         """
         if not self.skips_steps or self.sampler is None:
             return None
-        if self.sampler.is_next_sampled():
+        if self.sampler.draw() < self.sampler.rate:
             return None
         unsampled = Unsampled(self.sampler)
         unsampled.begin_step(event, number)
@@ -239,17 +239,14 @@ class Instruments:
         Then, there is no current activity during the step. If the code of a handler needs the trace, it is created
         there; see `Sampler.find_current`. This is only for `is_lazy` instruments.
         """
-        if self.sampler is None or self.sampler.is_next_sampled():
+        # This is called for each event, so it takes as few calls as possible.
+        if self.sampler is None or self.sampler.draw() < self.sampler.rate:
             return False
         # A worker usually has the context of the operator. But it can also have that of a handler that has started it.
         if _current_var.get(_FOREIGN) is not None:
             _current_var.set(None)
             self.sampler.attach()
         return True
-
-    def is_ignoring(self) -> bool:
-        """Check whether `ignore_step` has skipped the current step; to be called in steps only."""
-        return self.is_lazy and _current_var.get() is None
 
     def begin_trace(self) -> None:
         """Called when a step that `ignore_step` has skipped needs its trace after all."""
@@ -321,11 +318,21 @@ class Sampler(Protocol):
     def is_lazy(self) -> bool:
         """Return whether traces that are not sampled can be created only when the code of handlers needs them."""
 
+    @property
+    def draw(self) -> Callable[[], float]:
+        """
+        Return the function that draws the number for the next trace: it is sampled if the number is below the `rate`.
+
+        Why no method that decides? It would be called for each event. The function must not fail, unlike `skip`: errors
+        are not handled, also for speed.
+        """
+
+    @property
+    def rate(self) -> float:
+        """Return the share of the sampled traces."""
+
     def skip(self, carried: str | None, /) -> 'Unsampled | None':
         """Return the trace of the next outermost span if it is not sampled; see `Instruments.skip`."""
-
-    def is_next_sampled(self) -> bool:
-        """Decide whether a new trace is sampled. It must not fail, unlike `skip`: errors are not handled, for speed."""
 
     def find_current(self) -> 'Unsampled | None':
         """Return the trace of a handler in a step that `Instruments.ignore_step` has skipped; create it if needed."""

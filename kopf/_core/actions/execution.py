@@ -273,8 +273,8 @@ class Execution(NamedTuple):
     """Returns the line of a mistake in the handler's code, if the error is one. Such a handler is not retried."""
     instruments: Instruments = NO_INSTRUMENTS
     """The instruments of the operator."""
-    begins_traces: bool = True
-    """Whether an attempt that is not a part of any activity begins a trace; otherwise, its step has decided that."""
+    observed: bool = True
+    """Whether to tell the instruments, if there are any. Attempts are measured in any case."""
     is_halted: Callable[[], bool] | None = None
     """
     Checks whether the operator is paused or must pause, so that no sync function begins in a thread; callable from any
@@ -339,7 +339,7 @@ async def run_handler(
         state: the progress of the previous attempts.
         rules: the executor for sync functions, the defaults for errors, and the instruments.
         after: a function to be called after that of the handler; its errors count as errors of the handler.
-        observed: whether to tell the instruments, if there are any. The attempt is measured in any case.
+        observed: whether to tell the instruments, as in `Execution`; ``False`` if they are told already.
 
     Returns:
         The outcome, including any error of the function.
@@ -351,9 +351,9 @@ async def run_handler(
     began = 0.0
     # The only cost of instruments if there are none.
     if rules.instruments.observes_handlers:
-        if observed and rules.instruments.handlers:
+        if observed and rules.observed and rules.instruments.handlers:
             unsampled = rules.instruments.find_ignored()
-            if unsampled is None and (rules.begins_traces or not rules.instruments.is_ignoring()):
+            if unsampled is None:
                 return await _run_told(handler, cause, state, rules, after)
         meters = rules.instruments.meters
         if meters is not None:

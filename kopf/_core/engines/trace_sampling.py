@@ -8,8 +8,10 @@ once for a sampled trace, and for most other ones never. Samplers of other packa
 look at anything.
 """
 
+import contextvars
 import random
 import re
+from collections.abc import Callable
 from typing import Any, Self
 
 from opentelemetry import context, trace
@@ -117,9 +119,14 @@ class EarlySampler:
     def __init__(self, tracer: Any, bound: int) -> None:
         self.is_lazy = False
         """Whether traces that are not sampled can be created only when the code of handlers needs them."""
-        self._context = trace.set_span_in_context(UnsampledSpan(self), context.Context())
-        self._rate = bound / (_LIMIT + 1)
-        self._random = random.Random().random
+        self.context = trace.set_span_in_context(UnsampledSpan(self), context.Context())
+        """The context of OpenTelemetry that `attach` makes the current one."""
+        self.rate = bound / (_LIMIT + 1)
+        """The share of the sampled traces."""
+        self.draw = random.Random().random
+        """Draws a number for each new trace."""
+        self.get_context = _find_getter(self.context)
+        """Returns the current context of OpenTelemetry."""
         # The tracer is shared by all operators of the process that have the same provider.
         ids = tracer.id_generator
         self._ids = tracer.id_generator = ids if isinstance(ids, SampledIds) else SampledIds(ids, bound)
@@ -134,11 +141,7 @@ class EarlySampler:
         """Return the trace of an outermost span if it is not sampled. An unknown carried text begins a new trace."""
         if carried is not None and (known := _TRACEPARENT.fullmatch(carried)) is not None:
             return None if int(known[2], 16) & 1 else Unsampled(self, carried)
-        return None if self.is_next_sampled() else Unsampled(self)
-
-    def is_next_sampled(self) -> bool:
-        """Decide whether a new trace is sampled."""
-        return self._random() < self._rate
+        return None if self.draw() < self.rate else Unsampled(self)
 
     def find_current(self) -> Unsampled | None:
         """Return the trace of a handler in a step that was skipped; create it if needed."""
@@ -155,18 +158,35 @@ class EarlySampler:
             return self._ids.draw_unsampled(known[1])
         return self._ids.draw_unsampled()
 
-    def is_attached(self) -> bool:
-        """Check whether the current span is that of `attach`, and not one of the user's code."""
-        return context.get_current() is self._context
-
     def attach(self) -> Any:
         """Let spans of the user's code be parts of the current trace; do nothing if they are already."""
-        return None if context.get_current() is self._context else context.attach(self._context)
+        return None if self.get_context() is self.context else context.attach(self.context)
 
     def detach(self, token: Any) -> None:
         """Restore the previous context."""
         if token is not None:
             context.detach(token)
+
+
+def _find_getter(example: context.Context) -> Callable[[], context.Context]:
+    """
+    Return the fastest function that returns the current context of OpenTelemetry: the one of its context variable.
+
+    The function of OpenTelemetry takes two more calls, and this is asked for each line of the log. The variable has no
+    public name, so it is found by its value.
+    """
+    token = context.attach(example)
+    try:
+        found = [variable for variable, value in contextvars.copy_context().items() if value is example]
+    finally:
+        context.detach(token)
+    # With another implementation of the current context, there is no such variable, or it has no default.
+    try:
+        contextvars.Context().run(found[0].get)
+    except (IndexError, LookupError):
+        get_current: Callable[[], context.Context] = context.get_current
+        return get_current
+    return found[0].get
 
 
 class UnsampledSpan(trace.NonRecordingSpan):  # type: ignore[misc]

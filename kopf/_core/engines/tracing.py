@@ -76,6 +76,8 @@ class Tracing(SamplingInstrument):
         """When the steps have begun (in nanoseconds since the epoch)."""
         self._open: dict[Span, _Open] = {}
         self._is_showing_all = True
+        self._hiding: EarlySampler | None = None
+        """The sampler, if lines in traces that are not sampled have no ids."""
         self._last_ids: tuple[Any, Mapping[str, str]] = (None, {})
         """The span that the last line of the log belongs to, and its ids."""
 
@@ -238,6 +240,7 @@ class Tracing(SamplingInstrument):
     def show_ids(self, *, of_all: bool) -> None:
         """Set whether lines of logs get the ids of all traces, or only of the sampled ones."""
         self._is_showing_all = of_all
+        self._hiding = None if of_all else self.sampler
         if self.sampler is not None:
             self.sampler.be_lazy(lazy=not of_all)
 
@@ -265,12 +268,13 @@ class Tracing(SamplingInstrument):
 
     def find_ids(self) -> Mapping[str, str] | None:
         """Return the attributes of log lines: the ids of the current trace and span; ``None`` if there is no span."""
-        activity = get_current_activity()
-        if type(activity) is Unsampled:  # the usual case in production, for each line
-            return activity.draw_log_ids() if self._is_showing_all else None
-        # The other usual case: a handler of raw events. No span is open, and there are no spans of the user's code.
-        if not self._open and not self._is_showing_all and self.sampler is not None and self.sampler.is_attached():
+        # The usual case in production, for each line: no span is open, and there are no spans of the user's code.
+        hiding = self._hiding
+        if hiding is not None and not self._open and hiding.get_context() is hiding.context:
             return None
+        activity = get_current_activity()
+        if type(activity) is Unsampled:
+            return activity.draw_log_ids() if self._is_showing_all else None
         if activity is not None and activity.unsampled is not None:
             return activity.unsampled.draw_log_ids() if self._is_showing_all else None
         span, current = activity if isinstance(activity, Span) else None, self._trace.get_current_span()

@@ -69,7 +69,8 @@ class Reconciler:
         self._managing = decider.table.managing
         self._instruments = context.instruments
         self._rules = context.make_rules(workers.is_halted)
-        self._lenient_rules = self._rules._replace(default_errors=ErrorsMode.IGNORED, begins_traces=False)
+        self._lenient_rules = self._rules._replace(default_errors=ErrorsMode.IGNORED)
+        self._unobserved_rules = self._lenient_rules._replace(observed=False)
         self._selftriggers = SelfTriggerDetector(settings, decider)
         self._watching_is_distinct = filters.are_distinct(decider.table.watching)  # the same after `revise`
         self._reports = filters.FailureReports()
@@ -91,9 +92,18 @@ class Reconciler:
         except Exception:  # from filters or storages of users: the step will raise it again, and report it
             return False
 
-    async def observe(self, record: ObjectRecord, event: RawEvent, body: Body, patch: Patch) -> RawEvent:
+    async def observe(
+        self, record: ObjectRecord, event: RawEvent, body: Body, patch: Patch, observed: bool
+    ) -> RawEvent:
         """
         Run the handlers of raw events (``@kopf.on.event``).
+
+        Args:
+            record: the record of the object.
+            event: the event.
+            body: the object in the event.
+            patch: the patch that the handlers can change.
+            observed: whether to tell the instruments of the handlers, if there are any.
 
         Returns:
             The event as it was before the handlers, which can have modified its object in place.
@@ -111,7 +121,7 @@ class Reconciler:
             event=event,
             selected=self._decider.table.label_selector is not None,
         )
-        rules, called = self._lenient_rules, set[tuple[int, str]]()
+        rules, called = self._lenient_rules if observed else self._unobserved_rules, set[tuple[int, str]]()
         if event['type'] == 'DELETED':
             rules = rules._replace(is_halted=None)  # in a pause, too: no list after it brings this event again
         for handler in self._decider.table.watching:

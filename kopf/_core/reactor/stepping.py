@@ -80,7 +80,7 @@ class ObjectStepper:
         """
         if self._instruments.is_lazy and not self._managing:
             if self._instruments.ignore_step():
-                return self._step(record, event)
+                return self._step(record, event, False)
             return self._step_told(record, event, None if event is None else event['type'] or LISTED, number=number)
         # Why not a coroutine that awaits one of these? It would cost time in each step, also without instruments.
         if self._meter is not None or self._instruments.steps:
@@ -124,7 +124,8 @@ class ObjectStepper:
             step.set_outcome(delay, requeued=record.has_work)
         return delay
 
-    async def _step(self, record: ObjectRecord, event: RawEvent | None) -> float | None:
+    # Why no keyword argument? It would cost time in each step.
+    async def _step(self, record: ObjectRecord, event: RawEvent | None, observed: bool = True) -> float | None:
         # Clear it before the step: a requeue during the step, by the response or by the end of a daemon, requests the
         # next step.
         requeued = record.take_requeue()
@@ -139,7 +140,7 @@ class ObjectStepper:
                 # Handlers of raw events get all events, also deletions and stale states. But the staleness is checked
                 # first, because a list can end the expectation while these handlers are running.
                 stale = event['type'] != 'DELETED' and self._stale_events.drop_stale(record, event)
-                event = await self._reconciler.observe(record, event, body, patch)
+                event = await self._reconciler.observe(record, event, body, patch, observed)
         except Exception:
             record.put_back(event)  # the event is the only place that has the state
             raise

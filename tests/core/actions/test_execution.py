@@ -433,6 +433,17 @@ async def test_the_time_of_an_attempt_is_measured(executor, monkeypatch):
         assert meters.handlers == {('fn', 'succeeded'): [count, pytest.approx(5 * count)]}
 
 
+async def test_handlers_are_measured_but_not_told_if_their_step_is_not_observed(executor):
+    listener, meters, told = Listener(), Meters(), []
+    listener.handler_begins = told.append
+    instruments = Instruments([listener])
+    instruments.measure(meters)
+    for observed in (False, True):
+        rules = Execution(executor=executor, instruments=instruments, observed=observed)
+        await run_handler(Handler(id='fn', fn=lambda **_: None), ObjectCause(), HandlerState(started=START), rules)
+        assert (len(told), meters.handlers['fn', 'succeeded'][0]) == ((1, 2) if observed else (0, 1))
+
+
 # Context.
 
 

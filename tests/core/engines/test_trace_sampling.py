@@ -165,6 +165,37 @@ def test_spans_in_a_trace_that_is_not_sampled_are_not_sampled(prepared):
     assert later.is_valid is False
 
 
+class Stack:
+    """Another implementation of the current context: not by a context variable."""
+
+    def __init__(self):
+        self.contexts = [Context()]
+
+    def attach(self, attached):
+        self.contexts.append(attached)
+        return len(self.contexts) - 1
+
+    def get_current(self):
+        return self.contexts[-1]
+
+    def detach(self, token):
+        del self.contexts[token:]
+
+
+@pytest.mark.parametrize('is_usual', [True, False])
+def test_the_current_context_is_read_without_calls_of_opentelemetry_if_that_is_possible(monkeypatch, is_usual):
+    if not is_usual:
+        monkeypatch.setattr(context, '_RUNTIME_CONTEXT', Stack())
+    early, _ = make(0)
+    assert (early.get_context is context.get_current) is not is_usual
+    assert early.get_context() is context.get_current() is not early.context
+    token = early.attach()
+    assert early.get_context() is context.get_current() is early.context
+    assert early.attach() is None
+    early.detach(token)
+    assert early.get_context() is context.get_current() is not early.context
+
+
 def test_the_ids_of_a_trace_are_the_same_everywhere():
     early, _ = make(0, 5)
     found = early.skip(None)

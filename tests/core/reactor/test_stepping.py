@@ -27,7 +27,7 @@ class Parts:
         self.pause = 0.0
         self.wanted = {}
 
-    async def observe(self, record, event, body, patch):
+    async def observe(self, record, event, body, patch, observed):
         self.calls.append(('observe', event['type']))
         patch.update(self.wanted)
         if self.error is not None:
