@@ -104,9 +104,12 @@ class Tracing(SamplingInstrument):
         opened = self._open.pop(step, None)
         if opened is not None:
             if opened.span.is_recording():
-                opened.span.set_attributes(
-                    {'kopf.reason': step.reason or '', **_describe_outcome(step.outcome, step.delay)}
-                )
+                # All at once, as OpenTelemetry takes long for each call.
+                facts: dict[str, Any] = {'kopf.event': step.event or '', 'kopf.step': step.number}
+                _describe(facts, step.key)
+                facts['kopf.reason'] = step.reason or ''
+                _describe_outcome(facts, step.outcome, step.delay)
+                opened.span.set_attributes(facts)
             self._end(opened, step)
 
     def _open_step(self, step: ObjectStep) -> Any:
@@ -117,8 +120,6 @@ class Tracing(SamplingInstrument):
                 context=self._read(step.carried),
                 start_time=self._steps.get(step),
             )
-            if span.is_recording():
-                span.set_attributes({'kopf.event': step.event or '', 'kopf.step': step.number, **_describe(step.key)})
             opened = self._open[step] = _Open(span)
         return opened.span
 
@@ -138,19 +139,8 @@ class Tracing(SamplingInstrument):
         context = self._read(call.carried)
         if parent is not None:
             context = self._trace.set_span_in_context(parent, self._context.Context())
-        span = self._tracer.start_span(f'handler {call.id}', context=context)
-        # The attributes are set afterwards: most spans are usually not sampled, and need no attributes.
-        if span.is_recording():
-            span.set_attributes(
-                {
-                    'kopf.handler': call.id,
-                    'kopf.kind': call.kind,
-                    'kopf.reason': call.reason or '',
-                    'kopf.retry': call.retry,
-                    **({} if call.key is None else _describe(call.key)),
-                }
-            )
-        return span
+        # The attributes are set at the end: most spans are usually not sampled, and need no attributes.
+        return self._tracer.start_span(f'handler {call.id}', context=context)
 
     def _is_in_trace(self, carried: str, parent: Any) -> bool:
         """Check whether the step continues this trace; event handlers can have begun its span as a new trace."""
@@ -181,7 +171,16 @@ class Tracing(SamplingInstrument):
             if call.carried is None and call.key is not None and call.outcome in CARRYING:
                 call.carried = self._find_origin(call, opened.span)
             if not opened.borrowed and opened.span.is_recording():
-                opened.span.set_attributes(_describe_outcome(call.outcome, call.delay))
+                facts: dict[str, Any] = {
+                    'kopf.handler': call.id,
+                    'kopf.kind': call.kind,
+                    'kopf.reason': call.reason or '',
+                    'kopf.retry': call.retry,
+                }
+                if call.key is not None:
+                    _describe(facts, call.key)
+                _describe_outcome(facts, call.outcome, call.delay)
+                opened.span.set_attributes(facts)
             self._end(opened, call)
 
     # Requests.
@@ -299,15 +298,17 @@ def _format_ids(context: Any) -> TraceIds:
     return TraceIds(f'{context.trace_id:032x}', f'{context.span_id:016x}', f'{context.trace_flags:02x}')
 
 
-def _describe_outcome(outcome: str | None, delay: float | None) -> dict[str, str | float]:
-    return {'kopf.outcome': outcome or ''} if delay is None else {'kopf.outcome': outcome or '', 'kopf.delay': delay}
+def _describe_outcome(facts: dict[str, Any], outcome: str | None, delay: float | None) -> None:
+    facts['kopf.outcome'] = outcome or ''
+    if delay is not None:
+        facts['kopf.delay'] = delay
 
 
-def _describe(key: ObjectKey) -> dict[str, str]:
-    facts = {
-        'kopf.resource': name_resource(key.resource),
-        'k8s.namespace.name': key.namespace,
-        'kopf.object.name': key.name,
-        'kopf.object.uid': key.uid,
-    }
-    return {name: value for name, value in facts.items() if value is not None}
+def _describe(facts: dict[str, Any], key: ObjectKey) -> None:
+    facts['kopf.resource'] = name_resource(key.resource)
+    if key.namespace is not None:
+        facts['k8s.namespace.name'] = key.namespace
+    if key.name is not None:
+        facts['kopf.object.name'] = key.name
+    if key.uid is not None:
+        facts['kopf.object.uid'] = key.uid

@@ -7,7 +7,7 @@ import types
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import Span, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
@@ -228,6 +228,34 @@ async def test_log_lines_carry_the_ids(world, spans, caplog):
     assert ids["I am here."] == ids["Handler 'create' succeeded."] == expected
     assert ids["Creation is processed: 1 succeeded; 0 failed."] == (expected[0], f'{cycle.context.span_id:016x}')
     assert logging.getLogRecordFactory() is before
+
+
+async def test_the_attributes_of_a_span_are_set_at_once(world, spans, monkeypatch):
+    calls, original = [], Span.set_attributes
+    monkeypatch.setattr(
+        Span, 'set_attributes', lambda self, attributes: (calls.append(self.name), original(self, attributes))
+    )
+    world.declare(kopf.on.event, 'event')
+    await world.create()
+    async with world.operator(tracing=True):
+        await spans.until(CYCLE)
+    (cycle,), (handler,) = spans.find(CYCLE), spans.find('handler event')
+    assert (calls.count(cycle.name), calls.count(handler.name)) == (1, 1)
+    known = {'kopf.resource': 'kopfexamples.kopf.dev', 'kopf.object.name': 'obj'}
+    known |= {name: handler.attributes[name] for name in ('k8s.namespace.name', 'kopf.object.uid')}
+    assert cycle.attributes == known | {
+        'kopf.event': 'LISTED',
+        'kopf.step': 1,
+        'kopf.reason': '',
+        'kopf.outcome': 'done',
+    }
+    assert handler.attributes == known | {
+        'kopf.handler': 'event',
+        'kopf.kind': 'Handler',
+        'kopf.reason': 'LISTED',
+        'kopf.retry': 0,
+        'kopf.outcome': 'succeeded',
+    }
 
 
 async def test_traces_that_are_not_sampled_stay_so_over_retries(world):
