@@ -4,7 +4,7 @@ Several processes of one operator: ``kopf run --shards auto --processes N``.
 Python runs one thread at a time, so one process uses one core. A supervisor starts the same command several times.
 Each process is a member of the shards as if it were a replica: the members share nothing but the Kubernetes API. The
 supervisor starts processes again that fail, forwards the signals, and merges the probes and the metrics. Specified in
-the documentation's "Shards".
+the documentation's "Share the objects among members".
 """
 
 import asyncio

@@ -6,7 +6,7 @@ cancelled, and it writes nothing any more. The assignment of the group decides w
 `assignments`). When a bucket is taken away, the member drains it: no more work begins for its objects, the running work
 ends, and only then the member reports that it has released the bucket. When a member gets buckets, it lists all objects
 again: the known states can be older than the last writes of the former holder. Specified in the documentation's
-"Shards".
+"Share the objects among members".
 """
 
 import asyncio
