@@ -12,11 +12,12 @@ import json
 import os
 import pathlib
 import time
-import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
+
+from keptconnections import KeptConnections
 
 T = TypeVar("T")
 Object = dict[str, Any]
@@ -58,6 +59,7 @@ class KubeApi:
         self._opener = urllib.request.build_opener(
             urllib.request.ProxyHandler(proxies), urllib.request.HTTPSHandler(context=self._context)
         )
+        self._connections = KeptConnections(self._server, self._context, connection.proxy_url)
         self._plurals: dict[tuple[str, str], tuple[str, bool]] = {}
         self.warnings: list[str] = []
         """What the API has warned about in its last answer."""
@@ -82,19 +84,16 @@ class KubeApi:
     def _request(self, method: str, path: str, body: Any, content_type: str) -> Object:
         data = None if body is None else json.dumps(body).encode()
         headers = {**self._headers, "Accept": "application/json", **({"Content-Type": content_type} if data else {})}
-        request = urllib.request.Request(self._server + path, data, headers, method=method)
+        answer = self._connections.request(method, path, data, headers)
+        if answer.status < 300:
+            self.warnings = answer.headers.get_all("Warning") or []
+            decoded: Object = json.loads(answer.text)
+            return decoded
         try:
-            with self._opener.open(request, timeout=60) as response:
-                self.warnings = response.headers.get_all("Warning") or []
-                answer: Object = json.load(response)
-                return answer
-        except urllib.error.HTTPError as error:
-            text = error.read().decode(errors="replace")
-            try:
-                text = json.loads(text)["message"]
-            except (ValueError, KeyError, TypeError):
-                pass
-            raise ApiError(error.code, text) from None
+            text = json.loads(answer.text)["message"]
+        except (ValueError, KeyError, TypeError):
+            text = answer.text
+        raise ApiError(answer.status, text)
 
     def open(self, path: str) -> http.client.HTTPResponse:
         """Send a request for a stream, such as a watch; return the response, to be read line by line."""

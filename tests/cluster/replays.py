@@ -12,13 +12,11 @@ import re
 import secrets
 import ssl
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
 import yaml
+from keptconnections import KeptConnections
 
 GROUP = "replays.example.dev"
 RESOURCES = {
@@ -109,11 +107,8 @@ class Replayer:
             import base64
 
             context.load_verify_locations(cadata=base64.b64decode(cluster["certificate-authority-data"]).decode())
-        self._server = cluster["server"]
         self._headers = {"Authorization": f"Bearer {user['token']}", "User-Agent": agent, "Accept": "application/json"}
-        self._opener = urllib.request.build_opener(
-            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
-        )
+        self._connections = KeptConnections(cluster["server"], context)
 
     def play(self, steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the normalised answers to the steps, after each other, in a new namespace."""
@@ -172,21 +167,12 @@ class Replayer:
         """Return the answer to one request: its status, its body, and its warnings."""
         data = None if body is None else (body if isinstance(body, str) else json.dumps(body)).encode()
         headers = {**self._headers, **({} if data is None else {"Content-Type": media})}
-        request = urllib.request.Request(self._server + path, data, headers, method=method)
+        answer = self._connections.request(method, path, data, headers)
         try:
-            with self._opener.open(request, timeout=60) as response:
-                return {
-                    "status": response.status,
-                    "body": json.load(response),
-                    "warnings": response.headers.get_all("Warning") or [],
-                }
-        except urllib.error.HTTPError as error:
-            text = error.read().decode()
-            try:
-                answer = json.loads(text)
-            except ValueError:
-                answer = text
-            return {"status": error.code, "body": answer, "warnings": error.headers.get_all("Warning") or []}
+            decoded = json.loads(answer.text)
+        except ValueError:
+            decoded = answer.text
+        return {"status": answer.status, "body": decoded, "warnings": answer.headers.get_all("Warning") or []}
 
 
 def _normalised(answers: list[dict[str, Any]], namespace: str) -> Iterator[dict[str, Any]]:
