@@ -504,12 +504,12 @@ class Operator(RuleBasedStateMachine):
 
 # Without the explanation of failures: it would trace every line of the reactor.
 SETTINGS = settings(stateful_step_count=20, phases=set(Phase) - {Phase.explain})
-Operator.TestCase.settings = settings(SETTINGS, max_examples=2 * settings.default.max_examples)
+Operator.TestCase.settings = SETTINGS
 test_no_update_is_lost_and_nothing_runs_twice = Operator.TestCase
 
 
 class LongerOperator(Operator):
-    """The same with three times as many examples."""
+    """The same with six times as many examples."""
 
 
 LongerOperator.TestCase.settings = settings(SETTINGS, max_examples=6 * settings.default.max_examples)

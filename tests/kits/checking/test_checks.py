@@ -242,7 +242,7 @@ REFUSING = """
         (RIGHT, lambda _: 1 / 0, "The scenario fails without any disturbance: ZeroDivisionError: division by zero. "),
         ("1 / 0", None, "The operator has exited with the code 1: .*This happens without any disturbance: try it by"),
         (
-            "@kopf.on.create('webs')\ndef serve(**_): raise kopf.TemporaryError('no pods yet', delay=10)",
+            "@kopf.on.create('webs')\ndef serve(**_): raise kopf.TemporaryError('no pods yet', delay=50)",
             None,
             r"come to rest without any disturbance: serve of webs w1 is tried again .*\(no pods yet\). .*--pods",
         ),
