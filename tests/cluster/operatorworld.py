@@ -67,6 +67,9 @@ class Log(logging.Handler):
 
     def emit(self, record):
         self.texts.append(record.getMessage())
+        self.wake()
+
+    def wake(self):
         if self.loop is not None and not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self.changed.set)  # other threads log, too
 
@@ -92,7 +95,16 @@ class World:
 
     def note(self, id, name, **kwargs):
         self.calls.append(Call(id, name, kwargs))
-        self.changed.set()
+        self.wake()
+
+    def wake(self):
+        """Let tests that wait look again; functions in threads must call it, too."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            self.log.wake()
+        else:
+            self.changed.set()
 
     def declare(self, decorator, id, *args, does=None, resource='kopfexamples', **options):
         """Return a handler that notes its call, and then calls, raises, or returns what was given."""

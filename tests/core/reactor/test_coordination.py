@@ -217,6 +217,7 @@ async def test_no_function_begins_in_a_thread_that_is_free_only_when_the_operato
     @declare('kopfexamples', registry=world.registry)
     def handle(name, **_):
         begun.append(name)
+        world.wake()
         assert released.wait(MINUTE)
 
     async with world.operator():
@@ -246,6 +247,7 @@ async def test_no_function_begins_in_a_thread_that_is_free_only_in_a_pause(world
     @kopf.on.create('kopfexamples', registry=world.registry, labels={'blocking': 'yes'})
     def block(name, **_):
         begun.append((name, 0))
+        world.wake()
         assert released.wait(MINUTE)
 
     options = {'interval': 1000} if declare is kopf.timer else {}
