@@ -219,8 +219,9 @@ async def reconcile(name, spec, children, **_):
 )
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("moment", ["before", pytest.param("after", marks=pytest.mark.long)])
+@pytest.mark.parametrize("moment", ["before", "after"])
 def test_operators_killed_at_any_request_leave_nothing_over(kubeapi, namespace, run, moment, request):
     def get_uids():
         kinds = ["ConfigMap", "Secret"]

@@ -968,7 +968,7 @@ async def test_the_member_that_assigns_is_replaced(world, members, ends):
 
 
 @in_virtual_time
-@pytest.mark.parametrize('what', ['group', 'member', 'all'])
+@pytest.mark.parametrize('what', [*(pytest.param(what, marks=pytest.mark.long) for what in ['group', 'member']), 'all'])
 async def test_deleted_leases_come_back_and_nothing_is_handled_twice(world, members, what, ends):
     async with members.run('a'), members.run('b'):
         await members.balanced('a', 'b')
@@ -1043,7 +1043,11 @@ async def test_members_with_other_buckets_work_only_after_the_others(world, memb
 @in_virtual_time
 @pytest.mark.parametrize(
     'division',
-    [{}, {'buckets': 32}, pytest.param({'key': 'namespace'}, marks=pytest.mark.long)],
+    [
+        pytest.param({}, marks=pytest.mark.long),
+        {'buckets': 32},
+        pytest.param({'key': 'namespace'}, marks=pytest.mark.long),
+    ],
     ids=['same', 'buckets', 'key'],
 )
 async def test_a_rolling_update_loses_and_doubles_nothing(world, members, division):

@@ -132,6 +132,7 @@ def test_level_triggered_operators_pass(check):
     assert {plan.do for plan, _ in report.tried} > {"", "kill", "lose", "error"}
 
 
+@pytest.mark.long
 def test_calls_that_are_made_twice_are_found(check, kopf_chaos, tmp_path):
     def observe():
         import cloud
@@ -147,7 +148,7 @@ def test_calls_that_are_made_twice_are_found(check, kopf_chaos, tmp_path):
 @pytest.mark.parametrize(
     "text, expected",
     [
-        (RANDOM_NAMES, "+ configmaps default/#2"),
+        pytest.param(RANDOM_NAMES, "+ configmaps default/#2", marks=pytest.mark.long),
         pytest.param(
             FALSY,
             "was edited at rest: spec.size = 0.\n"
@@ -523,7 +524,7 @@ def check_edited(check, tmp_path):
         pytest.param("before", 3, id="before-replaced"),
         pytest.param("before", 5, id="before-repeated", marks=pytest.mark.long),
         pytest.param("unanswered", 3, id="unanswered-replaced", marks=pytest.mark.long),
-        pytest.param("unanswered", 5, id="unanswered-repeated"),
+        pytest.param("unanswered", 5, id="unanswered-repeated", marks=pytest.mark.long),
     ],
 )
 def test_edits_that_the_scenario_replaces_are_no_alarm(check_edited, when, size):

@@ -155,7 +155,7 @@ def test_a_careful_operator_comes_to_the_same_end(run, plan):
         {"do": "kill", "when": "unanswered", "request": PATCH},
         pytest.param({"do": "hang", "when": "before", "request": PATCH, "seconds": 100}, marks=pytest.mark.long),
         pytest.param({"do": "hang", "step": 1, "seconds": 100}, marks=pytest.mark.long),
-        {"do": "hang", "step": 0, "seconds": 100},
+        pytest.param({"do": "hang", "step": 0, "seconds": 100}, marks=pytest.mark.long),
         pytest.param({"do": "stop", "step": 0, "seconds": 5}, marks=pytest.mark.long),
     ],
     ids=str,
