@@ -32,7 +32,17 @@ from kopf._kits.testing import operator_processes
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # Where the tests wait more than they compute.
-WAITING = ("tests/docs/", "tests/e2e/", "tests/faults/", "tests/public/", "tests/soak/", "tests/sandbox/test_plugin.py")
+WAITING = (
+    "tests/cluster/",
+    "tests/docs/",
+    "tests/e2e/",
+    "tests/faults/",
+    "tests/kits/test_reloading.py",
+    "tests/kits/test_supervising.py",
+    "tests/public/",
+    "tests/sandbox/test_plugin.py",
+    "tests/soak/",
+)
 
 # While thousands of tests are collected, hardly anything becomes garbage; to look for it takes a sixth of that time.
 gc.disable()
@@ -139,7 +149,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--long"):
         config.hook.pytest_deselected(items=[item for item in items if not is_long(item)])
         items[:] = filter(is_long, items)
-    # What waits for processes goes first: it leaves time to the others, and none of it is left alone at the end.
+    # What waits for processes goes first, as forks want it: none of it is left alone at the end.
     items.sort(key=lambda item: not item.nodeid.startswith(WAITING))
     for item in items:
         if isinstance(item, pytest.Function) and hasattr(item, "callspec"):

@@ -7,6 +7,9 @@ another, so that fixtures of modules are set up once; fixtures of the session ar
 When no more files are left, a worker without tests takes half of those that another one still has: otherwise, most
 workers would wait for the longest file at the end.
 
+The first files are those whose tests wait more than they compute. One worker for each core begins with the last files
+instead: while only waiting tests run, the cores would be idle for a good part of the time.
+
 The process that has collected the tests runs none of them: it hands them out, and reports what the workers send. That
 is one message for each test, when it has ended: with thousands of tests of a millisecond, most of the time went into
 messages. No worker waits for an answer to it, as it knows the next tests already.
@@ -113,6 +116,8 @@ class ForkedWorkers:
 
     def __init__(self, number: int) -> None:
         self._number = number
+        self._computing = min(os.cpu_count() or 1, number // 2)
+        """How many of them begin with the last files."""
         self._workers: list[Worker] = []
 
     @pytest.hookimpl(tryfirst=True)
@@ -166,7 +171,7 @@ class ForkedWorkers:
         for kind, data in messages:
             self._act(session, worker, kind, data)
             if kind == "next":
-                worker.start(queue.popleft() if queue else self._take_over())
+                worker.start(self._take(worker, queue) if queue else self._take_over())
             if session.shouldfail:
                 raise session.Failed(session.shouldfail)
             if session.shouldstop:
@@ -193,6 +198,9 @@ class ForkedWorkers:
         elif kind == "end":
             worker.kill()
             self._workers.remove(worker)
+
+    def _take(self, worker: Worker, queue: Files) -> collections.deque[int]:
+        return queue.pop() if worker.number < self._computing else queue.popleft()
 
     def _take_over(self) -> collections.deque[int]:
         """Return some tests of the worker that has the most."""

@@ -98,6 +98,29 @@ def test_workers_without_files_take_tests_of_others(run, tmp_path):
     assert sorted(notes[::2]) == ["close", "close", "open", "open"] and len(set(notes[1::2])) == 2
 
 
+def test_some_workers_begin_with_the_last_files(run):
+    marker = """
+        import pathlib
+        ENDED = pathlib.Path(__file__).parent / "ended"
+    """
+    code, output = run(
+        f"""{marker}
+        def test_waiting():
+            deadline = time.monotonic() + 30
+            while not ENDED.exists():
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        """,
+        f"""{marker}
+        def test_in_the_middle(): assert ENDED.exists()
+        """,
+        f"""{marker}
+        def test_computing(): ENDED.touch()
+        """,
+    )
+    assert code == 0, output
+
+
 def test_all_results_are_reported_with_what_was_printed(run):
     code, output = run(
         """
