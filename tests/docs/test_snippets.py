@@ -9,8 +9,21 @@ from stage import Stage
 
 LESSONS = [lesson for path in PAGES for lesson in read_page(path).lessons]
 
+SOME = {"README.md", "docs/index.rst", "docs/reference/handlers.rst"}
+"""The pages for each test run; all others are for the long one."""
 
-@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.code[0].place)
+
+@pytest.mark.parametrize(
+    "lesson",
+    [
+        pytest.param(
+            lesson,
+            id=lesson.code[0].place,
+            marks=[] if lesson.code[0].place.partition(":")[0] in SOME else [pytest.mark.long],
+        )
+        for lesson in LESSONS
+    ],
+)
 def test_snippets_do_what_their_checks_say(lesson, sandbox, namespace, folder, hide_clients):
     hide_clients(block.text for block in [*read_page(lesson.check.page).files, *lesson.code, lesson.check])
     Stage(sandbox, namespace).perform(lesson)
