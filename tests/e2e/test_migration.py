@@ -181,3 +181,29 @@ def test_without_the_script_upstream_sees_an_update_of_a_secret(operators):
     )
     calls = operators.run(operators.upstream, until=lambda output: "CALL update secret\n" in output)
     assert "update secret" in calls
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(300)
+def test_an_update_with_its_progress_in_the_status_goes_on_with_upstream(operators):
+    sandbox, conf = operators.sandbox, "settings.posting.enabled = False"
+    storage = "settings.persistence.progress_storage = kopf.StatusProgressStorage()"
+    operators.folder.joinpath("handlers.py").write_text(HANDLERS.replace(conf, f"{conf}\n    {storage}"))
+
+    def create_and_edit():
+        sandbox.create(make("KopfExample", "midway", spec={"slow": 1}))
+        wait(lambda: STATE in get()["metadata"].get("annotations", {}), "the creation to be handled")
+        sandbox.patch("kopfexamples", "midway", {"spec": {"slow": 2}}, namespace="default")
+
+    def get():
+        return sandbox.get("kopfexamples", "midway", namespace="default")
+
+    def is_put_off(_):
+        progress = get().get("status", {}).get("kopf", {}).get("progress", {})
+        return progress.get("slowly/spec.slow", {}).get("retries")
+
+    calls = operators.run(sys.executable, meanwhile=create_and_edit, until=is_put_off)
+    assert calls == ["create midway", "slowly midway 0", "update midway"]
+    # Otherwise, upstream would store the records again and again, and would wait for the events of these patches.
+    calls = operators.run(operators.upstream, until=lambda output: "CALL slowly midway 1\n" in output)
+    assert calls == ["resume midway", "slowly midway 1"]

@@ -66,6 +66,15 @@ _TYPES: Final[Mapping[str, type]] = {
 
 _TIMES: Final = frozenset({'started', 'stopped', 'delayed'})
 
+_EXTRAS: Final = ('base', 'carried', 'delay', 'digest', 'edited', 'waits')
+"""The fields of records that upstream kopf does not know."""
+
+_EXTRAS_SUFFIX: Final = ':extras'
+"""What is appended to the id of a handler for the key of these fields, if they are stored apart from the record."""
+
+_IDENTITY: Final = ('started', 'stopped', 'retries')
+"""The fields whose values differ between two records of the same handler."""
+
 
 class ProgressStorage(storage_formats.StorageStanzaCleaner, metaclass=abc.ABCMeta):
     """
@@ -224,18 +233,39 @@ class StatusProgressStorage(ProgressStorage):
     def fetch(self, *, key: ids.HandlerId, body: bodies.Body) -> ProgressRecord | None:
         value = dicts.resolve(body, (*self._field, key), None)
         where = f"the field {'.'.join(self._field)!r} under the key {key!r}"
-        return None if value is None else _check_record(value, body, where)
+        return None if value is None else _check_record(self._add_extras(value, key, body), body, where)
+
+    def _add_extras(self, value: Any, key: ids.HandlerId, body: bodies.Body) -> Any:
+        """Return the record with the fields that are stored apart; without them if they belong to a former record."""
+        extras = dicts.resolve(body, (*self._field, key + _EXTRAS_SUFFIX), None)
+        if not isinstance(value, Mapping) or not isinstance(extras, Mapping) or extras.get('of') != _identify(value):
+            return value
+        return {**value, **{name: extras[name] for name in _EXTRAS if name in extras}}
 
     def store(self, *, key: ids.HandlerId, record: ProgressRecord, body: bodies.Body, patch: patches.Patch) -> None:
+        # Why not in the record, as in annotations? The API merges the fields, so the records that upstream kopf writes
+        # would keep them. It would store such records again and again, and wait for events that do not come.
+        extras = {name: value for name, value in record.items() if name in _EXTRAS and value is not None}
+        extras_path = (*self._field, key + _EXTRAS_SUFFIX)
+        if extras:
+            dicts.ensure(patch, extras_path, {'of': _identify(record), **dict.fromkeys(_EXTRAS), **extras})
+        else:
+            _purge_field(patch, extras_path, is_present=dicts.resolve(body, extras_path, None) is not None)
         # Why send nulls, too? The API merges the fields into the former record, so omitted fields would keep their
         # values.
-        dicts.ensure(patch, (*self._field, key), {**record})
+        stored = dicts.resolve(body, (*self._field, key), None)
+        outdated = [name for name in _EXTRAS if isinstance(stored, Mapping) and name in stored]
+        values = {name: value for name, value in record.items() if name not in _EXTRAS}
+        dicts.ensure(patch, (*self._field, key), {**dict.fromkeys(outdated), **values})
 
     def purge(self, *, key: ids.HandlerId, body: bodies.Body, patch: patches.Patch) -> None:
-        path = (*self._field, key)
-        is_present = dicts.resolve(body, path, None) is not None
-        _purge_field(patch, path, is_present=is_present)
-        if is_present and body.metadata.get('deletionTimestamp') is not None:
+        purged = False
+        for name in (key, key + _EXTRAS_SUFFIX):
+            path = (*self._field, name)
+            is_present = dicts.resolve(body, path, None) is not None
+            _purge_field(patch, path, is_present=is_present)
+            purged = purged or is_present
+        if purged and body.metadata.get('deletionTimestamp') is not None:
             _purge_empty(patch, self._field, body=body)
 
     def touch(self, *, body: bodies.Body, patch: patches.Patch, value: str | None) -> None:
@@ -352,6 +382,10 @@ def _purge_empty(patch: patches.Patch, path: dicts.FieldPath, *, body: bodies.Bo
             return
         dicts.ensure(patch, path, None)
         path = path[:-1]
+
+
+def _identify(record: Mapping[str, Any]) -> list[Any]:
+    return [record.get(name) for name in _IDENTITY]
 
 
 def _check_record(value: Any, body: bodies.Body, where: str) -> ProgressRecord | None:

@@ -299,6 +299,50 @@ def test_own_field_is_cleared():
     assert storage.clear(essence={'status': {'kopf': {'progress': {}}}, 'spec': {}}) == {'spec': {}}
 
 
+EXTRAS: Any = {'digest': 'd1', 'waits': 2}
+KEPT: Any = {key: value for key, value in RECORD.items() if value is not None}
+
+
+def stored(record: Any, *, body: Body | None = None) -> Body:
+    patch = Patch()
+    StatusProgressStorage().store(key=FN, record=record, body=body or Body({}), patch=patch)
+    return Body(patch.applied_to({} if body is None else {**body}))
+
+
+def test_fields_unknown_to_upstream_are_stored_beside_the_record() -> None:
+    storage, patch = StatusProgressStorage(), Patch()
+    body = stored({**RECORD, **EXTRAS})
+    # Upstream kopf merges its own records into the stored ones, and so would never get rid of other fields in them.
+    assert body['status']['kopf']['progress']['fn'] == KEPT
+    assert storage.fetch(key=FN, body=body) == {**KEPT, **EXTRAS}
+    storage.purge(key=FN, body=body, patch=patch)
+    assert patch.applied_to({**body}) == {'status': {'kopf': {'progress': {}}}}
+
+
+@pytest.mark.parametrize('changed', [{'retries': 1}, {'started': '2030'}, {'stopped': '2030-01-01T00:00:00+00:00'}])
+def test_fields_beside_a_former_record_are_ignored(changed: Any) -> None:
+    by_upstream = Patch({'status': {'kopf': {'progress': {'fn': {'started': RECORD['started'], **changed}}}}})
+    body = Body(by_upstream.applied_to({**stored({**RECORD, **EXTRAS})}))
+    record: Any = StatusProgressStorage().fetch(key=FN, body=body)
+    assert not EXTRAS.keys() & (record or {}).keys()
+
+
+def test_absent_fields_replace_those_beside_the_former_record() -> None:
+    storage = StatusProgressStorage()
+    body = stored({**RECORD, 'waits': 3}, body=stored({**RECORD, **EXTRAS}))
+    assert storage.fetch(key=FN, body=body) == {**KEPT, 'waits': 3}
+    body = stored(RECORD, body=body)
+    assert body['status']['kopf']['progress'].keys() == {'fn'}
+
+
+def test_fields_that_were_stored_inside_the_record_are_read_and_removed() -> None:
+    body = Body({'status': {'kopf': {'progress': {'fn': {**KEPT, **EXTRAS}}}}})
+    assert StatusProgressStorage().fetch(key=FN, body=body) == {**KEPT, **EXTRAS}
+    progress = stored({**RECORD, 'digest': 'd2'}, body=body)['status']['kopf']['progress']
+    assert progress['fn'] == KEPT
+    assert progress['fn:extras']['digest'] == 'd2'
+
+
 # All storages of the framework
 
 
