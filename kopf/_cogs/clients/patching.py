@@ -260,6 +260,13 @@ class _Patching:
             if self._is_alive():
                 await self._merge_status(last_status)
             return True
+        if len(last_changes) and not _has_values(last_changes) and _has_values(last_status):
+            # The handled state is stored in the status first, and the records of handlers are purged from annotations
+            # after that. If they were purged first, an operator that is killed in between would call them again.
+            await self._merge_object(changes)
+            await self._merge_status(patches.combine_values(status, last_status))
+            changes, status, last_status = last_changes, {}, {}
+            last_changes = {}
         # Here, the bookkeeping changes the object itself, so the status of the patch must be stored before.
         if status and (len(last_changes) or bookkeeping.fns):
             await self._merge_status(status)
@@ -402,6 +409,13 @@ class _Patching:
             # For example, the response of a proxy: it must not become the known state of the object.
             raise errors.APIServerError(f"The answer to the patch is no object: {body!r:.200}")
         self.body = self.result = cast(bodies.RawBody, body)
+
+
+def _has_values(changes: Mapping[str, Any]) -> bool:
+    """Check whether the merge patch sets any values; otherwise, it only removes fields."""
+    return any(
+        _has_values(value) if isinstance(value, Mapping) else value is not None for value in dict(changes).values()
+    )
 
 
 def _is_about_uid(error: errors.APIError) -> bool:

@@ -275,6 +275,30 @@ async def test_conclusions_in_the_status_go_last(apply, server):
 
 
 @pytest.mark.parametrize(
+    'patch, paths',
+    [
+        (Patch(), ['/status', '']),
+        (Patch({'status': {'y': 2}}), ['/status', '']),
+        (Patch({'spec': {'x': 1}, 'status': {'y': 2}}), ['', '/status', '']),
+    ],
+)
+@pytest.mark.parametrize('fns', [[], [release]])
+async def test_records_are_purged_after_the_handled_state_is_stored_in_the_status(apply, server, patch, paths, fns):
+    obj = Object(server, split=True, spec={})
+    obj.raw['metadata'].update(annotations={'record': 'success'}, finalizers=['own'])
+    purge = {'metadata': {'annotations': {'record': None}}}
+    bookkeeping = Patch({**purge, 'status': {'handled': {'x': 1}}}, fns=fns)
+    records = []
+    obj.interventions = [lambda: records.append({**obj.raw['metadata'].get('annotations', {})})] * 5
+    result = await apply(patch, resource=SPLIT, body=obj.raw, bookkeeping=bookkeeping)
+    assert result == patching.PatchResult(obj.raw)
+    assert [path for path, _, _ in sent(server)] == paths
+    assert records == [{'record': 'success'}] * len(paths)
+    assert obj.raw['metadata'].get('annotations', {}) == {}
+    assert obj.raw['status'] == {**patch.get('status', {}), 'handled': {'x': 1}}
+
+
+@pytest.mark.parametrize(
     'patch, kinds',
     [(Patch(), [JSON]), (Patch({'spec': {'x': 1}}), [JSON]), (Patch({'status': {'y': 2}}), [MERGE, JSON])],
 )
