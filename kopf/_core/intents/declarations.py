@@ -4,9 +4,10 @@ Declarations: the decorators use this module to check their options, and to crea
 A wrong option raises an error in the decorator, before the operator starts, not when the first object is handled.
 """
 
+import functools
 import logging
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
@@ -203,7 +204,7 @@ def parse_flag(name: str, option: str, value: Any) -> bool:
 
 def check_flags(name: str, shape: type[Any], options: Mapping[str, Any]) -> None:
     """Check that no option of the typed dict that is on or off is a text: any text is true, ``'no'`` included."""
-    for option in _find_options(shape, bool) & set(options):
+    for option in _find_options(cast(Hashable, shape), bool) & set(options):
         if isinstance(options[option], str):
             raise TypeError(f"@kopf.on.{name}: {option}= must be True or False, not {options[option]!r}.")
 
@@ -318,7 +319,7 @@ def _check_options(name: str, shape: type[Any], options: Mapping[str, Any]) -> d
             f"@kopf.on.{name}: errors= must be one of kopf.ErrorsMode, not {errors!r}. There are: {', '.join(modes)}."
         )
     check_flags(name, shape, options)
-    for option in _find_options(shape, int, float) & set(options):
+    for option in _find_options(cast(Hashable, shape), int, float) & set(options):
         value = options[option]
         if callable(value) and option == 'initial_delay':
             _check_callback(name, option, value)
@@ -331,6 +332,7 @@ def _check_options(name: str, shape: type[Any], options: Mapping[str, Any]) -> d
     return dict(options)
 
 
+@functools.cache  # there are few shapes, but sub-handlers are declared in each attempt of their parents
 def _find_options(shape: type[Any], *types: type) -> frozenset[str]:
     """Return the options of the typed dict that accept values of these types."""
     return frozenset(
@@ -346,6 +348,8 @@ def _explain_unit(option: str, value: object) -> str:
 
 
 def _check_callback(name: str, option: str, fn: Any, positional: int = 0) -> None:
+    if fn is None:
+        return  # as for most options; the check below is slow
     if is_async_fn(fn):
         raise TypeError(f"@kopf.on.{name}: {option}= must not be an async function: its result is needed at once.")
     mistakes.check_callback(name, option, fn, positional)
