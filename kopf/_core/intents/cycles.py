@@ -113,7 +113,7 @@ class Cycle:
 class Cycles:
     """Begins and continues the cycles of all objects of one resource."""
 
-    __slots__ = ('_essences', '_fields', '_records', '_table', '_updating')
+    __slots__ = ('_changed_ids', '_essences', '_fields', '_records', '_table', '_updating')
 
     def __init__(self, table: HandlerTable, essences: Essences, records: ProgressRecords) -> None:
         self._table = table
@@ -122,6 +122,11 @@ class Cycles:
         # The handlers that run for an edit during a creation.
         self._updating = frozenset(handler.id for handler in table.changing if is_for_updates(handler))
         self._fields = find_fields(table)
+        # The handlers that run for changes of fields, whatever the reason is. If they have succeeded in an update, and
+        # its object is deleted before the update ends, the deletion does not call them again for the same change.
+        self._changed_ids = frozenset(
+            handler.id for handler in table.changing if handler.reason is None and not handler.initial
+        ) - {handler.id for handler in table.changing if handler.reason is Reason.DELETE}
 
     def revise(self, table: HandlerTable) -> None:
         """Continue with a new definition of the resource, with the same handlers."""
@@ -150,6 +155,8 @@ class Cycles:
                     each.id for each in self._table.changing if not each.initial and each.reason in (None, cause.reason)
                 }
                 loaded.state.carry_over(cycle.state, self._table.resuming_ids - own)
+                if cause.reason is Reason.DELETE:
+                    loaded.state.carry_over(cycle.state, self._find_satisfied(cycle, essence))
             return loaded
         if cycle.patched is not None:
             cycle.adjust(essence, cycle.patched)
@@ -197,11 +204,17 @@ class Cycles:
     ) -> Cycle:
         state = State(purpose=purpose)
         ids, kept = self._table.changing_ids, self._table.only_resuming_ids
+        if purpose is Reason.DELETE:
+            kept = kept | self._changed_ids
         state.load(ids, storage=self._records, body=cause.body, now=now, keep=kept)
         # If a state is stored while a creation is in progress, it is the state that the first handlers have seen.
         base = last if last is not None and cause.reason is Reason.CREATE else essence
         cycle = Cycle(state=state, known=essence, base=base, edited=purpose is Reason.CREATE and last is not None)
         outdated = find_outdated(state, essence, self._fields)
+        if purpose is Reason.DELETE:
+            for key in outdated:
+                if key in self._changed_ids and state[key].purpose != purpose:
+                    state.restart(key, now)
         if purpose is Reason.UPDATE:
             for key in outdated:
                 (cycle.missed if state[key].finished else cycle.revived)[key] = None
@@ -222,6 +235,14 @@ class Cycles:
             return False
         has_status = 'status' in self._table.resource.subresources
         return missed_edits.is_changed_since_created(body, has_status=has_status)
+
+    def _find_satisfied(self, cycle: Cycle, essence: BodyEssence) -> set[HandlerId]:
+        """Return those of the handlers for changes of any reason that have seen this essence, if they are finished."""
+        outdated = {*cycle.missed, *find_outdated(cycle.state, essence, self._fields)}
+        unchanged = is_same(cycle.known, essence)
+        # Without a digest, nothing was stored since the handler has finished: it has seen the known essence.
+        found = (key for key in self._changed_ids - outdated if key in cycle.state)
+        return {key for key in found if unchanged or cycle.state[key].digest is not None}
 
     def _find_reverted(self, state: State, cause: ChangingCause, essence: BodyEssence) -> list[HandlerId]:
         """

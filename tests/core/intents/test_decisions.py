@@ -600,6 +600,50 @@ def test_a_deletion_supersedes_what_goes_on():
     assert 'kopf.zalando.org/create' not in sim.raw['metadata']['annotations']
 
 
+@pytest.mark.parametrize('restarted, known', [(False, True), (True, True), (True, False)])
+@pytest.mark.parametrize('edited', [False, True])
+def test_a_deletion_calls_handlers_of_fields_only_for_what_they_have_missed(restarted, known, edited):
+    sim = Simulation(
+        make_handler('field/spec.a', field=('spec', 'a'), needs_change=True),
+        make_handler('update', reason=Reason.UPDATE, needs_change=True),
+        make_handler('delete', reason=Reason.DELETE, requires_finalizer=True),
+    )
+    sim.settle()
+    sim.runs.clear()
+    sim.edit(a=1)
+    sim.step(OUTCOMES['success'])
+    sim.step(OUTCOMES['retry'])
+    assert [id for id, *_ in sim.runs] == ['field/spec.a', 'update']
+    sim.runs.clear()
+    if restarted:
+        sim.restart()
+    if not known:  # upstream has begun the update
+        sim.raw['metadata']['annotations'] = {
+            key: re.sub(r',"digest":"\w+"', '', value) for key, value in sim.raw['metadata']['annotations'].items()
+        }
+    sim.edit(a=2 if edited else 1, b=2)
+    sim.delete()
+    sim.settle()
+    assert [id for id, *_ in sim.runs] == (['field/spec.a', 'delete'] if edited and known else ['delete'])
+    assert not sim.progress
+
+
+def test_a_deletion_knows_the_successes_of_handlers_of_fields_that_are_not_stored_yet():
+    sim = Simulation(
+        make_handler('field/spec.a', field=('spec', 'a'), needs_change=True),
+        make_handler('update', reason=Reason.UPDATE, needs_change=True),
+        make_handler('delete', reason=Reason.DELETE, requires_finalizer=True),
+    )
+    sim.settle()
+    sim.runs.clear()
+    sim.edit(a=1)
+    sim.step(error='refused')
+    sim.delete()
+    sim.settle()
+    assert [id for id, *_ in sim.runs] == ['field/spec.a', 'delete']
+    assert not sim.progress
+
+
 def test_a_deletion_handled_object_is_not_handled_again():
     sim = Simulation(make_handler('delete', reason=Reason.DELETE, requires_finalizer=True))
     sim.settle()
