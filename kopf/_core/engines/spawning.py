@@ -423,6 +423,7 @@ class Spawner:
         for handler in table.spawning:
             self.keys[handler] = self._firsts.setdefault((handler.id, id(handler.fn)), handler)
         self._finalizer = decider.finalizer
+        self._retired = False
         # Most daemons have no filters. Then it is unnecessary to create a cause for each event.
         self._always: Sequence[SpawningHandler] | None = None  # the handlers without filters, if none has any
         if all(filters.is_unconditional(handler) for handler in table.spawning):
@@ -431,6 +432,10 @@ class Spawner:
     def revise(self, table: HandlerTable) -> None:
         """Replace the table of the resource by one with the same handlers."""
         self.table = table
+
+    def retire(self) -> None:
+        """Start and stop no more daemons: another spawner takes over the objects."""
+        self._retired = True
 
     def find_key(self, handler: SpawningHandler) -> SpawningHandler | None:
         """Return the handler of this spawner with the same function and id, if there is one."""
@@ -482,6 +487,10 @@ class Spawner:
     async def adjust(self, record: Record, raw: RawBody) -> bool:
         """Start and stop the daemons of the object; return whether the finalizer must be on it."""
         plan = self.plan(record, raw)
+        # This step has begun before the takeover. Daemons that it starts would belong to this spawner, which knows
+        # neither the new handlers nor the new resource. So the next step of the object starts them.
+        if self._retired:
+            return plan.holding
         if plan.failures:
             self._reports.report(plan.failures, self._make_cause(record, raw))
         deleted = raw['metadata'].get('deletionTimestamp') is not None

@@ -74,6 +74,11 @@ class ObjectHost:
         else:
             record.daemons.move(self.spawner, redefined=redefined)
 
+    def retire(self) -> None:
+        """Called when another processor takes over the objects, before it does."""
+        if self.spawner is not None:
+            self.spawner.retire()
+
     def release(self, successor: Owner | None) -> None:
         """
         Called when the objects are not served here any more: break the reference cycles.

@@ -193,6 +193,7 @@ class Processor(ObjectSink):
         self._dropped, self._successor = True, processor
         self._stale_events.retire(processor._stale_events)
         self._stepper.retire(processor._stepper)
+        self._host.retire()
         processor.take_over(self, records)
 
     def take_over(self, predecessor: 'Processor', records: Collection[ObjectRecord]) -> None:
@@ -249,7 +250,8 @@ class Processor(ObjectSink):
                 self._wake_later(record, delay)
             self._throttling.succeed(record)
         if self._has_successor():
-            return  # the successor continues with this record
+            self._pass_on(record)
+            return
         if self._dropped:
             record.discard_work()
         # Planned steps need the body, because they have no event.
@@ -262,6 +264,12 @@ class Processor(ObjectSink):
     def _has_successor(self) -> bool:
         # Why not the attribute itself? Type checkers assume that it has not changed since the beginning of `work`.
         return self._successor is not None
+
+    def _pass_on(self, record: ObjectRecord) -> None:
+        """Let the successor do the next step if one is needed: the last step here has started no daemons."""
+        if self._successor is not None and record.body is not None:
+            if not self._successor.is_settled(record, record.body):
+                record.requeue()
 
     async def save(self, record: ObjectRecord) -> None:
         """Store progress and patches that are only in memory yet on the object, without running any handlers."""

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import yaml
-from operatorworld import in_virtual_time
+from operatorworld import Gate, in_virtual_time
 
 import kopf
 from kopf._core.reactor.object_records import ObjectRecord
@@ -497,3 +497,33 @@ async def test_objects_are_deleted_if_their_kind_gets_another_scope_in_a_gap_of_
         await world.create('new')
         await world.handled('new')
         assert [*world.called('seen', 'new')[-1]['names']] == ['new']
+
+
+@pytest.mark.parametrize('way', WAYS)
+@in_virtual_time
+async def test_a_step_that_goes_on_while_others_take_over_starts_no_daemons_of_its_own(world, rewire, way):
+    gate = Gate()
+    world.declare(kopf.timer, 'timer', interval=1)
+    world.declare(kopf.on.update, 'update')
+
+    async def hold(name, **_):
+        if name == 'obj':
+            await gate()
+
+    async with world.operator():
+        await create_objects(world)
+        await world.until_called('timer', name='obj')
+        await world.until_called('timer', name='other')
+    world.calls.clear()
+    world.declare(kopf.on.event, 'held', does=hold)
+    async with world.operator():  # it lists the object, which has the finalizer already
+        await world.until_called('held', name='obj')
+        await rewire[way]()
+        world.declare(kopf.timer, 'later', interval=1)
+        await world.until_called('later', name='other')
+        gate.open()
+        await world.until_called('later', name='obj')
+        await world.until_called('timer', name='obj')
+        await world.edit(field='new')
+        await world.until_called('update', name='obj')
+    assert not any('Throttling' in text for text in world.log.texts)
