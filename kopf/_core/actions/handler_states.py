@@ -270,13 +270,21 @@ class State(Mapping[HandlerId, HandlerState]):
             if key not in self._states:
                 self._set(key, HandlerState(started=now, purpose=self.purpose))
 
-    def restart(self, key: HandlerId, now: datetime.datetime) -> None:
-        """Start a finished handler and its sub-handlers again. Their digests stay in the records."""
+    def restart(self, key: HandlerId, now: datetime.datetime, digest: str | None = None) -> None:
+        """
+        Start a finished handler and its sub-handlers again. Their digests stay in the records.
+
+        Args:
+            key: the handler.
+            now: the current time.
+            digest: the digest that the handler has seen, if its record has none, as its success was never stored.
+        """
         # `subrefs` lists the sub-handlers of all levels, not only the direct ones.
         for each in (key, *self._states[key].subrefs):
             if each in self._states:
                 old = self._states[each]
-                self._set(each, HandlerState(started=now, purpose=self.purpose, subrefs=old.subrefs, digest=old.digest))
+                seen = digest if old.digest is None and each == key else old.digest
+                self._set(each, HandlerState(started=now, purpose=self.purpose, subrefs=old.subrefs, digest=seen))
 
     def inherit(self, key: HandlerId, old: HandlerState, digest: str) -> None:
         """Start a handler that was finished in another cycle, with the digest that it has seen in that cycle."""

@@ -307,7 +307,10 @@ class Cycles:
                     handler, dataclasses.replace(cause, old=seen, diff=diff(seen, cause.new))
                 ):
                     if handler.id in cycle.state:
-                        cycle.state.restart(handler.id, now)
+                        # With the digest, another operator that continues the cycle knows that the handler must run,
+                        # even if the edit has reverted what the handler has seen.
+                        digest = '' if seen is None else self._digest(handler.id, seen)
+                        cycle.state.restart(handler.id, now, digest)
                     cycle.revived[handler.id] = seen
         for key in [key for key in cycle.missed if key not in self._table.changing_ids]:
             del cycle.missed[key]  # a sub-handler of an unfinished parent

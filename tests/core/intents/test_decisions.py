@@ -600,6 +600,23 @@ def test_a_deletion_supersedes_what_goes_on():
     assert 'kopf.zalando.org/create' not in sim.raw['metadata']['annotations']
 
 
+@pytest.mark.parametrize('error', ['refused', 'lost'])
+def test_a_reverted_edit_is_not_lost_if_its_success_was_never_stored_and_the_operator_restarts(error):
+    sim = Simulation(
+        make_handler('update', reason=Reason.UPDATE, needs_change=True),
+        make_handler('field/spec.a', reason=Reason.UPDATE, field=('spec', 'a'), needs_change=True),
+    )
+    sim.settle()
+    sim.edit(a=1)
+    sim.step()
+    sim.step(error=error, edit_meanwhile={'a': 0, 'b': 1})
+    sim.step()  # it stores the restarted records
+    sim.restart()
+    sim.settle()
+    assert [spec['a'] for id, _, spec, _ in sim.runs if id == 'field/spec.a'] == [1, 0]
+    assert [spec['a'] for id, _, spec, _ in sim.runs if id == 'update'] == [1, 0]
+
+
 @pytest.mark.parametrize('restarted, known', [(False, True), (True, True), (True, False)])
 @pytest.mark.parametrize('edited', [False, True])
 def test_a_deletion_calls_handlers_of_fields_only_for_what_they_have_missed(restarted, known, edited):
