@@ -384,7 +384,9 @@ class State(Mapping[HandlerId, HandlerState]):
         if self._unsure:
             possible = Patch()
             for key, state in self._states.items():
-                storage.store(key=key, record=state.as_record(), body=body, patch=possible)
+                # Former records of the handler can have had a digest, which storages can keep apart from the record.
+                record = state._replace(digest=state.digest or '').as_record()
+                storage.store(key=key, record=record, body=body, patch=possible)
             body = Body(possible.applied_to(body))
         for key in sorted(self._stored | set(self._states)):
             storage.purge(key=key, body=body, patch=patch)
