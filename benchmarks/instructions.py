@@ -50,13 +50,14 @@ SHARE = 0.01
 """The share of sampled traces in production. Why not measured as such? Each run would have another number of them."""
 
 LIMITS = {
-    "event": {"metrics": 1.025, NOT_EXPORTED: 1.03, "traces of 1 %": 1.05},
+    "event": {"metrics": 1.025, NOT_EXPORTED: 1.035, "traces of 1 %": 1.055},
     "update": {"metrics": 1.025, "traces of 1 %": 1.04},
 }
 """
 The highest ratios to the operator without instruments: the measured ones, and what programs differ by at random.
 
-For updates, 1.013 and 1.028 were measured with 200 objects. Lower the limits after an improvement.
+For updates, 1.012 and 1.029 were measured with 100 objects; for raw events, 1.018, 1.028 and 1.047, and with 200
+objects 1.019, 1.023 and 1.042. Lower the limits after an improvement.
 
 Why is more permitted for raw events? To make and to export the two spans of a sampled trace takes OpenTelemetry more
 than three times as long as the whole event; with 1 % of them, this alone is 3.4 %. More than half of that is the
