@@ -314,7 +314,7 @@ def test_purging_leaves_nothing_of_lost_patches_beside_the_records():
     setup, storage, lost, patch = Setup('fn1'), kopf.StatusProgressStorage(), kopf.Patch(), kopf.Patch()
     setup.succeed('fn1')
     setup.state.see(['fn1'], 'd1')
-    setup.state.store(storage=storage, body=setup.body, patch=lost)  # the API has stored it, but nobody knows
+    setup.state.store(storage=storage, body=setup.body, patch=lost)  # the API has stored it, but its response was lost
     setup.state.mark_unsaved()
     setup.state.note_outcome('fn1', Outcome(final=True), NOW)  # called again, so it has no digest yet
     setup.state.purge(storage=storage, body=setup.body, patch=patch)
