@@ -311,12 +311,13 @@ def test_purging_leaves_nothing():
 
 
 def test_purging_leaves_nothing_of_lost_patches_beside_the_records():
-    setup, storage, lost, patch = Setup('fn1'), kopf.StatusProgressStorage(), kopf.Patch(), kopf.Patch()
+    setup, storage = Setup('fn1', purpose='update'), kopf.StatusProgressStorage()
+    lost, patch = kopf.Patch(), kopf.Patch()
     setup.succeed('fn1')
     setup.state.see(['fn1'], 'd1')
-    setup.state.store(storage=storage, body=setup.body, patch=lost)  # the API has stored it, but its response was lost
+    setup.state.store(storage=storage, body=setup.body, patch=lost)
     setup.state.mark_unsaved()
-    setup.state.note_outcome('fn1', Outcome(final=True), NOW)  # called again, so it has no digest yet
+    setup.state.note_outcome('fn1', Outcome(final=True), NOW)  # the new record has no digest yet
     setup.state.purge(storage=storage, body=setup.body, patch=patch)
     assert patch.applied_to(lost.applied_to({}))['status'] == {'kopf': {'progress': {}}}
 
