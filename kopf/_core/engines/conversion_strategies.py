@@ -301,8 +301,9 @@ class ConversionStrategies(WebhookRegistration):
             name,
             "" if is_safe else " Its objects are handled when the conversion is in force.",
         )
-        if _calls_service(current) and not _calls_service(strategy) and not is_placeholder(current):
-            # This operator runs outside of the cluster for a while, in place of the deployed one.
+        if _calls_service(current) and not _calls_service(strategy):
+            # This operator runs outside of the cluster for a while, in place of the deployed one, or before it. Without
+            # the Service, the manifest with it could not be applied again: it would be added to the URL.
             self._services[name] = current
         # Do not restore the strategy of a killed operator at exit: there is no server at its address any more.
         if not _is_own(current, name) or is_placeholder(current):

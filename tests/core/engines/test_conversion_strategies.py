@@ -133,13 +133,14 @@ async def test_the_strategy_of_a_killed_operator_is_not_restored_by_the_next_one
     await strategy(is_none)
 
 
+@pytest.mark.parametrize('bundle', [{'caBundle': 'Q0E='}, {}], ids=['served', 'only applied'])
 @pytest.mark.parametrize('persistent', [True, False])
 @in_virtual_time
 async def test_the_service_of_the_deployed_operator_is_called_again_after_the_development(
-    world, server, strategy, persistent
+    world, server, strategy, persistent, bundle
 ):
     deployed = make_service_strategy(CRD, service='app', namespace='default')
-    deployed['webhook']['clientConfig']['caBundle'] = 'Q0E='
+    deployed['webhook']['clientConfig'] |= bundle
     await world.aio.patch(CRDS, CRD, {'spec': {'conversion': deployed}})
     declare(world, persistent=persistent)
     async with world.operator():
