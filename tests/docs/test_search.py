@@ -321,7 +321,6 @@ QUESTIONS = {
     "webhook name": "howto/admission#refuse-with-a-message",
     "fill a required field": "howto/models#what-handlers-get",
     "how large may a result be": "howto/results",
-    "exponential backoff": "howto/errors#options",
     "run a handler by hand": "howto/troubleshooting#a-handler-is-not-called",
     "two clusters": "howto/authentication",
     "schema change without downtime": "howto/conversion#what-else-a-new-version-changes",
