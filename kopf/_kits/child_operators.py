@@ -17,7 +17,7 @@ import threading
 import urllib.parse
 from collections.abc import Mapping
 
-from kopf._cogs.aiokits.flags import Flag, ServingFlag
+from kopf._cogs.aiokits.flags import Flag, ServingThreadEvent
 from kopf._cogs.clients import logins
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.credentials import KubeContext, Vault
@@ -55,7 +55,7 @@ class Place:
             The flag for the operator to raise when it is ready.
         """
         shared_port_var.set(True)
-        ready, connection = _ReadyFlag(), socket.socket(fileno=self.descriptor)
+        ready, connection = ServingThreadEvent(), socket.socket(fileno=self.descriptor)
 
         def write() -> None:
             ready.wait()
@@ -71,10 +71,6 @@ class Place:
         for target in (write, watch):
             threading.Thread(target=target, name=f'kopf-supervised-{target.__name__}', daemon=True).start()
         return ready
-
-
-class _ReadyFlag(ServingFlag, threading.Event):
-    pass
 
 
 @dataclasses.dataclass(frozen=True)

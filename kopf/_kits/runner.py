@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from kopf._cogs.aiokits.flags import ServingFlag
+from kopf._cogs.aiokits.flags import ServingThreadEvent
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.helpers.loaders import LoadError, is_of_script
 from kopf._core.actions import loggers
@@ -45,10 +45,6 @@ ENTERING_PATIENCE = 5.0
 """The time (in seconds) after which the context is entered, even if the operator does not serve yet."""
 
 _keeping = threading.Lock()
-
-
-class ReadyFlag(ServingFlag, threading.Event):
-    """Delays the entrance of the context until the operator serves, so that the first requests reach the webhooks."""
 
 
 class KopfRunner:
@@ -102,7 +98,8 @@ class KopfRunner:
         self._default_registry = self._run_registry = get_default_registry()
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
-        self._ready = ReadyFlag()
+        # The first requests in the context must reach the webhooks.
+        self._ready = ServingThreadEvent()
         self._future: concurrent.futures.Future[Result] = concurrent.futures.Future()
 
     def __enter__(self) -> Self:

@@ -11,7 +11,7 @@ import pathlib
 import pytest
 
 import kopf
-from kopf._cogs.aiokits.flags import ServingFlag
+from kopf._cogs.aiokits.flags import ServingEvent
 from kopf.testing import Sandbox
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -34,10 +34,6 @@ class Gate:
         self.event.set()
 
 
-class ReadyFlag(ServingFlag, asyncio.Event):
-    pass
-
-
 @contextlib.asynccontextmanager
 async def running_operator(*, name=None, has_ended=False, **options):
     """
@@ -45,7 +41,7 @@ async def running_operator(*, name=None, has_ended=False, **options):
 
     The block gets the task. If the operator ends before the block does (`has_ended`), its errors are left in the task.
     """
-    ready, stop = ReadyFlag(), asyncio.Event()
+    ready, stop = ServingEvent(), asyncio.Event()
     task = asyncio.create_task(kopf.operator(ready_flag=ready, stop_flag=stop, **options), name=name)
     waiting = asyncio.create_task(ready.wait())
     await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)

@@ -17,10 +17,11 @@ import time
 
 from forkserver import run_process, split_command, start_process
 from snippets import Block
-from stage import Lines, ReadyFlag, assert_shows
+from stage import Lines, assert_shows
 
 import kopf
 from kopf import cli
+from kopf._cogs.aiokits.flags import ServingThreadEvent
 
 SECONDS = 60.0
 _LASTING = re.compile(r"kopf (run|sandbox)\b(?!.*--help)")
@@ -151,7 +152,7 @@ class Thread(Foreground):
         self._stream = Lines()
         self._error: BaseException | None = None
         self._stop = threading.Event()
-        ready = ReadyFlag()
+        ready = ServingThreadEvent()
         controls = cli.CLIControls(ready_flag=ready, stop_flag=self._stop, registry=kopf.OperatorRegistry())
 
         def run() -> None:

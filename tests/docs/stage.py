@@ -23,7 +23,7 @@ import yaml
 from snippets import Block, Lesson, read_page
 
 import kopf
-from kopf._cogs.aiokits.flags import ServingFlag
+from kopf._cogs.aiokits.flags import ServingThreadEvent
 from kopf._core.actions.loggers import TextFormatter  # the prefixes are those that users see
 from kopf.testing import Operator, Refusal, Sandbox
 
@@ -60,10 +60,6 @@ def importable(files: Sequence[Block]):
         sys.path.pop(0)
         for name in modules:
             sys.modules.pop(name, None)
-
-
-class ReadyFlag(ServingFlag, threading.Event):
-    """Is raised when the operator serves."""
 
 
 class Stage:
@@ -142,7 +138,7 @@ class Stage:
 
     def start(self, **options) -> None:
         """Start the operator, and wait until it works; the options are those of `kopf.operator`."""
-        ready, self._stop, self._error = ReadyFlag(), threading.Event(), None
+        ready, self._stop, self._error = ServingThreadEvent(), threading.Event(), None
         options = {
             "namespaces": [self.namespace],
             "standalone": True,

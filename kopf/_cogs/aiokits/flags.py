@@ -24,6 +24,14 @@ class ServingFlag:
     """
 
 
+class ServingEvent(ServingFlag, asyncio.Event):
+    """Such a flag for coroutines."""
+
+
+class ServingThreadEvent(ServingFlag, threading.Event):
+    """Such a flag for threads."""
+
+
 async def wait_flag(flag: Flag) -> Any:
     """Wait until the flag is raised; return the result of a future."""
     match flag:

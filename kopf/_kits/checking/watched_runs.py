@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kopf._cogs.aiokits.flags import ServingFlag
+from kopf._cogs.aiokits.flags import ServingThreadEvent
 from kopf._cogs.helpers import loaders
 from kopf._cogs.structs.instruments import HandlerCall, Instrument
 from kopf._core.reactor import running
@@ -93,10 +93,6 @@ class CallWriter(Instrument):
         os.write(self._file, line.encode())  # in one piece, so that lines of several processes are never mixed
 
 
-class _ReadyFlag(ServingFlag, threading.Event):
-    pass
-
-
 def end() -> None:
     """Kill this process, and its child processes."""
     os.killpg(0, signal.SIGKILL)
@@ -127,7 +123,7 @@ def main(arguments: Sequence[str]) -> None:
         with OutsideCalls(orders.outside, writer.note_call, lambda: True).recorded():
             running.run(**options, identity=make_identity(orders.number), instruments=[writer])
 
-    ready = _ReadyFlag()
+    ready = ServingThreadEvent()
     threading.Thread(target=writer.note_ready, args=[ready], name='kopf-ready', daemon=True).start()
     # Remove the login handlers: they could lead to another cluster.
     controls = cli.CLIControls(vault=make_sandbox_vault(), ready_flag=ready, run=run)

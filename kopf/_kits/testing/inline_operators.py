@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 
-from kopf._cogs.aiokits.flags import ServingFlag
+from kopf._cogs.aiokits.flags import ServingEvent
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.instruments import Instrument
 from kopf._core.intents.registries import OperatorRegistry, SmartOperatorRegistry
@@ -32,10 +32,6 @@ from kopf._kits.testing.virtual.virtual_clocks import VirtualTimeError
 from kopf._kits.testing.webhook_notices import has_endpoints
 
 __tracebackhide__ = True  # pytest omits the frames of this module from tracebacks
-
-
-class _ReadyFlag(ServingFlag, asyncio.Event):
-    pass
 
 
 class InlineOperator:
@@ -67,7 +63,7 @@ class InlineOperator:
         self._text = io.StringIO()
         self._task: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
-        self._ready = _ReadyFlag()
+        self._ready = ServingEvent()
         self._stack = contextlib.ExitStack()
         self.returncode: int | None = None
         """The exit code; None while the operator runs."""

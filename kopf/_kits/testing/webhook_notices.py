@@ -14,14 +14,10 @@ import pathlib
 import sys
 import threading
 
-from kopf._cogs.aiokits.flags import ServingFlag
+from kopf._cogs.aiokits.flags import ServingThreadEvent
 from kopf._cogs.structs.credentials import ConnectionInfo, Vault
 from kopf._cogs.structs.ids import HandlerId
 from kopf._core.intents.registries import OperatorRegistry, get_default_registry
-
-
-class StartedFlag(ServingFlag, threading.Event):
-    """Raised when the operator serves."""
 
 
 def has_endpoints(registry: OperatorRegistry) -> bool:
@@ -40,7 +36,7 @@ def main(file: str, *arguments: str) -> None:
     """
     # Imported by its name at run time, as the layers do not allow the kits to import the command line.
     cli = importlib.import_module('kopf.cli')
-    started = StartedFlag()
+    started = ServingThreadEvent()
     login = json.loads(pathlib.Path(file).read_text())['provisioner']
     vault = None if login is None else Vault({HandlerId('sandbox'): ConnectionInfo(**login)})
 

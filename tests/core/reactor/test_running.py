@@ -13,9 +13,10 @@ import time
 
 import pytest
 from forkserver import AsyncProcess
-from operatorworld import ReadyFlag, in_virtual_time
+from operatorworld import in_virtual_time
 
 import kopf
+from kopf._cogs.aiokits.flags import ServingEvent
 from kopf._core.reactor import running
 from kopf._core.reactor.operators import unwrap_error
 
@@ -211,7 +212,7 @@ async def test_credentials_that_cannot_be_renewed_end_the_operator(world, activi
     for resource in ['kopfexamples', 'configmaps', 'secrets', 'pods']:
         world.declare(kopf.on.event, 'event', resource=resource)
     world.settings.networking.login_backoffs = [0.1]
-    ready = ReadyFlag()
+    ready = ServingEvent()
     task = asyncio.create_task(kopf.operator(**options(world, ready_flag=ready)))
     await ready.wait()
     world.sandbox.faults.expire_tokens()
