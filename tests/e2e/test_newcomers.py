@@ -34,7 +34,7 @@ def checkout(tmp_path_factory):
 def test_the_first_operator_of_the_readme_works_in_a_new_checkout(checkout):
     assert INSTALLATION in COMMANDS
     [command] = [line for line in COMMANDS if line.endswith("handlers.py")]
-    expected = "kopf-example-1 has been created with"
+    expected = "kopf-example-1 is created with"
     code = re.search(r"```python\n(.*?)```", README, re.DOTALL)
     checkout.joinpath("handlers.py").write_text(code[1])
     log = checkout / "log"
