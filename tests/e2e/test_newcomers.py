@@ -57,6 +57,19 @@ def test_the_first_operator_of_the_readme_works_in_a_new_checkout(checkout):
         assert operator.wait(30) == 0, log.read_text()
 
 
+@pytest.mark.thorough
+@pytest.mark.timeout(300)
+def test_the_new_project_of_the_readme_is_tested_and_deployed_in_a_new_checkout(checkout):
+    commands = COMMANDS[COMMANDS.index("kopf init shop-operator") :]
+    assert len(commands) == 5
+    for command in [line for line in commands if not line.startswith("kopf run")]:
+        done = subprocess.run(
+            command, shell=True, cwd=checkout, env=environment(checkout), capture_output=True, text=True
+        )
+        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+    assert "kind: Deployment" in checkout.joinpath("deploy.yaml").read_text()
+
+
 LIMIT = 60
 """How long it may take from nothing to a tested operator (in seconds), on a machine that is not busy with others."""
 

@@ -24,6 +24,9 @@ _NAME = re.compile(r'[a-z]([-a-z0-9]*[a-z0-9])?')  # of Services; other objects 
 _OBJECT = re.compile(r'[a-z0-9]([-.a-z0-9]*[a-z0-9])?')  # of Secrets and config maps
 _VARIABLE = re.compile(r'[-._A-Za-z][-._A-Za-z0-9]*')
 
+DEFAULT_NAMESPACE = 'default'
+"""The namespace that each cluster has."""
+
 _TRACING = (
     "The image needs the extra 'tracing' for --tracing, and, if OTEL_EXPORTER_OTLP_ENDPOINT is set, the package "
     "opentelemetry-exporter-otlp-proto-http."
@@ -79,6 +82,9 @@ def print_manifests(
         click.echo(_explain_peering(options.peering, options.namespaces), err=True)
     if options.tracing:
         click.echo(_TRACING, err=True)
+    if options.namespace != DEFAULT_NAMESPACE and helm is None:
+        # Why is it not among the manifests? To delete these would delete all else in the namespace, too.
+        click.echo(f"The namespace must exist: kubectl create namespace {options.namespace}", err=True)
 
 
 def _explain_peering(name: str, namespaces: Sequence[str]) -> str:

@@ -100,6 +100,9 @@ spec:
   greeting: Good morning!
   repeats: 2
 ''',
+    'pytest.ini': '''[pytest]
+# Without this file, pytest would use the settings of a folder above, such as those of a checkout.
+''',
     'requirements.txt': '''# Until kopf VERSION is on your package index, put its wheel beside this file. In a checkout:
 # pip wheel --no-deps --wheel-dir path/to/NAME .
 --find-links .

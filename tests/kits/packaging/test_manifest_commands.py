@@ -217,6 +217,14 @@ def test_the_packages_that_traces_need_in_the_image_are_named_beside_the_manifes
     assert "The image needs the extra 'tracing'" in told and 'opentelemetry-exporter-otlp-proto-http' in told
 
 
+def test_the_namespace_that_must_exist_is_named_beside_the_manifests(make, tmp_path):
+    assert make().stderr == ''
+    assert 'must exist' not in make('--helm', str(tmp_path / 'chart'), '--in', 'ops').stderr
+    told = make('--in', 'ops')
+    assert told.stderr == "The namespace must exist: kubectl create namespace ops\n"
+    assert 'Namespace' not in {kind for kind, _ in read(told)}
+
+
 def test_metrics_have_a_service_monitor(make):
     objects = read(make('--monitoring'))
     assert objects['ServiceMonitor', 'default']['spec']['endpoints'] == [{'port': 'metrics'}]

@@ -73,6 +73,9 @@ def test_a_plural_name_can_be_given(init, tmp_path):
 
 @pytest.mark.long
 def test_a_project_passes_its_tests_and_the_checks_of_types_at_once(init, tmp_path):
+    # Such as a checkout that the project is in: its settings are not for the project, and need plugins of its own.
+    settings = '[tool.pytest.ini_options]\naddopts = ["--strict-config"]\nsetting_of_a_plugin = "yes"\n'
+    tmp_path.joinpath('pyproject.toml').write_text(settings)
     init('shop-operator')
     folder = tmp_path / 'shop-operator'
     for command in (
