@@ -34,6 +34,10 @@ _NEEDED: pytest.StashKey[set[tuple[str, str, str]]] = pytest.StashKey()
 """What the operators of all tests have requested, for ``--kopf-rbac``."""
 
 
+_REMARK = 'kopf_chaos'
+"""The property of tests with what ``kopf_chaos`` remarks."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of the plugin."""
     group = parser.getgroup('kopf')
@@ -71,6 +75,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         write_role(pathlib.Path(file), needed)
     except OSError as error:  # e.g. the disk is full; the folder was writable at the start
         pytest.exit(f'--kopf-rbac: {file} cannot be written: {error}', returncode=1)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Name the passed tests in which ``kopf_chaos`` had no time for all plans, as that would be hidden."""
+    for report in terminalreporter.stats.get('passed', ()):
+        for name, line in report.user_properties:
+            if name == _REMARK and report.when == 'call':
+                terminalreporter.write_line(f'{name}: {report.nodeid}: {line}')
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -151,4 +163,5 @@ def kopf_chaos(request: pytest.FixtureRequest, tmp_path: 'Path') -> 'KopfChaos':
     marker = request.node.get_closest_marker('kopf_sandbox')
     options = dict(marker.kwargs) if marker is not None else {}
     options.pop('virtual_time', None)
-    return KopfChaos(options, tmp_path)
+    # Unlike what a test prints, properties of a test come from the processes of pytest-xdist, and are in JUnit files.
+    return KopfChaos(options, tmp_path, lambda line: request.node.user_properties.append((_REMARK, line)))

@@ -240,3 +240,22 @@ def test_a_role_that_cannot_be_written_is_told_of_before_the_tests(run_pytest):
     code, output = run_pytest("def test_it(): pass", "--kopf-rbac=nowhere/role.yaml")
     assert code == 4
     assert "--kopf-rbac: nowhere/role.yaml cannot be written." in output
+
+
+def test_checks_that_had_no_time_for_all_plans_are_named_at_the_end(run_pytest):
+    code, output = run_pytest("""
+        import pytest
+        from kopf._kits.checking.checks import Check, Report
+        from kopf._kits.checking.plans import Plan
+
+        @pytest.mark.parametrize("left", [0, 8])
+        def test_it(kopf_chaos, monkeypatch, left):
+            report = Report([(Plan(), [])] * 2, left=left, budget=100, seconds=100)
+            monkeypatch.setattr(Check, "run", lambda self: report)
+            assert kopf_chaos.check("app.py", print) is report
+    """)
+    assert code == 0, output
+    line = "2 of 10 plans in 100.0 s: nothing found, but the budget has ended before the others; budget=625 tries more."
+    assert [line for line in output.splitlines() if line.startswith("kopf_chaos: ")] == [
+        f"kopf_chaos: test_it.py::test_it[8]: {line}"
+    ]

@@ -36,11 +36,16 @@ class KopfChaos:
     Args:
         options: the options of the sandboxes.
         folder: the folder for the plans that have found mistakes.
+        remark: called with the last line of a report if nothing was found, but not all plans were tried; does nothing
+            by default.
     """
 
-    def __init__(self, options: Mapping[str, Any], folder: Path) -> None:
+    def __init__(
+        self, options: Mapping[str, Any], folder: Path, remark: Callable[[str], None] = lambda line: None
+    ) -> None:
         self._options = options
         self._folder = folder
+        self._remark = remark
         self._observers: dict[str, Callable[[], Any]] = {}
 
     def watch(self, name: str, observe: Callable[[], Any]) -> None:
@@ -146,6 +151,8 @@ class KopfChaos:
         if report.is_vain:
             raise CannotCheck(reports.summarize(report, option=_OPTION))
         print(reports.format_report(report, [], option=_OPTION))  # pytest shows the report of a passed test on request
+        if report.left:
+            self._remark(reports.summarize(report, option=_OPTION))
         return report
 
     def _find_outside(self) -> set[str]:

@@ -119,13 +119,21 @@ def summarize(report: Report, *, option: str = BUDGET_OPTION) -> str:
     """Return the last line, which says what was tried and found; with `option` as the way to try more."""
     count, rate = len(report.tried), len(report.tried) / max(report.seconds, 0.001) * 60
     if report.left and not report.findings:
-        more = f'{option.format(max(60, math.ceil(2 * report.budget)))} tries more'
+        more = f'{option.format(_estimate_budget(report))} tries more'
         ended = f'the budget has ended before the others; {more}'
         found = f'nothing found, but {ended}' if report.is_disturbed else f'nothing was disturbed, as {ended}'
         return f'{count} of {count + report.left} plans in {report.seconds:.1f} s: {found}.'
     found = f'{len(report.findings)} found' if report.findings else 'nothing found'
     plans = 'plan' if count == 1 else 'plans'
     return f'{count} {plans} in {report.seconds:.1f} s ({rate:.0f} a minute): {found}.'
+
+
+def _estimate_budget(report: Report) -> int:
+    """Return a budget (in seconds) that is about enough for all plans, or at least for twice as many."""
+    needed = 2 * report.budget
+    if report.is_disturbed:  # the rate of the reference runs alone says nothing
+        needed = max(needed, 1.25 * report.seconds * (1 + report.left / len(report.tried)))
+    return max(60, math.ceil(needed))
 
 
 def format_progress(progress: Progress) -> str:
