@@ -581,17 +581,29 @@ class ShardGroup:
         self._ended_at = {name: self._ended_at.get(name, now) for name in ended}
         for name in [name for name, time in self._ended_at.items() if now >= time + duration]:
             lease = self.leases.get(name)  # the watch can have reported its deletion during the former request
-            body = None if lease is None else lease.body
-            if body is not None and not self._keeps_ended:
-                try:
-                    await self._store.delete(body)
-                except errors.APIForbiddenError as error:
-                    self._keeps_ended = True
-                    logger.warning("The Leases of ended members stay, as they cannot be deleted: %s", error)
-                except (errors.APINotFoundError, errors.APIConflictError):
-                    pass
-            self.leases.pop(name, None)
-            self._ended_at.pop(name, None)
+            if lease is None or lease.body is None or await self._delete(lease.body):
+                self.leases.pop(name, None)
+                self._ended_at.pop(name, None)
+
+    async def _delete(self, body: Mapping[str, Any]) -> bool:
+        """
+        Delete the Lease of an ended member; return whether it is gone.
+
+        As long as it exists, it must stay known: otherwise, any edit or list of it would look like a new member.
+        """
+        if self._keeps_ended:
+            return False
+        try:
+            await self._store.delete(body)
+        except errors.APIForbiddenError as error:
+            self._keeps_ended = True
+            logger.warning("The Leases of ended members stay, as they cannot be deleted: %s", error)
+            return False
+        except errors.APIConflictError:
+            return False  # it was edited; the watch brings the newer version
+        except errors.APINotFoundError:
+            pass
+        return True
 
 
 def _is_outdated(

@@ -262,6 +262,29 @@ async def test_leases_of_ended_members_are_deleted_later(world):
         assert 'g-old' not in world.store.bodies
 
 
+@pytest.mark.parametrize(
+    'refusal', [errors.APIConflictError('edited', status=409), errors.APIForbiddenError('no', status=403)]
+)
+async def test_ended_members_stay_so_if_their_leases_cannot_be_deleted(world, refusal):
+    async def delete(body):
+        world.store.requests.append('delete')
+        raise refusal
+
+    world.store.delete = delete
+    async with world.running():
+        await world.share()
+        await world.pass_time(34)
+        assert 'delete' in world.store.requests and world.holders == {'g-me/1': [0, 1, 2, 3]}
+        # Another client edits the Lease; nothing is renewed.
+        body = world.store.bodies['g-you']
+        world.group.see(world.store.put('g-you', body['spec'], body['metadata']['annotations'] | {'edited': 'yes'}))
+        await world.pass_time(4)
+        await asyncio.sleep(10)  # without any news from the watch, all Leases are listed
+        await world.pass_time(4)
+        assert world.store.requests.count('list') > 2
+        assert world.store.assignment.grants == {'g-me/1': Grant(frozenset(range(4)))}
+
+
 async def test_the_watch_can_report_a_deletion_before_the_request_for_it_is_answered(world):
     delete = world.store.delete
 
