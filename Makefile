@@ -79,4 +79,5 @@ $(STAMP): pyproject.toml | $(DEMO)
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]' || { \
 		echo 'make: pip has failed, see above; it needs a package index that it can reach' >&2; exit 1; }
 	@$(VENV)/bin/python -m compileall -q kopf  # also where PYTHONDONTWRITEBYTECODE is set: it halves the time to start
+	@PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python -m pytest --collect-only -q >/dev/null || true  # compiles the tests
 	@touch $@

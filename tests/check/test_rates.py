@@ -10,7 +10,7 @@ QUICK = [
     "leaked_finalizer",
     pytest.param("memo_only", marks=pytest.mark.long),
     pytest.param("ready_too_early", marks=pytest.mark.long),
-    "levels",
+    pytest.param("levels", marks=pytest.mark.long),
 ]
 """The operators for each test run: mistakes that one of the first plans finds, and none; `.ci/run` checks all."""
 

@@ -298,6 +298,14 @@ class Kubectl:
 CLIENTS = {cls.__name__.lower(): cls for cls in (Kubernetes, KubernetesAsyncio, Pykube, Kr8s, Lightkube, Kubectl)}
 
 
+CASES = [
+    pytest.param(name, kind, marks=[pytest.mark.long] if kind == "custom" and name != "pykube" else [])
+    for name in CLIENTS
+    for kind in KINDS
+]
+"""Each client with each kind; in each test run, all clients with one kind, and one client with both."""
+
+
 async def done(result):
     return await result if inspect.isawaitable(result) else result
 
@@ -323,8 +331,7 @@ async def seen(events):
 @pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
 )
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", CLIENTS)
+@pytest.mark.parametrize("name, kind", CASES)
 async def test_all_that_clients_do(cluster, kubeapi, namespace, name, kind, monkeypatch):
     if name == "kubectl" and shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed")

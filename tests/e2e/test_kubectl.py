@@ -198,6 +198,7 @@ def test_errors_are_those_of_a_cluster(kubectl, words, message):
     assert message in output
 
 
+@pytest.mark.long
 def test_from_client_side_to_server_side(kubectl):
     """What kubectl has applied by itself becomes its own; what others have, it takes only by force."""
 

@@ -361,7 +361,14 @@ def make_kubeconfig(api, plane, namespace, name, folder):
     return target
 
 
-@pytest.mark.parametrize("options", [[], ["--replicas", "3"], ["-n", "default", "-n", "other"]])
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        pytest.param(["--replicas", "3"], marks=pytest.mark.long),
+        pytest.param(["-n", "default", "-n", "other"], marks=pytest.mark.long),
+    ],
+)
 def test_example_manifests_are_accepted_by_the_server(kubectl, options):
     example = ROOT / "examples" / "22-models" / "example.py"
     text = make(example, *options)

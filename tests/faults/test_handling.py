@@ -73,6 +73,7 @@ async def test_stale_events_after_own_patches_are_dropped(world):
 
 
 @in_virtual_time
+@pytest.mark.long
 async def test_retries_of_hundreds_of_objects_hold_nothing(world):
     world.settings.execution.max_workers = 4
     world.declare(kopf.on.create, 'create', does=kopf.TemporaryError('later', delay=600), labels={'x': 'y'})

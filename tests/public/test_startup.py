@@ -106,6 +106,7 @@ def test_operators_import_only_what_they_need(kopf_sandbox, handlers):
     assert modules is not None and EXTRAS & set(modules) == set()
 
 
+@pytest.mark.long
 def test_operators_import_what_their_options_need(kopf_sandbox, kopf_operator, handlers):
     kopf_sandbox.apply(CRD)
     kopf_sandbox.apply(OBJECT)
@@ -118,9 +119,10 @@ def test_operators_import_what_their_options_need(kopf_sandbox, kopf_operator, h
     'arguments, expected',
     [
         (['--all-namespaces'], {'list /apis', 'watch customresourcedefinitions', 'watch kopfexamples'}),
-        (
+        pytest.param(
             ['--namespace', 'default'],
             {'list /apis', 'watch customresourcedefinitions', 'watch namespaces', 'watch kopfexamples in default'},
+            marks=pytest.mark.long,
         ),
         (
             ['--namespace', 'def*'],
@@ -154,6 +156,7 @@ def test_the_import_of_the_package_is_light():
     assert not any(re.match(r'kopf\._cogs\.clients\.(sessions|logins|discovery)', name) for name in modules)
 
 
+@pytest.mark.long
 def test_the_sandbox_is_light():
     code = textwrap.dedent("""
         import re, sys, time

@@ -464,6 +464,7 @@ def test_the_same_plan_gives_the_same_requests_in_each_run(write):
         assert run_plan(path) == (log, output)
 
 
+@pytest.mark.long
 def test_another_seed_gives_another_order(write):
     path = write(BUSY)
     assert len({run_plan(path, seed)[0] for seed in range(3)}) == 3

@@ -154,6 +154,7 @@ def test_what_does_not_fit_even_when_compressed_has_digests(caplog):
     assert len(caplog.records) == 1
 
 
+@pytest.mark.long
 def test_many_small_values_are_digested_together():
     storage = diffbase.AnnotationsDiffBaseStorage()
     essence, stored = store(storage, make_body({'items': {str(i): noise(60, i) for i in range(9000)}, 'x': 1}))

@@ -940,6 +940,7 @@ async def test_delays_of_a_busy_loop_do_not_add_up(host, clock, monkeypatch):
 # ---------------------------------------------------------------- thousands
 
 
+@pytest.mark.long
 async def test_thousands_of_idle_daemons_are_cheap(host, caplog):
     caplog.set_level(logging.WARNING)
 

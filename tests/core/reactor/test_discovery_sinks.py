@@ -120,7 +120,7 @@ def counted_calls():
         sys.setprofile(None)
 
 
-@pytest.fixture(params=['standalone', 'peering'])
+@pytest.fixture(params=['standalone', pytest.param('peering', marks=pytest.mark.long)])
 async def measure(scoped, request):
     """Serve so many namespaces; return the calls of the start, and of 10 events of them with a new namespace."""
     if request.param == 'peering':

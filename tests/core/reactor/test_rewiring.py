@@ -376,6 +376,7 @@ async def test_late_events_of_the_stream_are_not_handled_again(world, steps):
 
 
 @in_virtual_time
+@pytest.mark.long
 async def test_objects_that_leave_right_before_a_declaration_are_freed(world, rewire):
     others = find_records('obj')  # of other tests in this process
     world.settings.persistence.consistency_timeout = 1

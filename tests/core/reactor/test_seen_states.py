@@ -305,7 +305,7 @@ class Play(Scene):
             self.untold.append((raw, is_deleted))
 
 
-@settings(max_examples=10 * settings.default.max_examples)
+@settings(max_examples=4 * settings.default.max_examples)
 @given(before=st.lists(st.tuples(NAMES, st.booleans()), max_size=3), steps=STEPS)
 @example(
     before=[('a', True)],

@@ -779,6 +779,7 @@ async def test_reconciling_in_the_next_member_waits_for_its_new_list_of_children
 
 
 @in_virtual_time
+@pytest.mark.long
 async def test_members_at_rest_make_one_request_a_renewal(world, members):
     async with members.run('a'), members.run('b'), members.run('c'):
         await members.balanced('a', 'b', 'c')
@@ -790,6 +791,7 @@ async def test_members_at_rest_make_one_request_a_renewal(world, members):
 
 
 @in_virtual_time
+@pytest.mark.long
 async def test_buckets_that_are_released_one_after_another_cause_few_lists(world, members):
     names = [f'obj-{number}' for number in range(64)]
 

@@ -16,8 +16,9 @@ def run(*args):
     return done
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize('start', [1, pytest.param(101, marks=pytest.mark.long)])
+@pytest.mark.parametrize('start', [1, 101])
 def test_nothing_is_lost_or_done_twice_or_stuck_whatever_happens(start):
     done = run(f'--start={start}', '--seeds=3')
     assert done.returncode == 0

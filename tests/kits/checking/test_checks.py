@@ -323,12 +323,14 @@ TAGGED = """
 """
 
 
+@pytest.mark.long
 def test_defaults_from_the_time_of_the_creation_are_no_alarm(check, tmp_path):
     edit = Edit(Target(resource="webs", namespace="default", name="w1"), {"spec": {"size": 1}})
     Plan(edits=(edit,)).write(tmp_path / "plan.yaml")
     assert len(check(TAGGED, plan=tmp_path / "plan.yaml").tried) == 2
 
 
+@pytest.mark.long
 def test_the_pods_of_deployments_are_no_children_unless_they_are_watched(check, kopf_chaos):
     kopf_chaos._options["pods"] = True
     report = check(DEPLOYING, plans=1)
@@ -442,12 +444,14 @@ MUTATING = """
 SIZELESS = Edit(Target(resource="webs", namespace="default", name="w1"), {"spec": {"size": 0}})
 
 
+@pytest.mark.long
 def test_values_that_a_webhook_sets_at_the_creation_are_no_alarm(check, tmp_path):
     Plan(edits=(SIZELESS,)).write(tmp_path / "plan.yaml")
     text = MUTATING.replace("OPERATIONS", "['CREATE']").replace("FIELD", "'spec'")
     check(text, plan=tmp_path / "plan.yaml")
 
 
+@pytest.mark.long
 def test_ignored_values_are_found_if_a_webhook_sets_them_at_edits_too(check, tmp_path):
     Plan(edits=(SIZELESS,)).write(tmp_path / "plan.yaml")
     ignoring = "'spec', when=lambda spec, **_: spec['size'] != 3"
@@ -458,6 +462,7 @@ def test_ignored_values_are_found_if_a_webhook_sets_them_at_edits_too(check, tmp
         )
 
 
+@pytest.mark.long
 def test_values_that_a_handler_sets_at_the_creation_are_found(check, tmp_path):
     Plan(edits=(SIZELESS,)).write(tmp_path / "plan.yaml")
     creating = """
@@ -641,6 +646,7 @@ WEB = {"apiVersion": "example.com/v1", "kind": "Web", "metadata": {"name": "w1",
 
 
 @pytest.mark.parametrize("verb", ["patch", "apply", "replace"])
+@pytest.mark.long
 def test_edited_labels_are_those_of_the_objects_that_are_created_again(check, tmp_path, verb):
     def scenario(sandbox):
         sandbox.apply({**WEB, "spec": {"size": 1}})

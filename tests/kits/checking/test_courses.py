@@ -151,7 +151,7 @@ def test_a_careful_operator_comes_to_the_same_end(run, plan):
 @pytest.mark.parametrize(
     "fields",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.long),
         {"do": "kill", "when": "unanswered", "request": PATCH},
         pytest.param({"do": "hang", "when": "before", "request": PATCH, "seconds": 100}, marks=pytest.mark.long),
         pytest.param({"do": "hang", "step": 1, "seconds": 100}, marks=pytest.mark.long),
@@ -174,6 +174,7 @@ def test_two_operators_that_handle_the_same_object_are_seen(run):
     assert not outcome.facts.is_coordinated
 
 
+@pytest.mark.long
 def test_edits_are_made_at_rest_or_at_a_request(run):
     edits = (Edit(WEB, {"spec": {"size": 4}}),)
     assert get_statuses(run(Plan(edits=edits))) == [4]
@@ -195,6 +196,7 @@ TICKING = (
 
 
 @pytest.mark.parametrize("number, size", [(2, 4), (10, 4), (15, 2)], ids=["early", "late", "too late"])
+@pytest.mark.long
 def test_edits_among_periodic_writes_are_in_the_end_state_or_are_not_made(run, number, size):
     request = Moment(verb="patch", resource="webs", subresource="status", number=number)
     plan = Plan(do="edit", when="unanswered", request=request, edits=(Edit(WEB, {"spec": {"size": 4}}),))

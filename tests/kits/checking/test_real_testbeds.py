@@ -292,6 +292,7 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("state", ["running", "suspended"])
+@pytest.mark.long
 def test_operators_end_when_their_check_is_killed(write, tmp_path, state):
     app = write(f"import pathlib, time\npathlib.Path({str(tmp_path / 'loaded')!r}).touch()\ntime.sleep(600)")
     command = [sys.executable, "-c", textwrap.dedent(SUSPENDING), str(tmp_path), state]

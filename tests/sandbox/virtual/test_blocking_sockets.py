@@ -109,7 +109,9 @@ def run_operator(sandbox, operator, path):
 
 @virtual
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # not all clients close their sockets
-@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize(
+    "client", [pytest.param(name, marks=[pytest.mark.long] if name == "kubernetes" else []) for name in CLIENTS]
+)
 def test_blocking_clients_reach_the_sandbox(kopf_sandbox, kopf_operator, write, client):
     if client != "urllib":
         pytest.importorskip(client)
