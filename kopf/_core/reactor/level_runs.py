@@ -8,7 +8,7 @@ handler runs again, and makes a better patch from the newest state.
 import asyncio
 import time
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from kopf._cogs.clients.errors import APIConflictError
 from kopf._cogs.clients.pacing import background
@@ -122,12 +122,15 @@ class LevelRunner:
         Changes are not exchanged with the patches of other handlers: the API server could refuse one because of the
         other.
         """
-        patch, known = run.patch, cast(RawBody | None, run.raw)
+        patch = run.patch
         discard_unstorable(patch, run.logger)
         # A handler that sets the same status in every run must not cause a request each time.
         newest = run.plan.level.packed[0] if record.level is run.plan.level else run.raw
         if is_merged(dict(patch), newest):
             patch = Patch(fns=patch.fns)
+        # Functions get the state that the handler has seen. Values are merged into any state: with the older version,
+        # they would conflict with what the framework itself has written during the run, such as the marks of children.
+        known: RawBody | None = run.raw if patch.fns else newest
         for delay in (*CONFLICT_DELAYS, None):
             if not patch or await self._apply_once(record, run, patch, known, edits):
                 return

@@ -1112,3 +1112,24 @@ async def test_a_crash_at_any_request_while_pruning_leaves_nothing_over(world, f
         await rest()
         assert await family.names() == ['child-0', 'child-1']
     assert {body['metadata']['uid'] for body in await world.aio.list('configmaps')} <= before
+
+
+@in_virtual_time
+async def test_a_status_does_not_conflict_with_the_marks_of_children(world):
+    @kopf.on.reconcile('things', id='fn', owns=['configmaps'], registry=world.registry)
+    async def fn(children, patch, **_):
+        await children.apply(config_map(key='value'))
+        patch.status['seen'] = True
+
+    await world.aio.create(define('things', 'Thing', schema=PARTS, subresources={'status': {}}))
+    async with world.operator():
+        await world.aio.create('things', 'obj', spec={})
+        await world.aio.wait_for('things', 'obj', lambda body: body.get('status'))
+        await rest()
+    requests = [each for each in world.sandbox.requests if each.resource == 'things' and each.name == 'obj']
+    assert [
+        (each.method, each.subresource, each.status) for each in requests if each.user_agent.startswith('kopf')
+    ] == [
+        ('PATCH', '', 200),
+        ('PATCH', 'status', 200),
+    ]
