@@ -54,6 +54,7 @@ async def patch_obj(
     body: bodies.RawBody | None,
     logger: api.AnyLogger,
     bookkeeping: patches.Patch | None = None,
+    first: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> PatchResult:
     """
     Apply a patch to an object.
@@ -61,7 +62,8 @@ async def patch_obj(
     If the resource has the status subresource, changes of the status are sent in separate requests. The functions and
     the values share a request if both change only the same endpoint (the object, or its status). The bookkeeping of the
     framework is sent in the last request of the patch if both are for the same endpoint; otherwise, in a request after
-    it. So the bookkeeping is never stored without the patch.
+    it. So the bookkeeping is never stored without the patch. If the bookkeeping itself needs several requests, the
+    values of `first` are in the first ones.
 
     Args:
         client: the client to patch with.
@@ -73,12 +75,13 @@ async def patch_obj(
         body: the last known state of the object, if it is known.
         logger: the logger of the object.
         bookkeeping: the changes to be stored only if the patch is stored, e.g. the success of a handler.
+        first: the values of the bookkeeping that must not be stored after the others.
 
     Raises:
         errors.APIError: if a request fails; earlier requests of the patch are stored then.
     """
     url = resource.get_url(namespace=namespace, name=name)
-    patching = _Patching(client, url, uid, body, logger, has_status='status' in resource.subresources)
+    patching = _Patching(client, url, uid, body, logger, 'status' in resource.subresources, first)
     bookkeeping = bookkeeping if bookkeeping is not None else patches.Patch()
     try:
         done = await patching.apply(patch, bookkeeping)
@@ -194,6 +197,7 @@ class _Patching:
     body: bodies.RawBody | None
     logger: api.AnyLogger
     has_status: bool
+    first: Mapping[str, Any]
     result: bodies.RawBody | None = None
 
     async def apply(self, patch: patches.Patch, bookkeeping: patches.Patch) -> bool:
@@ -260,13 +264,11 @@ class _Patching:
             if self._is_alive():
                 await self._merge_status(last_status)
             return True
-        if len(last_changes) and not _has_values(last_changes) and _has_values(last_status):
-            # The handled state is stored in the status first, and the records of handlers are purged from annotations
-            # after that. If they were purged first, an operator that is killed in between would call them again.
+        early, late = self._divide(last_changes, last_status)
+        if early:
             await self._merge_object(changes)
-            await self._merge_status(patches.combine_values(status, last_status))
-            changes, status, last_status = last_changes, {}, {}
-            last_changes = {}
+            await self._merge_status(patches.combine_values(status, early))
+            changes, status, last_status = {}, {}, late
         # Here, the bookkeeping changes the object itself, so the status of the patch must be stored before.
         if status and (len(last_changes) or bookkeeping.fns):
             await self._merge_status(status)
@@ -295,13 +297,27 @@ class _Patching:
         """Check whether the object still exists: the API server deletes it when its last finalizer is removed."""
         return not _is_being_deleted(self.body) or bool((self.body or {}).get('metadata', {}).get('finalizers'))
 
-    def _split(self, patch: patches.Patch) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    def _split(self, patch: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         """Split the values into those of the object and those of its status, if that is a subresource."""
         if not self.has_status or 'status' not in patch:
             return patch, {}
         # An empty status changes nothing, but would cost a request.
         status = {'status': patch['status']} if patch['status'] != {} else {}
         return {key: value for key, value in patch.items() if key != 'status'}, status
+
+    def _divide(
+        self, changes: Mapping[str, Any], status: Mapping[str, Any]
+    ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """
+        Split the values of the bookkeeping in the status into those to be stored before its other values, and the rest.
+
+        Usually, the bookkeeping in the object is stored before that in the status, so the former values are none.
+        """
+        first_changes, first_status = self._split(self.first)
+        if not status or not first_status or not patches.subtract_values(changes, first_changes):
+            return {}, status
+        # One request with all values of the status is enough, unless its rest must wait for values of the object.
+        return (first_status, patches.subtract_values(status, first_status)) if len(first_changes) else (status, {})
 
     async def _merge(self, patch: patches.Patch) -> None:
         changes, status = self._split(patch)
@@ -409,13 +425,6 @@ class _Patching:
             # For example, the response of a proxy: it must not become the known state of the object.
             raise errors.APIServerError(f"The answer to the patch is no object: {body!r:.200}")
         self.body = self.result = cast(bodies.RawBody, body)
-
-
-def _has_values(changes: Mapping[str, Any]) -> bool:
-    """Check whether the merge patch sets any values; otherwise, it only removes fields."""
-    return any(
-        _has_values(value) if isinstance(value, Mapping) else value is not None for value in dict(changes).values()
-    )
 
 
 def _is_about_uid(error: errors.APIError) -> bool:

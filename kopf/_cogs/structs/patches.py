@@ -9,7 +9,7 @@ client has changed the object meanwhile, it calls the functions again with the n
 
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypedDict, cast
 
 from kopf._cogs.helpers.explanations import INTERRUPTIONS, name_error
 from kopf._cogs.structs import bodies, dicts
@@ -17,6 +17,9 @@ from kopf._cogs.structs.diffs import is_same
 
 PatchFn: TypeAlias = Callable[[bodies.RawBody], None]
 JSONPatchOp: TypeAlias = Literal['add', 'replace', 'remove', 'test', 'move', 'copy']
+
+
+_ABSENT: Final = object()
 
 
 class JSONPatchItem(TypedDict, total=False):
@@ -309,6 +312,19 @@ def combine_values(older: Mapping[str, Any], newer: Mapping[str, Any]) -> Mappin
         if isinstance(known, Mapping) and isinstance(value, Mapping):
             value = combine_values(known, value)
         result[key] = value
+    return result
+
+
+def subtract_values(values: Mapping[str, Any], known: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the values of a merge patch that are not in the other one, or that differ from it."""
+    result: dict[str, Any] = {}
+    for key, value in values.items():
+        other = known.get(key, _ABSENT)
+        if isinstance(value, Mapping) and isinstance(other, Mapping):
+            if rest := subtract_values(value, other):
+                result[key] = rest
+        elif value is not other and value != other:
+            result[key] = value
     return result
 
 

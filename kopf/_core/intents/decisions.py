@@ -14,7 +14,7 @@ follows.
 import copy
 import dataclasses
 import datetime
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol, cast
 
 from kopf._cogs.configs import storage_formats
@@ -22,7 +22,7 @@ from kopf._cogs.configs.configuration import PersistenceSettings
 from kopf._cogs.structs.bodies import Body, BodyEssence, RawBody
 from kopf._cogs.structs.dicts import FieldPath, resolve
 from kopf._cogs.structs.diffs import EMPTY, Diff, diff, is_same
-from kopf._cogs.structs.patches import Patch, combine_values
+from kopf._cogs.structs.patches import Patch, combine_values, subtract_values
 from kopf._core.actions.handler_states import digest_essence, is_of_edited
 from kopf._core.intents import filters
 from kopf._core.intents.causes import ChangingCause, Reason
@@ -112,6 +112,8 @@ class Decision:
     """The essence that is (or already was) stored as the last handled one; ``None`` if the cycle continues."""
     followup: Cycle | None = None
     """The cycle that follows this one; determined at the end of this one."""
+    first: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """The part of the bookkeeping that must be stored first, if the API server needs several requests for all of it."""
 
     @property
     def reason(self) -> Reason:
@@ -481,18 +483,36 @@ class Decider:
             # an update.
             decision.stored = cycle.base if reason is Reason.CREATE else decision.essence
             if decision.relevant and reason in _STORING and not is_same(decision.stored, decision.last):
-                self.essences.store_last(body, decision.stored, bookkeeping)
+                # If the records were purged before this state is stored, an operator that is killed in between would
+                # leave a change that looks as if it was never handled.
+                decision.first = self._store_last(body, decision.stored, bookkeeping)
         else:
             # Keep them until the patch is stored: `retract` restores them if the patch fails.
             decision.before = cycle.known, cycle.base
             self._cycles.advance(cycle, body, decision.essence, patch)
             cycle.state.store(storage=self.records, body=body, patch=bookkeeping)
             if cycle.edited and not is_same(cycle.base, decision.last):
+                # If this state was stored before the records, which say that the creation goes on, an operator that is
+                # killed in between would leave a created object whose other creation handlers are never called.
+                decision.first = self._copy_if_split(bookkeeping)
                 self.essences.store_last(body, cycle.base, bookkeeping)
             elif cycle.assumed is not None and cycle.assumed is decision.last:
                 # Without the last handled essence on the object, a restarted operator would handle the update as a
                 # creation.
-                self.essences.store_last(body, cycle.assumed, bookkeeping)
+                decision.first = self._store_last(body, cycle.assumed, bookkeeping)
+
+    def _store_last(self, body: Body, essence: BodyEssence, bookkeeping: Patch) -> Mapping[str, Any]:
+        """Add the last handled essence to the bookkeeping; return the added values if they may need requests apart."""
+        before = self._copy_if_split(bookkeeping)
+        self.essences.store_last(body, essence, bookkeeping)
+        return subtract_values(bookkeeping, before) if self._is_split() else {}
+
+    def _copy_if_split(self, bookkeeping: Patch) -> Mapping[str, Any]:
+        return copy.deepcopy(dict(bookkeeping)) if self._is_split() else {}
+
+    def _is_split(self) -> bool:
+        """Check whether the status of the objects is changed by requests of its own."""
+        return 'status' in self.table.resource.subresources
 
     def retract(self, decision: Decision, stored: Patch | None) -> None:
         """

@@ -8,8 +8,9 @@ from the response is the newest known one; its echo in the stream is recognized 
 import asyncio
 import copy
 import time
-from collections.abc import Callable
-from typing import NamedTuple, cast
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, cast
 
 from kopf._cogs.clients import patching
 from kopf._cogs.clients.api import AnyLogger, ApiClient
@@ -70,6 +71,7 @@ class Applier:
                 record.body,
                 make_logger(record, self._decider.table.resource, self._settings),
                 bookkeeping,
+                {} if decision is None else decision.first,
             )
         except BaseException:  # also after a cancellation, as it is unknown whether the patch was stored
             self.keep_unsaved(record, decision, patch)
@@ -248,6 +250,7 @@ class Applier:
         body: RawBody | None,
         logger: AnyLogger,
         bookkeeping: Patch | None = None,
+        first: Mapping[str, Any] = types.MappingProxyType({}),
     ) -> patching.PatchResult:
         return await patching.patch_obj(
             self._client,
@@ -259,6 +262,7 @@ class Applier:
             body=body,
             logger=logger,
             bookkeeping=bookkeeping,
+            first=first,
         )
 
     def keep_unsaved(

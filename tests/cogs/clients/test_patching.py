@@ -287,15 +287,48 @@ async def test_records_are_purged_after_the_handled_state_is_stored_in_the_statu
     obj = Object(server, split=True, spec={})
     obj.raw['metadata'].update(annotations={'record': 'success'}, finalizers=['own'])
     purge = {'metadata': {'annotations': {'record': None}}}
-    bookkeeping = Patch({**purge, 'status': {'handled': {'x': 1}}}, fns=fns)
+    handled = {'status': {'handled': {'x': 1}}}
+    bookkeeping = Patch({**purge, **handled}, fns=fns)
     records = []
     obj.interventions = [lambda: records.append({**obj.raw['metadata'].get('annotations', {})})] * 5
-    result = await apply(patch, resource=SPLIT, body=obj.raw, bookkeeping=bookkeeping)
+    result = await apply(patch, resource=SPLIT, body=obj.raw, bookkeeping=bookkeeping, first=handled)
     assert result == patching.PatchResult(obj.raw)
     assert [path for path, _, _ in sent(server)] == paths
     assert records == [{'record': 'success'}] * len(paths)
     assert obj.raw['metadata'].get('annotations', {}) == {}
     assert obj.raw['status'] == {**patch.get('status', {}), 'handled': {'x': 1}}
+
+
+OF_OBJECT = {'metadata': {'annotations': {'first': 'x'}}}
+OF_STATUS = {'status': {'first': 'x'}}
+REST_OF_OBJECT = {'metadata': {'annotations': {'rest': 'x'}}}
+REST_OF_STATUS = {'status': {'rest': 'x'}}
+
+
+@pytest.mark.parametrize(
+    'first, rest, paths',
+    [
+        ([OF_OBJECT], [REST_OF_OBJECT], ['']),
+        ([OF_STATUS], [REST_OF_STATUS], ['/status']),
+        ([OF_OBJECT], [REST_OF_STATUS], ['', '/status']),
+        ([OF_STATUS], [REST_OF_OBJECT], ['/status', '']),
+        ([OF_OBJECT, OF_STATUS], [REST_OF_OBJECT], ['/status', '']),
+        ([OF_OBJECT, OF_STATUS], [REST_OF_STATUS], ['', '/status']),
+        ([OF_OBJECT], [REST_OF_OBJECT, REST_OF_STATUS], ['', '/status']),
+        ([OF_STATUS], [REST_OF_OBJECT, REST_OF_STATUS], ['/status', '']),
+        ([OF_OBJECT, OF_STATUS], [REST_OF_OBJECT, REST_OF_STATUS], ['/status', '', '/status']),
+    ],
+)
+async def test_the_first_values_of_the_bookkeeping_are_never_stored_after_the_others(apply, server, first, rest, paths):
+    obj = Object(server, split=True, spec={})
+    first, whole = (functools.reduce(merge, parts) for parts in (first, [*first, *rest]))
+    states = []
+    obj.interventions = [lambda: states.append(copy.deepcopy(obj.raw))] * 5
+    await apply(Patch(), resource=SPLIT, body=obj.raw, bookkeeping=Patch(whole), first=first)
+    assert [path for path, _, _ in sent(server)] == paths
+    assert merge(obj.raw, whole) == obj.raw
+    for state in states:
+        assert merge(state, first) == state or not json.dumps(state).count('rest')
 
 
 @pytest.mark.parametrize(

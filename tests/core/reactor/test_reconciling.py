@@ -4,7 +4,8 @@ import asyncio
 import json
 
 import pytest
-from operatorworld import FINALIZER, Gate, in_virtual_time
+from kinds import define
+from operatorworld import FINALIZER, LAST_HANDLED, Gate, in_virtual_time
 
 import kopf
 
@@ -699,3 +700,85 @@ async def test_the_status_that_a_creation_has_patched_after_an_edit_is_no_part_o
         await world.handled(field='edited')
     assert [[item.field for item in call['diff']] for call in world.called('update')] == [[('spec', 'field')]]
     assert 'status' not in world.ids
+
+
+class Crash:
+    """Drops the patches of the operator from some moment on, as if it was killed."""
+
+    def __init__(self, world):
+        self.permitted = None  # the number of patches that are still stored, if they are limited
+        world.settings.queueing.error_delays = [1000]  # it must not go on in memory
+        world.sandbox.faults.drop(times=None, method='PATCH', resource='things', condition=self.is_dropped)
+
+    def is_dropped(self, request):
+        if self.permitted is None or 'kopf' not in request.user_agent:
+            return False
+        self.permitted -= 1
+        return self.permitted < 0
+
+
+@pytest.fixture
+def things(world):
+    """Have a kind with the status subresource."""
+    world.sandbox.apply(define('things', 'Thing', subresources={'status': {}}))
+
+    async def create():
+        return await world.aio.create({**THING, 'spec': {'field': 'v1'}})
+
+    return create
+
+
+THING = {'apiVersion': 'example.dev/v1', 'kind': 'Thing', 'metadata': {'name': 'obj'}}
+
+
+@pytest.mark.parametrize('permitted', range(3))
+@in_virtual_time
+async def test_no_handlers_of_an_edited_creation_are_lost_by_a_crash_between_two_requests(world, things, permitted):
+    world.settings.persistence.progress_storage = kopf.StatusProgressStorage()
+    crash = Crash(world)
+
+    async def edit(**_):
+        await world.aio.patch('things', 'obj', {'spec': {'field': 'v2'}})
+
+    async def end(**_):
+        crash.permitted = permitted
+
+    world.declare(kopf.on.create, 'a', does=[edit], resource='things')
+    world.declare(kopf.on.create, 'b', does=[end], resource='things')
+    world.declare(kopf.on.create, 'c', resource='things')
+    async with world.operator():
+        await things()
+        await world.until_called('b')
+        await asyncio.sleep(1)
+    world.sandbox.faults.clear()
+    async with world.operator():
+        await world.until_called('c')
+    assert len(world.called('a')) == 1
+
+
+@pytest.mark.parametrize('permitted', [1, 2])
+@in_virtual_time
+async def test_updates_are_not_repeated_by_a_crash_while_their_state_is_stored_twice(world, things, permitted):
+    world.settings.persistence.diffbase_storage = kopf.MultiDiffBaseStorage(
+        [kopf.StatusDiffBaseStorage(), kopf.AnnotationsDiffBaseStorage()]
+    )
+    crash = Crash(world)
+
+    async def end(**_):
+        crash.permitted = permitted
+
+    world.declare(kopf.on.update, 'a', resource='things')
+    world.declare(kopf.on.update, 'b', does=[end], resource='things')
+    async with world.operator():
+        await things()
+        await world.aio.wait_for('things', 'obj', lambda obj: LAST_HANDLED in obj['metadata'].get('annotations', {}))
+        await asyncio.sleep(1)
+        await world.aio.patch('things', 'obj', {'spec': {'field': 'v2'}})
+        await world.until_called('b')
+        await asyncio.sleep(1)
+    world.sandbox.faults.clear()
+    async with world.operator():
+        await asyncio.sleep(5)
+        obj = await world.aio.get('things', 'obj')
+        assert [*obj['metadata']['annotations']] == [LAST_HANDLED]  # without records
+    assert world.ids == ['a', 'b']
