@@ -20,7 +20,7 @@ from kopf._cogs.structs.bodies import Body, RawBody, is_older_version
 from kopf._cogs.structs.body_guards import BodyGuard
 from kopf._cogs.structs.conditions import Condition, ConditionEdits
 from kopf._cogs.structs.dicts import resolve
-from kopf._cogs.structs.diffs import diff, is_same
+from kopf._cogs.structs.diffs import is_same
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.packed_objects import PackedObject, ParsedCache
 from kopf._cogs.structs.patches import Patch
@@ -50,7 +50,7 @@ from kopf._core.intents import filters
 from kopf._core.intents.causes import ReconcilingCause, make_conditions
 from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.decisions import Decider
-from kopf._core.intents.edits import find_leaves, is_on_path, is_touched
+from kopf._core.intents.edits import find_written, is_edited
 from kopf._core.intents.handlers import ReconcilingHandler, ResourceHandler, Source
 from kopf._core.intents.storage_errors import StorageError
 
@@ -712,13 +712,7 @@ class Leveler:
         expected, essence = essences.predict(known, patch), essences.of(body)
         if is_same(expected, essence):
             return False
-        # Do not compare values from functions of the patch, only their fields: the values can differ at each call,
-        # such as the current time.
-        written = list(find_leaves(diff(essences.of(known), expected))) if patch.fns else []
-        return any(
-            not is_touched(field, patch) and not any(is_on_path(field, other) for other in written)
-            for field in find_leaves(diff(expected, essence))
-        )
+        return is_edited(expected, essence, patch, find_written(essences.of(known), expected, patch))
 
     def reset(self, record: Record) -> None:
         """Forget the state and the plans after a pause: another operator could have handled the object meanwhile."""

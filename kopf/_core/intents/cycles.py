@@ -16,7 +16,7 @@ handlers count as having seen the changes made by the operator's own patches.
 
 import dataclasses
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from kopf._cogs.structs.bodies import Body, BodyEssence
@@ -57,8 +57,8 @@ class Cycle:
     """The essence and the base that are valid if the last patch was stored although its request has failed."""
     skipping: bool = False
     """Whether some filters have failed: as their handlers may be due, the cycle must not end before the next change."""
-    patched: Patch | None = None
-    """The last patch, if its effect on the object could not be determined yet."""
+    patched: tuple[Patch, Collection[FieldPath]] | None = None
+    """The last patch, and the fields that its functions write, if its effect could not be determined yet."""
     edited: bool = False
     """
     Whether the base must be stored before the end of the cycle, because the object was edited since.
@@ -86,9 +86,9 @@ class Cycle:
         """Note whether filters have failed in this step."""
         self.skipping = skipping
 
-    def postpone_check(self, patch: Patch) -> None:
-        """Keep the patch, so that the next step determines its effect on the object."""
-        self.patched = patch
+    def postpone_check(self, patch: Patch, written: Collection[FieldPath]) -> None:
+        """Keep the patch, so that the next step determines its effect on the object; see `adjust`."""
+        self.patched = patch, written
 
     def revert(self, changed: BodyEssence, original: BodyEssence) -> None:
         """Replace the essence that handlers have changed in place with the original one."""
@@ -102,9 +102,16 @@ class Cycle:
         if lost:
             self.unconfirmed = None if all(map(is_same, unconfirmed, before)) else unconfirmed
 
-    def adjust(self, actual: BodyEssence, patch: Mapping[str, Any]) -> None:
-        """Accept the essence that the API server has made of the patch, unless there are edits by other clients."""
-        if not is_same(actual, self.known) and not is_edited(self.known, actual, patch):
+    def adjust(self, actual: BodyEssence, patch: Mapping[str, Any], written: Collection[FieldPath]) -> None:
+        """
+        Accept the essence that the API server has made of the patch, unless there are edits by other clients.
+
+        Args:
+            actual: the essence after the patch.
+            patch: the patch.
+            written: the fields that the functions of the patch write.
+        """
+        if not is_same(actual, self.known) and not is_edited(self.known, actual, patch, written):
             if is_same(self.base, self.known):
                 self.base = actual
             self.known = actual
@@ -159,7 +166,7 @@ class Cycles:
                     loaded.state.carry_over(cycle.state, self._find_satisfied(cycle, essence))
             return loaded
         if cycle.patched is not None:
-            cycle.adjust(essence, cycle.patched)
+            cycle.adjust(essence, *cycle.patched)
             cycle.patched = None
         if cycle.unconfirmed is not None:
             unconfirmed, base = cycle.unconfirmed

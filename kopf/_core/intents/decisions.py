@@ -27,7 +27,7 @@ from kopf._core.actions.handler_states import digest_essence, is_of_edited
 from kopf._core.intents import filters
 from kopf._core.intents.causes import ChangingCause, Reason
 from kopf._core.intents.cycles import UNCHANGED, Cycle, Cycles
-from kopf._core.intents.edits import find_leaves, is_edited, is_touched
+from kopf._core.intents.edits import find_leaves, find_written, is_edited, is_touched
 from kopf._core.intents.essences import Essences
 from kopf._core.intents.handlers import ChangingHandler
 from kopf._core.intents.progress_records import ProgressRecords
@@ -535,10 +535,11 @@ class Decider:
         Values that the API server has adjusted in the patched fields count as seen by the handlers. Other differences
         are edits by other clients; the next decision handles them.
         """
+        written = find_written(decision.essence, decision.cycle.known, patch)
         try:
-            decision.cycle.adjust(self.essences.of(body), patch)
+            decision.cycle.adjust(self.essences.of(body), patch, written)
         except StorageError:
-            decision.cycle.postpone_check(patch)
+            decision.cycle.postpone_check(patch, written)
 
 
 def _is_caused_by_storing(decision: Decision, patch: Patch, bookkeeping: Patch, raw: RawBody) -> bool:

@@ -5,21 +5,53 @@ A patch explains the changes of the fields that it writes, and of the fields abo
 adjust the values, e.g. normalise a quantity. All other changes are edits.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
 from kopf._cogs.structs.bodies import BodyEssence
 from kopf._cogs.structs.dicts import FieldPath, resolve
 from kopf._cogs.structs.diffs import Diff, diff
 from kopf._cogs.structs.ids import HandlerId
+from kopf._cogs.structs.patches import Patch
 from kopf._core.actions.handler_states import State, digest_essence
 
 NO_FIELDS: Final[Mapping[HandlerId, FieldPath]] = {}
 
 
-def is_edited(old: BodyEssence, new: BodyEssence, patch: Mapping[str, Any]) -> bool:
-    """Check whether there are differences that the patch does not explain."""
-    return not is_explained(diff(old, new), patch)
+def is_edited(
+    old: BodyEssence,
+    new: BodyEssence,
+    patch: Mapping[str, Any],
+    written: Collection[FieldPath] = (),
+) -> bool:
+    """
+    Check whether there are differences that the patch does not explain.
+
+    Args:
+        old: the essence as it is expected after the patch.
+        new: the essence after the patch.
+        patch: the patch.
+        written: the fields that the functions of the patch write; see `find_written`.
+    """
+    return any(
+        not is_touched(field, patch) and not any(is_on_path(field, other) for other in written)
+        for field in find_leaves(diff(old, new))
+    )
+
+
+def find_written(old: BodyEssence, new: BodyEssence, patch: Patch) -> Collection[FieldPath]:
+    """
+    Return the fields that the functions of a patch write, if there are any.
+
+    Why not compare their values? They can differ at each call of the functions, such as the current time, and the API
+    server can adjust them, as it can adjust the values of the patch.
+
+    Args:
+        old: the essence before the patch.
+        new: the essence as it is expected after the patch.
+        patch: the patch.
+    """
+    return list(find_leaves(diff(old, new))) if patch.fns else ()
 
 
 def is_explained(changes: Diff, patch: Mapping[str, Any]) -> bool:

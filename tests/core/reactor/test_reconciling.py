@@ -1,6 +1,7 @@
 """The steps of an object: which handlers are run for its changes, with which arguments, and by how many patches."""
 
 import asyncio
+import itertools
 import json
 
 import pytest
@@ -782,3 +783,50 @@ async def test_updates_are_not_repeated_by_a_crash_while_their_state_is_stored_t
         obj = await world.aio.get('things', 'obj')
         assert [*obj['metadata']['annotations']] == [LAST_HANDLED]  # without records
     assert world.ids == ['a', 'b']
+
+
+DEFAULTED = {
+    'type': 'object',
+    'properties': {
+        'spec': {
+            'type': 'object',
+            'properties': {
+                'field': {'type': 'string'},
+                'parts': {'type': 'object', 'properties': {'size': {'type': 'integer', 'default': 1}}},
+                'time': {'type': 'integer'},
+            },
+        }
+    },
+}
+
+
+def reset_parts(body):
+    body['spec']['parts'] = {}  # the API server adds the default
+
+
+TIMES = itertools.count()
+
+
+def tick(body):
+    body['spec']['time'] = next(TIMES)  # different at each call
+
+
+@pytest.mark.parametrize('fn', [reset_parts, tick])
+@in_virtual_time
+async def test_what_the_api_makes_of_functions_is_no_edit_by_another_client(world, fn):
+    await world.aio.create(define('things', 'Thing', schema=DEFAULTED))
+
+    async def change(patch, **_):
+        if len(world.called('first')) < 50:  # otherwise, a failing test would never end
+            patch.fns.append(fn)
+
+    world.declare(kopf.on.update, 'first', does=change, resource='things')
+    world.declare(kopf.on.update, 'second', resource='things')
+    world.declare(kopf.on.create, 'create', resource='things')
+    async with world.operator():
+        await world.aio.create({**THING, 'spec': {'field': 'v1'}})
+        await world.until_called('create')
+        await asyncio.sleep(1)
+        await world.aio.patch('things', 'obj', {'spec': {'field': 'v2'}})
+        await asyncio.sleep(1)
+    assert world.ids == ['create', 'first', 'second']
