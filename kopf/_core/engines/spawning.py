@@ -31,6 +31,7 @@ from kopf._core.intents import filters
 from kopf._core.intents.causes import Identity, SpawningCause
 from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.decisions import Decider
+from kopf._core.intents.edits import find_written, is_edited
 from kopf._core.intents.handlers import ResourceHandler, SpawningHandler, TimerHandler
 from kopf._core.intents.registries import HandlerTable
 from kopf._core.intents.storage_errors import StorageError
@@ -329,8 +330,13 @@ class ObjectDaemons:
             essence = self.spawner.essence_of(Body(raw))
         except StorageError:  # the processing of the object reports it; a false change only delays idle timers
             return True
-        changed, self.essence = not is_same(essence, expected), essence
-        return changed
+        former, self.essence = self.essence, essence
+        if is_same(essence, expected):
+            return False
+        if patch is None or former is None or expected is None:
+            return True
+        # What the API server makes of the patch is no edit, e.g. if it adds defaults or drops unknown fields.
+        return is_edited(expected, essence, patch, find_written(former, expected, patch))
 
     def restore(self, text: str | bytes, version: str | None) -> str | None:
         """

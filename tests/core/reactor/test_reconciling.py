@@ -830,3 +830,30 @@ async def test_what_the_api_makes_of_functions_is_no_edit_by_another_client(worl
         await world.aio.patch('things', 'obj', {'spec': {'field': 'v2'}})
         await asyncio.sleep(1)
     assert world.ids == ['create', 'first', 'second']
+
+
+def put_values(patch):
+    patch.spec['unknown'] = 'x'  # the API server drops it
+
+
+def put_functions(patch):
+    patch.fns.append(reset_parts)
+
+
+@pytest.mark.parametrize('change', [put_values, put_functions])
+@in_virtual_time
+async def test_what_the_api_makes_of_own_patches_does_not_disturb_idle_timers(world, change):
+    await world.aio.create(define('things', 'Thing', schema=DEFAULTED))
+
+    @kopf.timer('things', id='timer', interval=10, idle=60, registry=world.registry)
+    async def timer(name, patch, **_):
+        world.note('timer', name)
+        change(patch)
+
+    async with world.operator():
+        await world.aio.create({**THING, 'spec': {'field': 'v1'}})
+        await asyncio.sleep(60 + 5 * 10 + 5)
+        assert len(world.called('timer')) == 6
+        await world.aio.patch('things', 'obj', {'spec': {'field': 'v2'}})
+        await asyncio.sleep(55)
+    assert len(world.called('timer')) == 6
