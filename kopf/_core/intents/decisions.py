@@ -351,12 +351,19 @@ class Decider:
                 return EMPTY
             if not patch or is_edited(decision.stored, essence, patch):
                 # The effects of patch functions are known only when they are called.
-                predicted = bool(patch.fns) and is_same(self.essences.predict(decision.cause.body, patch), essence)
-                if not predicted and not _is_caused_by_storing(decision, patch, bookkeeping, raw):
-                    return EMPTY
+                if not self._is_caused_by_functions(decision, patch, essence):
+                    if not _is_caused_by_storing(decision, patch, bookkeeping, raw):
+                        return EMPTY
         except StorageError:
             return EMPTY
         return diff(decision.stored, essence)
+
+    def _is_caused_by_functions(self, decision: Decision, patch: Patch, essence: BodyEssence) -> bool:
+        if not patch.fns:
+            return False
+        predicted = self.essences.predict(decision.cause.body, patch)
+        written = find_written(decision.essence, predicted, patch)
+        return is_same(predicted, essence) or not is_edited(decision.essence, essence, patch, written)
 
     def is_settled(self, body: Body, *, holding: bool = False, handled_digest: str | None = None) -> bool:
         """

@@ -1,5 +1,6 @@
 """Handlers and storages that trigger themselves by their own patches."""
 
+import itertools
 import time
 
 import pytest
@@ -17,7 +18,14 @@ async def increment_by_function(patch, **_):
     patch.fns.append(lambda body: body['spec'].update(n=body['spec']['n'] + 1))
 
 
-@pytest.mark.parametrize('does', [increment, increment_by_function])
+NUMBERS = itertools.count(1000)
+
+
+async def number_by_function(patch, **_):
+    patch.fns.append(lambda body: body['spec'].update(n=next(NUMBERS)))  # different at each call, as a time is
+
+
+@pytest.mark.parametrize('does', [increment, increment_by_function, number_by_function])
 @in_virtual_time
 async def test_a_handler_that_triggers_itself_is_reported_and_slowed_down(world, does):
     world.declare(kopf.on.create, 'create')
