@@ -14,6 +14,9 @@ PARALLEL := --forks 10 -p no:xdist --reruns 2 -r R
 # operators, mostly as processes.
 UNIT := tests/cogs tests/core tests/kits tests/public tests/sandbox
 
+# These only read the sources, as the linters do.
+READING := tests/style tests/core/test_owners.py
+
 # Deferred on purpose: looked for only when .venv has to be made.
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11 python,\
 	$(shell $(name) -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $(name))))
@@ -30,7 +33,7 @@ venv: $(STAMP)  ## make .venv with everything for development
 test long unit: export PYTHONDONTWRITEBYTECODE :=
 test: $(STAMP)  ## run the tests, on the sandbox where they need a cluster
 	@$(VENV)/bin/python -m compileall -q kopf
-	$(VENV)/bin/python -m pytest $(PARALLEL)
+	$(VENV)/bin/python -m pytest $(PARALLEL) $(addprefix --ignore=,$(READING))
 
 long: $(STAMP)  ## run the tests that take too long for each run
 	@$(VENV)/bin/python -m compileall -q kopf
@@ -38,16 +41,17 @@ long: $(STAMP)  ## run the tests that take too long for each run
 
 unit: $(STAMP)  ## run the unit tests alone; on another version of Python with VENV=.venv-3.13 PYTHON=python3.13
 	@$(VENV)/bin/python -m compileall -q kopf
-	$(VENV)/bin/python -m pytest $(PARALLEL) $(UNIT)
+	$(VENV)/bin/python -m pytest $(PARALLEL) $(addprefix --ignore=,$(READING)) $(UNIT)
 
 e2e: $(STAMP)  ## run the end-to-end tests on a real control plane: that of KUBECONFIG, or with Go one of their own
 	$(VENV)/bin/python -m pytest --cluster=real --reruns 2 -r R tests/e2e
 
-lint: $(STAMP)  ## check style, types and layers
+lint: $(STAMP)  ## check style, types and layers, also by the tests that only read the sources
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+	$(VENV)/bin/python -m pytest -q -p no:xdist $(READING)
 
 demo: $(DEMO)  ## run the first example in a sandbox: needs no cluster
 	@$(VENV)/bin/python scripts/demo.py

@@ -125,11 +125,11 @@ def draw_text(text: str) -> None:
     """Let hypothesis read the tables of all characters, or make them; otherwise, each worker would, for a second."""
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
+def is_wanted(item: pytest.Item) -> bool:
+    """Check whether the options ask for the test."""
     if item.get_closest_marker("thorough") and not item.config.getoption("--thorough"):
-        pytest.skip("run with --thorough")
-    if is_long(item) and not item.config.getoption("--long"):
-        pytest.skip("run with --long")
+        return False
+    return is_long(item) == item.config.getoption("--long")
 
 
 def is_long(item: pytest.Item) -> bool:
@@ -145,10 +145,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("cluster", clusters, indirect=True, scope="session")
 
 
+def pytest_report_collectionfinish(config: pytest.Config) -> str:
+    return "deselected tests are run with --long or --thorough" if not config.getoption("--long") else ""
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--long"):
-        config.hook.pytest_deselected(items=[item for item in items if not is_long(item)])
-        items[:] = filter(is_long, items)
+    # Why are they not skipped? Each of the thousand tests would have its report, which takes two seconds in all.
+    config.hook.pytest_deselected(items=[item for item in items if not is_wanted(item)])
+    items[:] = filter(is_wanted, items)
     # What waits for processes goes first, as forks want it: none of it is left alone at the end.
     items.sort(key=lambda item: not item.nodeid.startswith(WAITING))
     for item in items:

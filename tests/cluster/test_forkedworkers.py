@@ -174,6 +174,7 @@ def test_the_process_of_a_test_may_end(run):
     assert "The process of the test has ended unexpectedly." in output and "test_0.py::test_killed" in output
 
 
+@pytest.mark.long
 def test_each_worker_has_a_server_of_commands_for_itself_which_is_a_fork_of_the_first_one(run, tmp_path):
     (tmp_path / "script.py").write_text("import os\nprint(os.getppid())")
     text = """

@@ -299,11 +299,13 @@ CLIENTS = {cls.__name__.lower(): cls for cls in (Kubernetes, KubernetesAsyncio, 
 
 
 CASES = [
-    pytest.param(name, kind, marks=[pytest.mark.long] if kind == "custom" and name != "pykube" else [])
+    pytest.param(
+        name, kind, marks=[] if name == "pykube" or (name, kind) == ("kubernetes", "built-in") else [pytest.mark.long]
+    )
     for name in CLIENTS
     for kind in KINDS
 ]
-"""Each client with each kind; in each test run, all clients with one kind, and one client with both."""
+"""Each client with each kind; in each test run, two clients."""
 
 
 async def done(result):

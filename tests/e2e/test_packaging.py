@@ -203,11 +203,11 @@ def operate(path, config, kubectl, namespace, folder, scope=("-A",)):
         pytest.param(
             ["--replicas", "2", "--shards", "auto"],
             {"This member handles 128 buckets from now on"},
-            marks=pytest.mark.long,
         ),
     ],
     ids=["election", "shards"],
 )
+@pytest.mark.long
 def test_the_replicas_of_a_deployment_hand_over_with_just_its_roles(
     plane, kubectl, tmp_path, monkeypatch, options, beginnings
 ):

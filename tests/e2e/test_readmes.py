@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 EXAMPLES = sorted(path for path in (ROOT / "examples").iterdir() if path.is_dir())
 SCRIPTS = sorted(path for path in (ROOT / "examples").glob("*/*.py"))
 
-SOME = {"01-minimal", "03-exceptions", "17-admission"}
+SOME = {"01-minimal", "03-exceptions"}
 """The examples for each test run: the first one, and those whose READMEs are read in different ways."""
 
 # One is not an operator to be run, but tests to be run, which `tests/sandbox/test_plugin.py` does.

@@ -85,6 +85,7 @@ def running(command, environment):
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.long
 def test_a_changed_operator_is_started_again_and_the_objects_stay(tmp_path):
     app, note = tmp_path / 'app.py', tmp_path / 'note.yaml'
     app.write_text(APP.replace('WORD', 'first'))

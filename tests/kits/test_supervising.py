@@ -171,6 +171,7 @@ def create(name, **_):
     assert {int(pid) for _, pid in created} == {*pids.values()}
 
 
+@pytest.mark.long
 def test_a_killed_process_is_started_again_and_the_others_go_on(run, url):
     group = run(APP, '--liveness', f'{url}/healthz')
     pids = get_pids(url)

@@ -159,9 +159,8 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize(
-    "others", [pytest.param(name, marks=[] if name == "another kind" else [pytest.mark.long]) for name in OTHERS]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("others", OTHERS)
 def test_an_operator_that_converts_starts_when_its_conversions_are_registered(
     kopf_sandbox, kopf_operator, tmp_path, others
 ):

@@ -35,6 +35,7 @@ def run_pytest(tmp_path):
     return run
 
 
+@pytest.mark.long
 def test_the_tests_of_the_example_pass():
     done = run_process(["python", "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", EXAMPLE, EXAMPLE])
     assert done.returncode == 0, done.stdout

@@ -330,6 +330,7 @@ async def test_bindings_stay_with_their_roles(ask, sandbox):
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+@pytest.mark.long
 def test_kubectl_asks_what_is_allowed(sandbox, tmp_path):
     grant(sandbox, "curious", rule("get list", "pods"))
 

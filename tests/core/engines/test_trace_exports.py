@@ -108,6 +108,7 @@ def test_the_provider_of_the_program_is_used():
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.long
 def test_the_exporter_is_that_of_the_environment():
     code = """
         from opentelemetry import trace

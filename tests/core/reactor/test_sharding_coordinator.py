@@ -163,7 +163,9 @@ def world(request):
         yield world
 
 
-with_and_without_cuts = pytest.mark.parametrize('world', ['whole', 'cut'], indirect=True)
+with_and_without_cuts = pytest.mark.parametrize(
+    'world', [pytest.param('whole', marks=pytest.mark.long), 'cut'], indirect=True
+)
 
 
 @pytest.fixture
@@ -991,6 +993,7 @@ async def test_deleted_leases_come_back_and_nothing_is_handled_twice(world, memb
 
 
 @in_virtual_time
+@pytest.mark.long
 async def test_a_lease_of_another_program_is_waited_for_and_told_of(world, members):
     spec = {'holderIdentity': 'other', 'leaseDurationSeconds': 30}
     lease = {'apiVersion': 'coordination.k8s.io/v1', 'kind': 'Lease', 'metadata': {'name': GROUP}, 'spec': spec}

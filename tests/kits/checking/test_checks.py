@@ -301,9 +301,8 @@ ROLLING = """
 """
 
 
-@pytest.mark.parametrize(
-    "sizes", [pytest.param((0,), marks=pytest.mark.long), (3,), pytest.param((3, 2), marks=pytest.mark.long)], ids=str
-)
+@pytest.mark.parametrize("sizes", [(0,), (3,), (3, 2)], ids=str)
+@pytest.mark.long
 def test_the_bookkeeping_of_deployments_is_no_alarm(check, kopf_chaos, tmp_path, sizes):
     kopf_chaos._options["pods"] = True
     target = Target(resource="webs", namespace="default", name="w1")
@@ -527,16 +526,18 @@ def check_edited(check, tmp_path):
     "when, size",
     [
         pytest.param("before", 3, id="before-replaced"),
-        pytest.param("before", 5, id="before-repeated", marks=pytest.mark.long),
-        pytest.param("unanswered", 3, id="unanswered-replaced", marks=pytest.mark.long),
-        pytest.param("unanswered", 5, id="unanswered-repeated", marks=pytest.mark.long),
+        pytest.param("before", 5, id="before-repeated"),
+        pytest.param("unanswered", 3, id="unanswered-replaced"),
+        pytest.param("unanswered", 5, id="unanswered-repeated"),
     ],
 )
+@pytest.mark.long
 def test_edits_that_the_scenario_replaces_are_no_alarm(check_edited, when, size):
     check_edited(RIGHT, size, when)
 
 
-@pytest.mark.parametrize("size", [3, pytest.param(5, marks=pytest.mark.long)], ids=["replaced", "repeated"])
+@pytest.mark.parametrize("size", [3, 5], ids=["replaced", "repeated"])
+@pytest.mark.long
 def test_replaced_edits_that_the_operator_mistakes_are_found(check_edited, size):
     with pytest.raises(ChecksFailed, match="another end state"):
         check_edited(IGNORANT, size, "before")
@@ -625,10 +626,11 @@ def replace_what_was_read(sandbox):
     "scenario",
     [
         wait_for_the_size,
-        pytest.param(assert_the_size, marks=pytest.mark.long),
-        pytest.param(replace_what_was_read, marks=pytest.mark.long),
+        assert_the_size,
+        replace_what_was_read,
     ],
 )
+@pytest.mark.long
 def test_scenarios_that_a_concurrent_edit_contradicts_are_no_alarm(check, tmp_path, scenario):
     edit = Edit(Target(resource="webs", namespace="default", name="w1"), {"spec": {"size": 3}})
     plan = Plan(do="edit", when="unanswered", request=Moment(verb="patch", resource="webs", number=1), edits=(edit,))

@@ -43,6 +43,7 @@ def run(write, tmp_path):
     return run
 
 
+@pytest.mark.long
 def test_nothing_is_found(run, tmp_path):
     code, output, errors = run(RIGHT, "app.py", *OPTIONS, "--budget", "15s", "--junit", "junit.xml")
     assert code == 0, output + errors
@@ -160,6 +161,7 @@ def test_no_processes_stay_after_an_interruption(write, tmp_path, number, code):
     assert number == signal.SIGKILL or not list((tmp_path / "tmp").iterdir())
 
 
+@pytest.mark.long
 def test_options_of_the_operator_are_passed_on(run, tmp_path):
     written = ["--leader-election", "-n", "default", "--plan", "plan.yaml", "--log", "requests.log"]
     (tmp_path / "plan.yaml").write_text("{seed: 1, replicas: 2, do: kill, step: 0}")
