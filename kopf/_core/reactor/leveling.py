@@ -133,7 +133,11 @@ class LevelProcessor(Processor):
             # This is checked after each `await`, as another processor can have taken over the objects meanwhile.
             if self._has_successor() or self._dropped:
                 return
-            if super().is_due(record) or self._workers.must_stop(record) or (has_run and self._workers.is_overloaded):
+            if (
+                super().is_due(record)
+                or self._workers.must_stop(record)
+                or (has_run and self._workers.must_yield(record))
+            ):
                 self._leveler.yield_slots(record)
                 return
             if self._release.is_wanted(record):

@@ -285,7 +285,7 @@ class Operator:
             if self.settings.tracing.enabled:
                 await self._trace(stack)
             indexing_gate = IndexingGate()
-            workers = WorkerPool(self.settings, indexing_gate, self.instruments)
+            workers = WorkerPool(self.settings, indexing_gate, self.instruments, clusterwide=not self._namespaces)
             schedules = Schedules(self.registry, self._context)
             tasks = asyncio.TaskGroup()
             orchestrator = Orchestrator(

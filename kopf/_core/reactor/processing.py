@@ -223,7 +223,7 @@ class Processor(ObjectSink):
             return
         steps = 0
         while record.has_work and not self._dropped and not self._workers.must_stop(record):
-            if steps and record.pending is not None and self._workers.is_overloaded:
+            if steps and record.pending is not None and self._workers.must_yield(record):
                 return  # let queued objects run: an object that changes all the time must not keep its worker forever
             event = record.take_pending()
             # Why count only steps without events? Other clients can change the object all the time, which is no bug.

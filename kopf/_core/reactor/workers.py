@@ -26,6 +26,7 @@ from kopf._cogs.structs.references import Resource
 from kopf._core.engines.spawning import OperatorDaemons
 from kopf._core.reactor.indexing_gate import IndexingGate
 from kopf._core.reactor.object_records import ObjectRecord, get_key
+from kopf._core.reactor.worker_slots import WorkerSlots
 
 if TYPE_CHECKING:
     from kopf._cogs.structs.meters import ResourceMeter
@@ -79,10 +80,10 @@ class ObjectProcessor(Protocol):
 
 class WorkerPool:
     """
-    The workers of all objects of an operator, at most ``settings.queueing.worker_limit`` at a time.
+    The workers of all objects of an operator.
 
-    When all slots are taken, further objects are queued, without tasks. Objects whose handlers can use incomplete
-    indices are held at the indexing gate, and are queued when it opens.
+    When all slots of a kind are taken (see `WorkerSlots`), its further objects wait, without tasks. Objects whose
+    handlers can use incomplete indices are held at the indexing gate, and are queued when it opens.
     """
 
     def __init__(
@@ -90,15 +91,17 @@ class WorkerPool:
         settings: OperatorSettings,
         indexing_gate: IndexingGate,
         instruments: Instruments = NO_INSTRUMENTS,
+        *,
+        clusterwide: bool = True,
     ) -> None:
         self._settings = settings
         self._instruments = instruments
         self._indexing_gate = indexing_gate
+        self._slots = WorkerSlots(settings.queueing, clusterwide=clusterwide)
         indexing_gate.listeners.append(self._queue_held)
         # Why not a task group? It would cancel all workers at the first failure and at the end of the operator. But the
         # threads of sync handlers cannot be cancelled, and `close` gives other handlers time to finish.
         self._tasks: dict[asyncio.Task[None], ObjectRecord] = {}
-        self._starting = 0  # the number of workers that run inside of `_start` now, before their first real await
         self._not_urgent: set[ObjectRecord] = set()  # running or queued, but not urgent
         self._queue: FairPriorityQueue[ObjectRecord, ObjectProcessor] = FairPriorityQueue()
         # Objects held at the indexing gate, by the arguments of their handlers.
@@ -168,6 +171,7 @@ class WorkerPool:
             if urgent and record in self._not_urgent:
                 self._not_urgent.discard(record)
                 self._queue.prioritize(record)
+                self._slots.prioritize(record)
                 self._start_queued()
             return
         # The operator is ending, and `close` would not wait for this task. The next operator will list the object.
@@ -181,6 +185,9 @@ class WorkerPool:
         if not self._is_gate_open(processor):
             self._note_waiting(processor, record)
             self._hold(processor, record)
+        elif self._slots.are_taken(processor, record):
+            self._note_waiting(processor, record)
+            self._wait_for_slot(processor, record)
         elif not self._can_start(processor, urgent=urgent):
             self._note_waiting(processor, record)
             record.fold_pending()
@@ -215,14 +222,13 @@ class WorkerPool:
         reason: str | None = None,
     ) -> None:
         """Report a change of the object's place in the queue to the instruments."""
-        depth = len(self._queue) + sum(map(len, self._held.values()))
+        depth = len(self._queue) + len(self._slots) + sum(map(len, self._held.values()))
         entry = QueueEntry(get_key(record, processor.resource), self.is_urgent(record), depth, delay, reason)
         self._instruments.tell(self._instruments.queue, hook, entry)
 
-    @property
-    def is_overloaded(self) -> bool:
-        """Return whether objects are queued, and all slots are taken."""
-        return bool(self._queue) and not self._has_place()
+    def must_yield(self, record: ObjectRecord) -> bool:
+        """Check whether the worker of this object must end soon, because others cannot begin before."""
+        return self._slots.is_wanted(record) or (bool(self._queue) and not self._can_begin())
 
     def find_working(self) -> Collection[ObjectRecord]:
         """Return the objects whose workers are running, not only queued."""
@@ -232,9 +238,8 @@ class WorkerPool:
         """Check whether the object is processed because of a live change, not because of the initial list."""
         return record not in self._not_urgent
 
-    def _has_place(self) -> bool:
-        limit = self._settings.queueing.worker_limit
-        if self.paused or (limit is not None and len(self._tasks) + self._starting >= limit):
+    def _can_begin(self) -> bool:
+        if self.paused:
             return False
         if self.is_overdue():
             self._start_soon()  # if the operator does not pause in the end, no event would start the queued objects
@@ -243,7 +248,7 @@ class WorkerPool:
 
     def _can_start(self, processor: ObjectProcessor, *, urgent: bool) -> bool:
         # New objects do not overtake urgent ones in the queue, even if a slot has just become free.
-        if self._queue.is_urgent or not self._has_place():
+        if self._queue.is_urgent or not self._can_begin():
             return False
         # Workers that make no requests do not fill the queue of the API client, so they are not limited by it.
         return urgent or not processor.requesting or (not self._queue and self._is_pressure_low())
@@ -293,16 +298,24 @@ class WorkerPool:
         self._start_queued()
 
     def _start_queued(self) -> None:
-        while self._queue and self._has_place() and not self._closed:
+        for waiting, its_processor in self._slots.take_startable() if self._slots else ():
+            self._queue.push(waiting, its_processor, urgent=waiting not in self._not_urgent)
+        while self._queue and self._can_begin() and not self._closed:
             is_low = self._is_pressure_low()
             if not is_low and not self._queue.is_urgent:
                 break
             record, processor = self._queue.pop(urgent_only=not is_low)
             # The gate is checked once more: a new resource can have closed it since the object was queued.
-            if self._is_gate_open(processor):
-                self._start_task(processor, record)  # not eagerly: thousands at once would block the loop
-            else:
+            if not self._is_gate_open(processor):
                 self._hold(processor, record)
+            elif self._slots.are_taken(processor, record):
+                self._wait_for_slot(processor, record)
+            else:
+                self._start_task(processor, record)  # not eagerly: thousands at once would block the loop
+
+    def _wait_for_slot(self, processor: ObjectProcessor, record: ObjectRecord) -> None:
+        record.fold_pending()
+        self._slots.wait(processor, record, urgent=record not in self._not_urgent)
 
     def _is_gate_open(self, processor: ObjectProcessor) -> bool:
         return self._indexing_gate.is_complete or self._indexing_gate.is_open(processor.arguments)
@@ -321,7 +334,8 @@ class WorkerPool:
 
     def _unqueue(self, record: ObjectRecord) -> ObjectProcessor | None:
         """Remove the object from the queue, or from the gate; return its processor if it was there."""
-        found = [self._queue.take(record), *(records.pop(record, None) for records in self._held.values())]
+        held = [records.pop(record, None) for records in self._held.values()]
+        found = [self._queue.take(record), self._slots.remove(record), *held]
         return next((processor for processor in found if processor is not None), None)
 
     def _note_relief(self) -> None:
@@ -345,17 +359,13 @@ class WorkerPool:
 
     def _start_task(self, processor: ObjectProcessor, record: ObjectRecord) -> None:
         self._note_taken(processor, record)
+        self._slots.take(processor, record)
         self._follow(processor, record, asyncio.create_task(processor.work(record)))
 
     def _start_eagerly(self, processor: ObjectProcessor, record: ObjectRecord) -> None:
         self._note_taken(processor, record)
-        # The worker runs inside of this call, before it is in `_tasks`. If it starts other workers, they must count its
-        # slot as taken.
-        self._starting += 1
-        try:
-            task = create_eager_task(processor.work(record))
-        finally:
-            self._starting -= 1
+        self._slots.take(processor, record)
+        task = create_eager_task(processor.work(record))
         if task.done():
             self._end(processor, record, task)
         else:
@@ -382,7 +392,8 @@ class WorkerPool:
         record.free_worker()
         self._not_urgent.discard(record)
         # Start the others first: otherwise, an object that keeps changing would always get the free slot again.
-        if self._queue:
+        self._slots.free(record)
+        if self._queue or self._slots:
             self._start_queued()
         if processor.is_due(record):
             self.start(processor, record)
