@@ -15,7 +15,8 @@ PARALLEL := --forks 10 -p no:xdist --reruns 2 -r R
 UNIT := tests/cogs tests/core tests/kits tests/public tests/sandbox
 
 # These only read the sources, as the linters do.
-READING := tests/style tests/core/test_owners.py
+READING := tests/style tests/core/test_owners.py $(addprefix tests/docs/test_,changelog.py messages.py pages.py pictures.py \
+	redirects.py references.py)
 
 # Deferred on purpose: looked for only when .venv has to be made.
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11 python,\

@@ -85,7 +85,8 @@ def make(path, *options):
     return done.stdout
 
 
-@pytest.mark.parametrize("form", ["stream", pytest.param("kustomize", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("form", ["stream", "kustomize"])
 def test_manifests_are_applied_twice_without_a_change_and_are_enough(plane, kubectl, tmp_path, monkeypatch, form):
     monkeypatch.setenv("KUBECONFIG", str(plane))
     suffix = secrets.token_hex(3)

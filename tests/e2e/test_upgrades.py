@@ -175,6 +175,7 @@ def upgrade(cluster, kubeapi, namespace, tmp_path, run_operator):
     kubeapi.delete("apiextensions.k8s.io/v1", "CustomResourceDefinition", None, f"{upgrade.plural}.{GROUP}")
 
 
+@pytest.mark.long
 def test_nothing_is_lost_if_the_crd_comes_before_the_operator(upgrade):
     upgrade.fill()
     upgrade.apply_crd(upgrade.newer)

@@ -543,6 +543,7 @@ def test_replaced_edits_that_the_operator_mistakes_are_found(check_edited, size)
         check_edited(IGNORANT, size, "before")
 
 
+@pytest.mark.long
 def test_modules_with_handlers_are_imported_by_each_operator_anew(check, tmp_path, write):
     write(RANDOM_NAMES, "handlers.py")
     report = find(check, "import handlers")
