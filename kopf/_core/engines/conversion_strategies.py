@@ -129,10 +129,10 @@ class ConversionStrategies(WebhookRegistration):
                 # Without the permission to watch CRDs, nothing else notices that the strategy is written.
                 self._call_later(None, REVIEW_INTERVAL, self.recheck)
 
-    async def clean_up(self) -> None:
+    async def clean_up(self, *, is_last: bool = True) -> None:
         for timer in self._timers.values():
             timer.cancel()
-        await super().clean_up()
+        await super().clean_up(is_last=is_last)
 
     def explain_failure(self) -> str:
         held = self.find_held()

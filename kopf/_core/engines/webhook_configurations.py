@@ -6,13 +6,15 @@ They are written as a whole, and only when something has changed. If a webhook s
 the API server would deny all changes of its resource; so the objects are cleaned up before the webhook server stops.
 
 Another process of the operator can write them, too, e.g. in a rolling update: the last one to start gets the requests.
-When it ends, it empties them, so the others read them at intervals, and write their own webhooks again.
+When it ends, it empties them, or at least removes its name from them; so the others read them at intervals, and write
+their own webhooks again.
 """
 
 import asyncio
 import contextlib
 import functools
 import logging
+import secrets
 import urllib.parse
 from collections.abc import Collection, Mapping
 from typing import Any, cast
@@ -35,6 +37,13 @@ TIMEOUT = 30
 REVIEW_INTERVAL = 30.0
 """The interval at which the stored configurations are read (in seconds)."""
 
+WRITER = 'kopf.dev/webhooks-of'
+"""
+The annotation with the name of the process that has written the webhooks last; absent if that process has ended.
+
+Only those of a Service have it, as all replicas have its address. Others are recognized by what remains of them.
+"""
+
 _KINDS = {
     WebhookType.VALIDATING: ('ValidatingWebhookConfiguration', 'validatingwebhookconfigurations'),
     WebhookType.MUTATING: ('MutatingWebhookConfiguration', 'mutatingwebhookconfigurations'),
@@ -56,6 +65,7 @@ class WebhookConfigurations(WebhookRegistration):
     def __init__(self, client: ApiClient, name: str) -> None:
         super().__init__(client)
         self._name = name
+        self._identity = secrets.token_hex(8)
         self._served: Served = {}
         self._written: dict[WebhookType, list[dict[str, Any]]] = {}
         self._unsure: set[WebhookType] = set()  # requested, and it is unknown whether the API server has stored it
@@ -84,8 +94,8 @@ class WebhookConfigurations(WebhookRegistration):
         if self._is_review_due:
             self._is_review_due = False
             for type, webhooks in built.items():
-                if webhooks and self._written.get(type) == webhooks and type not in self._unsure:
-                    await self._review(type, webhooks)
+                if self._written.get(type) == webhooks and type not in self._unsure:
+                    await self._review(type, webhooks, self._build(type, client_config, persistent_only=True))
         changed = {
             type: webhooks
             for type, webhooks in built.items()
@@ -113,14 +123,31 @@ class WebhookConfigurations(WebhookRegistration):
         self._is_review_due = True
         self.recheck()
 
-    async def _review(self, type: WebhookType, webhooks: list[dict[str, Any]]) -> None:
-        """Forget the written webhooks if another process has removed them; warn if it has replaced the address."""
-        stored = await self._read(type)
-        if stored is None:
+    async def _review(
+        self, type: WebhookType, webhooks: list[dict[str, Any]], persistent: list[dict[str, Any]]
+    ) -> None:
+        """
+        Forget the written webhooks if another process has removed them, or has replaced them and has ended.
+
+        If it has replaced the address and still runs, only warn.
+
+        Args:
+            type: the type of the webhooks.
+            webhooks: all own ones.
+            persistent: those of them that stay when this process ends.
+        """
+        obj = await self._read(type)
+        stored = [] if obj is None else _get_webhooks(obj)
+        if obj is None or (not stored and not webhooks):
             return
         if not stored:
             logger.info("The %s webhook %s was emptied by another process.", type.value, self._name)
             del self._written[type]
+        elif _is_left(obj, webhooks, persistent):
+            logger.info("The %s webhook %s was left by a process that has ended.", type.value, self._name)
+            del self._written[type]
+        elif not webhooks:
+            return
         if not _is_foreign(stored, webhooks):
             self._replaced.discard(type)
         elif type not in self._replaced:
@@ -131,16 +158,17 @@ class WebhookConfigurations(WebhookRegistration):
                 self._name,
             )
 
-    async def _read(self, type: WebhookType) -> list[dict[str, Any]] | None:
-        """Return the stored webhooks; ``None`` if they are unknown, or if an administrator has deleted the object."""
-        path = f'/apis/{GROUP_VERSION}/{_KINDS[type][1]}/{self._name}'
+    async def _read(self, type: WebhookType) -> dict[str, Any] | None:
+        """Return the stored object; ``None`` if it is unknown, or if an administrator has deleted it."""
         try:
-            stored = (await self._client.get_json(path, logger=logger)).get('webhooks')
+            return dict(await self._client.get_json(self._get_path(type), logger=logger))
         except errors.APIError as error:
             # Without the permission to read them, they are only written: earlier roles of operators have no such rule.
             logger.debug("The webhook configuration %s cannot be read: %s", self._name, error)
             return None
-        return stored if isinstance(stored, list) else []
+
+    def _get_path(self, type: WebhookType) -> str:
+        return f'/apis/{GROUP_VERSION}/{_KINDS[type][1]}/{self._name}'
 
     async def remove(self, client_config: WebhookClientConfig) -> None:
         await attempt_all(
@@ -151,12 +179,28 @@ class WebhookConfigurations(WebhookRegistration):
 
     async def _clear(self, type: WebhookType, remaining: list[dict[str, Any]]) -> None:
         written = self._written.get(type)
-        if written and type not in self._unsure and _is_foreign(await self._read(type) or (), written):
+        if not written and not remaining and type not in self._unsure:
+            return
+        if written and type not in self._unsure and _is_foreign(_get_webhooks(await self._read(type) or {}), written):
             logger.info("Leaving the admission webhook %s to the process that has replaced its address.", self._name)
             return
         logger.info("Cleaning up the admission webhook %s.", self._name)
         with contextlib.suppress(errors.APINotFoundError):
-            await self._write(type, remaining)
+            await self._send(type, remaining, _make_metadata(written or remaining, None))
+
+    async def resign(self) -> None:
+        """
+        Remove the own name from the objects, so that the other replicas write their webhooks.
+
+        The stored ones can lack handlers that a newer version of the operator has.
+        """
+        await attempt_all(functools.partial(self._resign, type) for type in self._written.keys() | self._unsure)
+
+    async def _resign(self, type: WebhookType) -> None:
+        obj = await self._read(type)
+        if obj is not None and _get_writer(obj) == self._identity:
+            patch = {'metadata': {'annotations': {WRITER: None}}}
+            await self._client.patch(self._get_path(type), patch, MERGE_PATCH, logger=logger)
 
     async def _create(self, type: WebhookType) -> None:
         kind, plural = _KINDS[type]
@@ -170,13 +214,17 @@ class WebhookConfigurations(WebhookRegistration):
     async def _write(self, type: WebhookType, webhooks: list[dict[str, Any]]) -> None:
         if self._written.get(type) == webhooks and type not in self._unsure:
             return
-        path = f'/apis/{GROUP_VERSION}/{_KINDS[type][1]}/{self._name}'
+        await self._send(type, webhooks, _make_metadata(webhooks, self._identity))
+
+    async def _send(self, type: WebhookType, webhooks: list[dict[str, Any]], metadata: Mapping[str, Any]) -> None:
         # Marked before the request: if the response is lost, the API server can have stored the webhooks. So they are
         # written again, and are cleaned up at the exit.
         self._unsure.add(type)
         try:
             # A merge patch replaces the whole list. This is intended: webhooks of former handlers must not stay.
-            await self._client.patch(path, {'webhooks': webhooks}, MERGE_PATCH, logger=logger)
+            await self._client.patch(
+                self._get_path(type), {**metadata, 'webhooks': webhooks}, MERGE_PATCH, logger=logger
+            )
         except errors.APIClientError as error:
             self._unsure.discard(type)
             if isinstance(error, errors.APINotFoundError):
@@ -200,6 +248,34 @@ class WebhookConfigurations(WebhookRegistration):
         return build_webhooks(
             served, client_config=client_config, suffix=self._name, endpoints=name_endpoints(self._served)
         )
+
+
+def _get_webhooks(obj: Mapping[str, Any]) -> list[dict[str, Any]]:
+    webhooks = obj.get('webhooks')
+    return webhooks if isinstance(webhooks, list) else []
+
+
+def _is_left(
+    obj: Mapping[str, Any], own: Collection[Mapping[str, Any]], persistent: Collection[Mapping[str, Any]]
+) -> bool:
+    """Check whether the stored webhooks are what a process has left at its end, but not all of the own ones."""
+    stored = _get_webhooks(obj)
+    if _is_of_service(own or stored):
+        return _get_writer(obj) is None
+    left = {webhook.get('name') for webhook in stored}
+    return left == {webhook['name'] for webhook in persistent} != {webhook['name'] for webhook in own}
+
+
+def _make_metadata(webhooks: Collection[Mapping[str, Any]], writer: str | None) -> Mapping[str, Any]:
+    return {'metadata': {'annotations': {WRITER: writer}}} if _is_of_service(webhooks) else {}
+
+
+def _is_of_service(webhooks: Collection[Mapping[str, Any]]) -> bool:
+    return any('service' in (webhook.get('clientConfig') or {}) for webhook in webhooks)
+
+
+def _get_writer(obj: Mapping[str, Any]) -> str | None:
+    return ((obj.get('metadata') or {}).get('annotations') or {}).get(WRITER)
 
 
 def _is_foreign(stored: Collection[Mapping[str, Any]], own: Collection[Mapping[str, Any]]) -> bool:

@@ -57,6 +57,9 @@ class WebhookRegistration(ABC):
     async def remove(self, client_config: WebhookClientConfig) -> None:
         """Remove the webhooks that must not stay when the webhook server stops."""
 
+    async def resign(self) -> None:  # noqa: B027  # there is usually nothing to do
+        """Called instead of `remove` when the server stops, but other replicas serve the webhooks at its address."""
+
     def connect(self, client_config: WebhookClientConfig) -> None:
         """Set the address of the webhook server, and request that the objects are written."""
         self._client_config = client_config
@@ -114,9 +117,9 @@ class WebhookRegistration(ABC):
         else:  # e.g. a proxy has sent an object of its own
             logger.error("The %s cannot be written; trying again in %s s.", self.title, delay, exc_info=error)
 
-    async def clean_up(self) -> None:
+    async def clean_up(self, *, is_last: bool = True) -> None:
         """
-        Remove the webhooks that must not stay; log an error if that fails.
+        Remove the webhooks that must not stay, unless other replicas serve them; log an error if that fails.
 
         A request in progress is awaited, not cancelled: the API server could still process it after the removal.
         """
@@ -125,7 +128,7 @@ class WebhookRegistration(ABC):
             return
         try:
             async with asyncio.timeout(CLEANUP_TIMEOUT), self._writing:
-                await self.remove(self._client_config)
+                await (self.remove(self._client_config) if is_last else self.resign())
         except Exception as error:
             logger.error("The %s cannot be cleaned up; %s: %r", self.title, self.consequence, error)
 

@@ -160,9 +160,9 @@ class WebhookRuntime:
                 task.result()
         finally:
             # Only the last replica cleans up: otherwise, the API server would not call the other replicas any more.
-            if await self._is_last():
-                for upkeep in self._kept:
-                    await upkeep.clean_up()
+            is_last = await self._is_last()
+            for upkeep in self._kept:
+                await upkeep.clean_up(is_last=is_last)
             await end(tasks, timeout=EXIT_TIMEOUT, what="The webhook server and its configurations")
 
     async def _answer(

@@ -145,6 +145,57 @@ async def test_configurations_that_another_process_has_emptied_are_written_again
         assert await world.aio.list(VALIDATING) == []  # as an administrator has wanted it
 
 
+@pytest.mark.parametrize('address', ['shared', 'own'])
+@in_virtual_time
+async def test_persistent_webhooks_of_a_process_that_has_ended_are_replaced_by_those_of_another(
+    world, server, hooks, address
+):
+    world.declare(kopf.on.validate, 'temporary')
+    world.declare(kopf.on.validate, 'persistent', persistent=True)
+    async with world.operator():
+        written = await hooks(VALIDATING, 'temporary', 'persistent')
+        other = kopf.OperatorSettings()
+        other.admission.managed, other.admission.server = NAME, OfflineServer()
+        if address == 'own':
+            other.admission.server.configs.get_nowait()
+            other.admission.server.configs.put_nowait({'url': 'https://another:1', 'caBundle': 'Q0E='})
+        async with world.operator(settings=other):
+            await asyncio.sleep(REVIEW_INTERVAL + 1)
+        await hooks(VALIDATING, 'persistent')
+        await asyncio.sleep(REVIEW_INTERVAL + 1)
+        assert await hooks(VALIDATING, 'temporary', 'persistent') == written
+    await hooks(VALIDATING, 'persistent')
+
+
+@in_virtual_time
+async def test_handlers_of_a_newer_replica_are_registered_again_when_the_older_one_has_left(world, server, hooks):
+    class SharedServer(OfflineServer):
+        def __init__(self):
+            super().__init__()
+            self.configs.get_nowait()
+            self.configs.put_nowait({'service': {'namespace': 'ops', 'name': 'hooks'}, 'caBundle': 'Q0E='})
+
+        async def leave(self):
+            return False
+
+    world.settings.admission.server = SharedServer()
+    world.declare(kopf.on.validate, 'known')
+    older = kopf.OperatorRegistry()
+    kopf.on.login(registry=older)(kopf.login_with_kubeconfig)
+    world.declare(kopf.on.validate, 'known', registry=older)
+    world.declare(kopf.on.validate, 'new')
+    async with world.operator():
+        written = await hooks(VALIDATING, 'known', 'new')
+        settings = kopf.OperatorSettings()
+        settings.admission.managed, settings.admission.server = NAME, SharedServer()
+        async with world.operator(registry=older, settings=settings):
+            await hooks(VALIDATING, 'known')
+            await asyncio.sleep(REVIEW_INTERVAL + 1)
+        await hooks(VALIDATING, 'known')
+        await asyncio.sleep(REVIEW_INTERVAL + 1)
+        assert await hooks(VALIDATING, 'known', 'new') == written
+
+
 @in_virtual_time
 async def test_an_address_that_another_process_has_replaced_is_warned_of_and_left(world, server, hooks):
     world.declare(kopf.on.validate, 'validating')
@@ -437,3 +488,12 @@ async def test_the_real_server_with_the_api_calling_back(world, hooks):
         with pytest.raises(kopf.testing.Refusal, match=r"It is bad\.") as error:
             await world.create('other', spec={'bad': True})
         assert error.value.code == 418
+
+
+@in_virtual_time
+async def test_webhooks_that_end_with_their_process_name_no_writer(world, server, hooks):
+    world.declare(kopf.on.validate, 'validating')
+    async with world.operator():
+        await hooks(VALIDATING, 'validating')
+        [stored] = await world.aio.list(VALIDATING)
+        assert 'annotations' not in stored['metadata']
