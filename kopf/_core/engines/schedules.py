@@ -115,7 +115,11 @@ class Schedules:
             base = due
             state = HandlerState(started=utcnow())
             while not state.finished:
-                await self._wait_for_permission()
+                if self._is_halted():
+                    await self._wait_for_permission()
+                    # A standby can wait for days: this must not use up the time of the handler. And if its run was
+                    # interrupted by a pause, another operator can have repeated it meanwhile: so it begins anew.
+                    state = HandlerState(started=utcnow())
                 outcome = await self._run_once(handler, state)
                 if outcome is None:
                     # The whole run is repeated: an attempt that the operator itself has cancelled must not use up the

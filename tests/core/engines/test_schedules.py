@@ -10,6 +10,7 @@ import kopf
 from kopf._core.engines import schedules
 from kopf._core.engines.schedules import Schedules
 from kopf._core.intents.contexts import OperatorContext
+from kopf.testing import Sandbox
 
 
 @pytest.fixture
@@ -128,6 +129,31 @@ async def test_failed_runs_are_retried_and_do_not_end_the_schedule(registry, mak
     assert seen == [(0, 0), (7, 1), (12, 2), (112, 0), (117, 1)]
     assert failed == [0, 60, 120, 180]
     assert "Schedule 'fn' failed temporarily: Later." in caplog.text
+
+
+def test_the_time_until_it_is_permitted_does_not_count_as_the_time_of_the_handler(registry, make):
+    seen = []
+
+    @kopf.on.schedule(interval=1000, timeout=10, registry=registry)
+    async def fn(retry, **_):
+        seen.append((now(), retry))
+        if len(seen) == 1:
+            raise kopf.TemporaryError("again", delay=1)
+
+    async def play():
+        start, made = now(), make(permitted=False)
+        async with run(made):
+            await asyncio.sleep(500)
+            made.permit(True)
+            await asyncio.sleep(0.5)
+            made.permit(False)  # in the middle of the retries
+            await asyncio.sleep(99.5)
+            made.permit(True)
+            await asyncio.sleep(1)
+        assert [(round(time - start), retry) for time, retry in seen] == [(500, 0), (600, 0)]
+
+    with Sandbox(virtual_time=True) as sandbox:
+        sandbox.run(play())
 
 
 @pytest.mark.looptime
