@@ -58,7 +58,9 @@ class LevelProcessor(Processor):
         super().__init__(context, client=client, table=table, workers=workers)
         self._leveler = Leveler(self, self._decider, levels)
         self._runner = LevelRunner(self._leveler, self._applier, workers, self.meter)
-        self._release = ChildRelease(self, client=client, applier=self._applier, settings=context.settings)
+        self._release = ChildRelease(
+            self, client=client, applier=self._applier, settings=context.settings, managing=table.managing
+        )
 
     @property
     def requesting(self) -> bool:
