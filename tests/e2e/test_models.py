@@ -20,7 +20,7 @@ import kopf
 from kopf._kits.definitions.crd_documents import make_crds
 
 GROUP = "models.example.dev"
-LIBRARIES = ["pydantic", *(pytest.param(name, marks=pytest.mark.long) for name in ("dataclass", "TypedDict", "Struct"))]
+LIBRARIES = ["pydantic", "dataclass", "TypedDict", "Struct"]
 REQUIRED = dataclasses.MISSING
 
 
@@ -254,6 +254,7 @@ def is_known(name: str, shape: str, value: Any, problem: str | None) -> bool:
     return (has_format and isinstance(value, list)) or (shape, value) == ("float_bounds", 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", LIBRARIES)
 @pytest.mark.timeout(3600)
 def test_what_is_valid_for_the_model_is_valid_for_the_server(cluster, kubeapi, namespace, name, request):

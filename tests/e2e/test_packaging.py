@@ -362,12 +362,13 @@ def make_kubeconfig(api, plane, namespace, name, folder):
     return target
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [
         [],
-        pytest.param(["--replicas", "3"], marks=pytest.mark.long),
-        pytest.param(["-n", "default", "-n", "other"], marks=pytest.mark.long),
+        ["--replicas", "3"],
+        ["-n", "default", "-n", "other"],
     ],
 )
 def test_example_manifests_are_accepted_by_the_server(kubectl, options):

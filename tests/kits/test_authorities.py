@@ -34,6 +34,7 @@ def test_a_new_keyring_is_trusted_until_it_expires() -> None:
     assert Keyring.load(keyring.dump()) == keyring
 
 
+@pytest.mark.long
 def test_clients_trust_the_server_over_years_of_renewals() -> None:
     """A client that is told the bundle a while after it was renewed always trusts the server."""
     keyring: Keyring | None = None

@@ -181,7 +181,8 @@ def create_fn(patch, **_):
 EXAMPLES_CRD = Path(__file__).resolve().parents[2] / "examples" / "crd.yaml"
 
 
-@pytest.mark.parametrize("processes", [[], pytest.param(["-n", "2"], marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("processes", [[], ["-n", "2"]])
 def test_the_role_that_tests_have_needed_is_written(run_pytest, tmp_path, processes):
     (tmp_path / "handlers.py").write_text(HANDLERS)
     code, output = run_pytest(OPERATOR.replace("CRD", repr(str(EXAMPLES_CRD))), "--kopf-rbac=role.yaml", *processes)

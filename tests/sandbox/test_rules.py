@@ -526,6 +526,7 @@ with Sandbox(crds=[crd("one"), crd("two")]) as sandbox:
 """
 
 
+@pytest.mark.long
 def test_without_the_library():
     done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "")

@@ -118,6 +118,7 @@ def test_a_snapshot_is_restored_in_another_sandbox(notes):
     assert notes.get("notes", "n")["text"] == "a"
 
 
+@pytest.mark.long
 def test_snapshots_cost_next_to_nothing(notes):
     """For each test of a suite, so it must cost next to nothing; it is CPU time, as machines can be busy."""
     for number in range(1000):

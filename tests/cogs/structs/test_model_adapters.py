@@ -122,6 +122,7 @@ def test_an_adapter_is_refused_for_a_class_that_is_no_model():
         get_adapter(int)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('library', ['pydantic', 'msgspec'])
 def test_the_other_library_is_not_imported(library):
     code = {

@@ -5,6 +5,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 
 def run_script(tmp_path, text):
     (tmp_path / 'handlers.py').write_text("import kopf\n" + text)
@@ -21,6 +23,7 @@ def test_a_script_that_only_declares_handlers_says_how_to_run_them(tmp_path):
     assert re.fullmatch(r"Nothing has run: .*handlers.py only declares handlers. To run them: kopf run .*", line)
 
 
+@pytest.mark.long
 def test_other_scripts_do_not(tmp_path):
     assert run_script(tmp_path, f"{DECLARED}if len('') == 1: kopf.run()\n") == ""
     assert "Nothing has run" not in run_script(tmp_path, f"{DECLARED}1 / 0\n")
