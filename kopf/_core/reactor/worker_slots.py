@@ -6,7 +6,7 @@ common limit, they could take all slots and wait forever. The same holds for nam
 watch of the whole cluster has one limit for each kind.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from kopf._cogs.aiokits.priority_queues import FairPriorityQueue
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kopf._core.reactor.workers import ObjectProcessor
 
 _Waiting: TypeAlias = 'FairPriorityQueue[ObjectRecord, ObjectProcessor]'
+_Startable: TypeAlias = 'Sequence[tuple[ObjectRecord, ObjectProcessor]]'
 
 
 class WorkerSlots:
@@ -34,13 +35,15 @@ class WorkerSlots:
         self._settings = settings
         self._clusterwide = clusterwide
         self._taken: dict[ObjectRecord, Hashable] = {}
-        """The running workers, and whose slots they have."""
+        """The objects with running workers, and whose slots they have."""
+        self._wanted: dict[ObjectRecord, Hashable] = {}
+        """The objects that wait, and for whose slots."""
         self._counts: dict[Hashable, int] = {}
         self._waiting: dict[Hashable, _Waiting] = {}
 
     def __len__(self) -> int:
         """Return how many objects wait."""
-        return sum(map(len, self._waiting.values())) if self._waiting else 0
+        return len(self._wanted)
 
     def _find_key(self, processor: 'ObjectProcessor', record: ObjectRecord) -> Hashable:
         return processor.resource, None if self._clusterwide else record.namespace
@@ -56,41 +59,53 @@ class WorkerSlots:
             key = self._taken[record] = self._find_key(processor, record)
             self._counts[key] = self._counts.get(key, 0) + 1
 
-    def free(self, record: ObjectRecord) -> None:
-        """Called when the worker of the object has ended."""
-        if self._taken and (key := self._taken.pop(record, None)) is not None:
-            self._counts[key] -= 1
-            if not self._counts[key]:
-                del self._counts[key]
+    def free(self, record: ObjectRecord) -> '_Startable':
+        """Called when the worker of the object has ended; return what has waited for its slot, as `take_startable`."""
+        if not self._taken or (key := self._taken.pop(record, None)) is None:
+            return ()
+        self._counts[key] -= 1
+        if not self._counts[key]:
+            del self._counts[key]
+        return self._take_startable(key)
 
-    def take_startable(self) -> 'list[tuple[ObjectRecord, ObjectProcessor]]':
+    def take_startable(self) -> '_Startable':
         """Return the objects for which there are slots by now, in their turn; they do not wait any more."""
-        found, limit = [], self._settings.worker_limit
-        for key, queue in list(self._waiting.items()):
-            free = len(queue) if limit is None else limit - self._counts.get(key, 0)
-            found += [queue.pop() for _ in range(min(free, len(queue)))]
-            if not queue:
-                del self._waiting[key]
+        return [found for key in list(self._waiting) for found in self._take_startable(key)]
+
+    def _take_startable(self, key: Hashable) -> '_Startable':
+        if (queue := self._waiting.get(key)) is None:
+            return ()
+        limit = self._settings.worker_limit
+        free = len(queue) if limit is None else limit - self._counts.get(key, 0)
+        found = [queue.pop() for _ in range(min(free, len(queue)))]
+        for record, _ in found:
+            del self._wanted[record]
+        self._forget_empty(key, queue)
         return found
 
+    def _forget_empty(self, key: Hashable, queue: '_Waiting') -> None:
+        if not queue:
+            del self._waiting[key]
+
     def wait(self, processor: 'ObjectProcessor', record: ObjectRecord, *, urgent: bool) -> None:
-        """Let the object wait for a slot: `take_startable` returns it in its turn."""
-        queue = self._waiting.setdefault(self._find_key(processor, record), FairPriorityQueue())
-        queue.push(record, processor, urgent=urgent)
+        """Let the object wait for a slot: `free` or `take_startable` return it in its turn."""
+        key = self._wanted[record] = self._find_key(processor, record)
+        self._waiting.setdefault(key, FairPriorityQueue()).push(record, processor, urgent=urgent)
 
     def prioritize(self, record: ObjectRecord) -> None:
         """Put the object before those that are not urgent, if it waits."""
-        for queue in self._waiting.values():
-            queue.prioritize(record)
+        if record in self._wanted:
+            self._waiting[self._wanted[record]].prioritize(record)
 
     def remove(self, record: ObjectRecord) -> 'ObjectProcessor | None':
         """Let the object not wait any more; return its processor if it did."""
-        for key, queue in list(self._waiting.items()):
-            if (processor := queue.take(record)) is not None:
-                if not queue:
-                    del self._waiting[key]
-                return processor
-        return None
+        if record not in self._wanted:
+            return None
+        key = self._wanted.pop(record)
+        queue = self._waiting[key]
+        processor = queue.take(record)
+        self._forget_empty(key, queue)
+        return processor
 
     def is_wanted(self, record: ObjectRecord) -> bool:
         """Check whether other objects wait for the slot of the running worker of this object."""

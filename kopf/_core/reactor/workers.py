@@ -295,11 +295,10 @@ class WorkerPool:
         """Start workers again, beginning with those that were queued in the pause."""
         self.paused = False
         self.background.resume()
+        self._queue_startable(self._slots.take_startable())  # the limit can have been raised meanwhile
         self._start_queued()
 
     def _start_queued(self) -> None:
-        for waiting, its_processor in self._slots.take_startable() if self._slots else ():
-            self._queue.push(waiting, its_processor, urgent=waiting not in self._not_urgent)
         while self._queue and self._can_begin() and not self._closed:
             is_low = self._is_pressure_low()
             if not is_low and not self._queue.is_urgent:
@@ -312,6 +311,10 @@ class WorkerPool:
                 self._wait_for_slot(processor, record)
             else:
                 self._start_task(processor, record)  # not eagerly: thousands at once would block the loop
+
+    def _queue_startable(self, found: Collection[tuple[ObjectRecord, ObjectProcessor]]) -> None:
+        for record, processor in found:
+            self._queue.push(record, processor, urgent=record not in self._not_urgent)
 
     def _wait_for_slot(self, processor: ObjectProcessor, record: ObjectRecord) -> None:
         record.fold_pending()
@@ -392,8 +395,8 @@ class WorkerPool:
         record.free_worker()
         self._not_urgent.discard(record)
         # Start the others first: otherwise, an object that keeps changing would always get the free slot again.
-        self._slots.free(record)
-        if self._queue or self._slots:
+        self._queue_startable(self._slots.free(record))
+        if self._queue:
             self._start_queued()
         if processor.is_due(record):
             self.start(processor, record)
@@ -410,6 +413,10 @@ class WorkerPool:
                 self._note_done(processor, record)
                 record.free_worker()
                 self._not_urgent.discard(record)
+        # Others can have waited for the slot that one of these objects would have taken, and left again.
+        if found := self._slots.take_startable():
+            self._queue_startable(found)
+            self._start_soon()
         await self.outwait(records)
 
     async def outwait(self, records: Collection[ObjectRecord]) -> None:

@@ -106,6 +106,24 @@ async def test_waiting_objects_can_be_released(settings):
     assert [*processor.working] == ['b']
 
 
+@pytest.mark.looptime
+async def test_others_get_the_slot_that_a_released_object_does_not_take(settings):
+    workers, overdue = WorkerPool(settings, IndexingGate()), []
+    workers.set_overdue_check(lambda: bool(overdue))
+    processor = Processor(workers)
+    processor.come('first')
+    records = [processor.come(name) for name in 'ab']
+    await asyncio.sleep(0.01)
+    overdue.append(True)
+    processor.working['first'].set()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    overdue.clear()
+    await workers.release(records[:1])
+    await asyncio.sleep(0.01)
+    assert [*processor.working] == ['b']
+
+
 @in_virtual_time
 async def test_handlers_of_one_kind_can_wait_for_those_of_another_one(world):
     world.settings.queueing.worker_limit = 1
