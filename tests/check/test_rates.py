@@ -12,7 +12,7 @@ QUICK = [
     pytest.param("ready_too_early", marks=pytest.mark.long),
     pytest.param("levels", marks=pytest.mark.long),
 ]
-"""The operators for each test run: mistakes that one of the first plans finds, and none; `.ci/run` checks all."""
+"""The operators for each test run: mistakes that one of the first plans finds; `.ci/run` checks all."""
 
 
 @pytest.mark.parametrize("name", QUICK)

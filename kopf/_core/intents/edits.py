@@ -33,10 +33,7 @@ def is_edited(
         patch: the patch.
         written: the fields that the functions of the patch write; see `find_written`.
     """
-    return any(
-        not is_touched(field, patch) and not any(is_on_path(field, other) for other in written)
-        for field in find_leaves(diff(old, new))
-    )
+    return not is_explained(diff(old, new), patch, written)
 
 
 def find_written(old: BodyEssence, new: BodyEssence, patch: Patch) -> Collection[FieldPath]:
@@ -54,9 +51,11 @@ def find_written(old: BodyEssence, new: BodyEssence, patch: Patch) -> Collection
     return list(find_leaves(diff(old, new))) if patch.fns else ()
 
 
-def is_explained(changes: Diff, patch: Mapping[str, Any]) -> bool:
-    """Check whether the patch writes to all the changed fields."""
-    return all(is_touched(field, patch) for field in find_leaves(changes))
+def is_explained(changes: Diff, patch: Mapping[str, Any], written: Collection[FieldPath] = ()) -> bool:
+    """Check whether the patch, or its functions, write to all the changed fields; see `is_edited`."""
+    return all(
+        is_touched(field, patch) or any(is_on_path(field, other) for other in written) for field in find_leaves(changes)
+    )
 
 
 def find_leaves(changes: Diff) -> Iterator[FieldPath]:
