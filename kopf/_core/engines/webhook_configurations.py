@@ -94,8 +94,9 @@ class WebhookConfigurations(WebhookRegistration):
         if self._is_review_due:
             self._is_review_due = False
             for type, webhooks in built.items():
-                if self._written.get(type) == webhooks and type not in self._unsure:
-                    await self._review(type, webhooks, self._build(type, client_config, persistent_only=True))
+                is_of_interest = webhooks or _is_of_service(client_config)
+                if is_of_interest and self._written.get(type) == webhooks and type not in self._unsure:
+                    await self._review(type, webhooks, client_config)
         changed = {
             type: webhooks
             for type, webhooks in built.items()
@@ -106,7 +107,7 @@ class WebhookConfigurations(WebhookRegistration):
         await attempt_all(
             [
                 *(functools.partial(self._create, type) for type in changed if type not in self._written),
-                *(functools.partial(self._write, type, webhooks) for type, webhooks in changed.items()),
+                *(functools.partial(self._write, type, webhooks, client_config) for type, webhooks in changed.items()),
             ]
         )
         if any(built.values()):
@@ -124,17 +125,12 @@ class WebhookConfigurations(WebhookRegistration):
         self.recheck()
 
     async def _review(
-        self, type: WebhookType, webhooks: list[dict[str, Any]], persistent: list[dict[str, Any]]
+        self, type: WebhookType, webhooks: list[dict[str, Any]], client_config: WebhookClientConfig
     ) -> None:
         """
         Forget the written webhooks if another process has removed them, or has replaced them and has ended.
 
         If it has replaced the address and still runs, only warn.
-
-        Args:
-            type: the type of the webhooks.
-            webhooks: all own ones.
-            persistent: those of them that stay when this process ends.
         """
         obj = await self._read(type)
         stored = [] if obj is None else _get_webhooks(obj)
@@ -143,7 +139,7 @@ class WebhookConfigurations(WebhookRegistration):
         if not stored:
             logger.info("The %s webhook %s was emptied by another process.", type.value, self._name)
             del self._written[type]
-        elif _is_left(obj, webhooks, persistent):
+        elif self._is_left(type, obj, webhooks, client_config):
             logger.info("The %s webhook %s was left by a process that has ended.", type.value, self._name)
             del self._written[type]
         elif not webhooks:
@@ -157,6 +153,20 @@ class WebhookConfigurations(WebhookRegistration):
                 type.value,
                 self._name,
             )
+
+    def _is_left(
+        self,
+        type: WebhookType,
+        obj: Mapping[str, Any],
+        webhooks: list[dict[str, Any]],
+        client_config: WebhookClientConfig,
+    ) -> bool:
+        """Check whether the stored webhooks are what a process has left at its end, but not all of the own ones."""
+        if _is_of_service(client_config):
+            return _get_writer(obj) is None
+        persistent = self._build(type, client_config, persistent_only=True)
+        left = {webhook.get('name') for webhook in _get_webhooks(obj)}
+        return left == {webhook['name'] for webhook in persistent} != {webhook['name'] for webhook in webhooks}
 
     async def _read(self, type: WebhookType) -> dict[str, Any] | None:
         """Return the stored object; ``None`` if it is unknown, or if an administrator has deleted it."""
@@ -172,21 +182,24 @@ class WebhookConfigurations(WebhookRegistration):
 
     async def remove(self, client_config: WebhookClientConfig) -> None:
         await attempt_all(
-            functools.partial(self._clear, type, self._build(type, client_config, persistent_only=True))
+            functools.partial(self._clear, type, client_config)
             for type in WebhookType
             if type in self._written or type in self._unsure
         )
 
-    async def _clear(self, type: WebhookType, remaining: list[dict[str, Any]]) -> None:
+    async def _clear(self, type: WebhookType, client_config: WebhookClientConfig) -> None:
         written = self._written.get(type)
-        if not written and not remaining and type not in self._unsure:
-            return
         if written and type not in self._unsure and _is_foreign(_get_webhooks(await self._read(type) or {}), written):
             logger.info("Leaving the admission webhook %s to the process that has replaced its address.", self._name)
             return
         logger.info("Cleaning up the admission webhook %s.", self._name)
-        with contextlib.suppress(errors.APINotFoundError):
-            await self._send(type, remaining, _make_metadata(written or remaining, None))
+        remaining, metadata = (
+            self._build(type, client_config, persistent_only=True),
+            _make_metadata(client_config, None),
+        )
+        if remaining != written or type in self._unsure or (written and metadata):
+            with contextlib.suppress(errors.APINotFoundError):
+                await self._send(type, remaining, metadata)
 
     async def resign(self) -> None:
         """
@@ -211,10 +224,12 @@ class WebhookConfigurations(WebhookRegistration):
             # This is no error yet: the object can exist, and the operator can have only the permission to patch it.
             logger.debug("The webhook configuration %s is not created: %s", self._name, error)
 
-    async def _write(self, type: WebhookType, webhooks: list[dict[str, Any]]) -> None:
+    async def _write(
+        self, type: WebhookType, webhooks: list[dict[str, Any]], client_config: WebhookClientConfig
+    ) -> None:
         if self._written.get(type) == webhooks and type not in self._unsure:
             return
-        await self._send(type, webhooks, _make_metadata(webhooks, self._identity))
+        await self._send(type, webhooks, _make_metadata(client_config, self._identity))
 
     async def _send(self, type: WebhookType, webhooks: list[dict[str, Any]], metadata: Mapping[str, Any]) -> None:
         # Marked before the request: if the response is lost, the API server can have stored the webhooks. So they are
@@ -255,23 +270,12 @@ def _get_webhooks(obj: Mapping[str, Any]) -> list[dict[str, Any]]:
     return webhooks if isinstance(webhooks, list) else []
 
 
-def _is_left(
-    obj: Mapping[str, Any], own: Collection[Mapping[str, Any]], persistent: Collection[Mapping[str, Any]]
-) -> bool:
-    """Check whether the stored webhooks are what a process has left at its end, but not all of the own ones."""
-    stored = _get_webhooks(obj)
-    if _is_of_service(own or stored):
-        return _get_writer(obj) is None
-    left = {webhook.get('name') for webhook in stored}
-    return left == {webhook['name'] for webhook in persistent} != {webhook['name'] for webhook in own}
+def _is_of_service(client_config: WebhookClientConfig) -> bool:
+    return 'service' in client_config
 
 
-def _make_metadata(webhooks: Collection[Mapping[str, Any]], writer: str | None) -> Mapping[str, Any]:
-    return {'metadata': {'annotations': {WRITER: writer}}} if _is_of_service(webhooks) else {}
-
-
-def _is_of_service(webhooks: Collection[Mapping[str, Any]]) -> bool:
-    return any('service' in (webhook.get('clientConfig') or {}) for webhook in webhooks)
+def _make_metadata(client_config: WebhookClientConfig, writer: str | None) -> Mapping[str, Any]:
+    return {'metadata': {'annotations': {WRITER: writer}}} if _is_of_service(client_config) else {}
 
 
 def _get_writer(obj: Mapping[str, Any]) -> str | None:

@@ -497,3 +497,14 @@ async def test_webhooks_that_end_with_their_process_name_no_writer(world, server
         await hooks(VALIDATING, 'validating')
         [stored] = await world.aio.list(VALIDATING)
         assert 'annotations' not in stored['metadata']
+
+
+@in_virtual_time
+async def test_webhooks_that_end_with_their_process_cause_no_needless_requests(world, server, hooks):
+    world.declare(kopf.on.validate, 'validating', persistent=True)
+    async with world.operator():
+        await hooks(VALIDATING, 'validating')
+        await asyncio.sleep(REVIEW_INTERVAL * 3)
+    requests = [each for each in world.sandbox.requests if each.user_agent.startswith('kopf')]
+    assert [each.method for each in requests if each.resource == VALIDATING].count('PATCH') == 1  # none at the exit
+    assert not any(each.method == 'GET' for each in requests if each.resource == MUTATING)
