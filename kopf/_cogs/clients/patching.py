@@ -5,6 +5,9 @@ A `Patch` contains values to merge and functions that change the object. The val
 valid for any version of the object. The changes by the functions are sent as JSON patches, which are valid only for one
 version. A patch is for the object with one uid: if the object was deleted and created again meanwhile, the new object
 is not patched.
+
+An HTTP 404 of the status endpoint does not mean that the object is missing: its kind can have lost the status
+subresource, or one of several API servers does not know of it yet. Then the status is sent with the object itself.
 """
 
 import asyncio
@@ -23,6 +26,9 @@ _JSON: Final = 'application/json-patch+json'
 
 _CONFLICT_BACKOFFS = (0.0, 0.1, 0.2, 0.5, 1.0)
 """The pauses between attempts (in seconds) if other clients change the object faster than a patch arrives."""
+
+_DISAGREEMENT_BACKOFFS = (0.0, 0.1, 0.2, 0.5, 1.0)
+"""The pauses between attempts (in seconds) if API servers disagree on whether the kind has the status subresource."""
 
 
 class PatchResult(NamedTuple):
@@ -223,7 +229,7 @@ class _Patching:
         ops = functions.as_json_patch(self.body)
         return (
             await self._send_ops(self.url, "resource", [op for op in ops if not self._is_for_status(op)])
-            and await self._send_ops(f'{self.url}/status', "status", [op for op in ops if self._is_for_status(op)])
+            and await self._send_ops_of_status([op for op in ops if self._is_for_status(op)])
             and await self._apply_values(patches.Patch(), bookkeeping)
         )
 
@@ -241,7 +247,7 @@ class _Patching:
             if await self._send_ops(self.url, "resource", ops):
                 return True
         elif bookkeeping and all(map(self._is_for_status, ops := patch.as_json_patch(self.body))):
-            if await self._send_ops(f'{self.url}/status', "status", ops):
+            if await self._send_ops_of_status(ops):
                 return await self._apply_values(patches.Patch(), bookkeeping)
         else:
             tried = False
@@ -334,11 +340,13 @@ class _Patching:
             await self._repeat(
                 lambda: self._send_versioned(self.url, changes) if is_versioned else self._send_merge(self.url, changes)
             )
+            self._warn_about_losses(changes)
 
     async def _merge_status(self, changes: Mapping[str, Any]) -> None:
         if changes:
             self.logger.debug("Merge-patching the status with: %r", dict(changes))
             await self._repeat(lambda: self._send_merge_of_status(changes))
+            self._warn_about_losses(changes)
 
     def _is_for_status(self, op: patches.JSONPatchItem) -> bool:
         return self.has_status and (op['path'] == '/status' or op['path'].startswith('/status/'))
@@ -357,23 +365,81 @@ class _Patching:
             if _is_about_uid(e):
                 raise _ReplacedError from e
             raise
-        # Most values are stored unchanged; the others are simplified to JSON types before the comparison.
-        if not _is_merged(changes, self.body) and (
-            inconsistencies := diffs.Diff(_compare((), api.simplify(changes), self.body))
-        ):
+
+    def _warn_about_losses(self, changes: Mapping[str, Any]) -> None:
+        """Warn if the returned state does not have the desired values."""
+        if inconsistencies := self._find_losses(changes):
             text = _explain_pruning(inconsistencies, self.body)
             extra = {'message_code': 'fields-dropped'} if text else None
             self.logger.warning(
                 "Merge-patching finished with inconsistencies: %r%s", inconsistencies, text, extra=extra
             )
 
+    def _find_losses(self, changes: Mapping[str, Any]) -> diffs.Diff:
+        """Return the differences of the returned state from the desired values."""
+        # Most values are stored unchanged; the others are simplified to JSON types before the comparison.
+        if _is_merged(changes, self.body):
+            return diffs.Diff()
+        return diffs.Diff(_compare((), api.simplify(changes), self.body))
+
     async def _send_merge_of_status(self, changes: Mapping[str, Any]) -> None:
         # The status endpoint ignores the uid in a patch, but not the resource version. So the version is sent instead:
         # if another object has the same name by now, the API server refuses the patch.
-        if self.uid is None and not self.client.is_fenced:
-            await self._send_merge(f'{self.url}/status', changes)
-            return
-        await self._send_versioned(f'{self.url}/status', changes)
+        is_versioned = self.uid is not None or self.client.is_fenced
+
+        async def send(url: str) -> bool:
+            await (self._send_versioned(url, changes) if is_versioned else self._send_merge(url, changes))
+            return True
+
+        await self._send_to_status(send, changes)
+
+    async def _send_ops_of_status(self, ops: patches.JSONPatch) -> bool:
+        # Why not the version of the body at the time of each attempt? The operations are made for this one.
+        version = _get_version(self.body)
+        return await self._send_to_status(lambda url: self._send_ops(url, "status", ops, version))
+
+    async def _send_to_status(
+        self,
+        send: Callable[[str], Awaitable[bool]],
+        changes: Mapping[str, Any] = types.MappingProxyType({}),
+    ) -> bool:
+        """
+        Send a change of the status to the status endpoint; if there is none, with the object itself.
+
+        Args:
+            send: sends the change to a URL; returns false if the object has changed meanwhile.
+            changes: the changed values, if the change consists of values.
+
+        Returns:
+            False if the object has changed meanwhile.
+
+        Raises:
+            errors.APINotFoundError: if the object does not exist, or the resource is not served.
+            _ReplacedError: if another object has the same name.
+        """
+        for backoff in (*_DISAGREEMENT_BACKOFFS, None):
+            try:
+                return await send(f'{self.url}/status')
+            except errors.APINotFoundError:
+                # The API server responds with the same error if the object is missing, and if only the subresource is.
+                await self._reload()
+            # Why not wait until the discovery shows the newest definition of the kind? It can come late (or never, if
+            # the scanning is disabled), and API servers can disagree, as each one notices a new definition by itself.
+            self.logger.debug("The status has no endpoint of its own, so it is sent with the object.")
+            version = _get_version(self.body)
+            if not await send(self.url):
+                return False
+            # An API server that has the status endpoint ignores the status here, and keeps the version.
+            if _get_version(self.body) != version or (changes and not self._find_losses(changes)):
+                return True
+            if backoff is not None:
+                await asyncio.sleep(backoff)
+        # Why not try for ever? The status would hold up the rest: the progress of the handlers, and the finalizer.
+        self.logger.warning(
+            "The status is lost: the API has no status endpoint for this object, and ignores the status in the object "
+            "itself. Check in its CRD that the version has subresources: {status: {}}, and a schema of the status.",
+        )
+        return True
 
     async def _send_versioned(self, url: str, changes: Mapping[str, Any]) -> None:
         if self.body is None:
@@ -384,10 +450,11 @@ class _Patching:
             self.body = None
             raise
 
-    async def _send_ops(self, url: str, what: str, ops: patches.JSONPatch) -> bool:
+    async def _send_ops(self, url: str, what: str, ops: patches.JSONPatch, version: str | None = None) -> bool:
         if not ops:
             return True
-        test = patches.JSONPatchItem(op='test', path='/metadata/resourceVersion', value=_get_version(self.body))
+        version = version if version is not None else _get_version(self.body)
+        test = patches.JSONPatchItem(op='test', path='/metadata/resourceVersion', value=version)
         ops = [test, *ops]
         self.logger.debug("JSON-patching the %s with: %r", what, ops)
         try:

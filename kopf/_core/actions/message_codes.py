@@ -72,6 +72,7 @@ CODES = {
     "The peering %s is not found.": 'peering-unknown',
     "The peering %s is not found;": 'peering-missing',
     "The settings %r in %s have no effect": 'settings-without-effect',
+    "The status is lost: the API has no status endpoint": 'status-lost',
     "The validation rules of custom resources": 'rules-unchecked',
     "There are no handlers%s": 'no-handlers',
     "Traces cannot be exported": 'traces-dropped',

@@ -48,8 +48,9 @@ class Object:
         self.raw = {'metadata': {'name': 'name', 'namespace': 'ns', 'uid': 'uid1', 'resourceVersion': '1'}, **body}
         server.add('PATCH', PATH, self.patch)
         server.add('GET', PATH, self.get)
+        self.patch_status = self.patch
         if split:
-            server.add('PATCH', f'{PATH}/status', self.patch)
+            server.add('PATCH', f'{PATH}/status', lambda request: self.patch_status(request))
 
     async def get(self, request):
         if not self.readable:
@@ -77,10 +78,11 @@ class Object:
         for field in ('spec', 'status'):
             if (new.get(field) or {}).get('invalid'):
                 return status_error(422, 'invalid value', f'{field}.invalid')
-        self.raw = copy.deepcopy({key: value for key, value in new.items() if value is not None})
+        old, self.raw = self.raw, copy.deepcopy({key: value for key, value in new.items() if value is not None})
         for field in self.pruned:
             self.raw.get('spec', {}).pop(field, None)
-        self.touch()
+        if self.raw != old:
+            self.touch()
         return web.json_response(self.raw)
 
     def touch(self):
@@ -563,6 +565,72 @@ async def test_gone_in_the_middle(apply, server):
     obj.interventions = [lambda: None, obj.vanish]
     result = await apply(Patch({'spec': {'x': 1}, 'status': {'y': 1}}), resource=SPLIT)
     assert result == patching.PatchResult(None, gone=True)
+
+
+STATUS_PATCHES = [patch for patch in PATCHES if 'status' in patch] + [Patch(fns=[set_status])]
+BOOKKEEPING = Patch({'metadata': {'annotations': {'progress': 'done'}}})
+
+
+def assert_all_stored(obj, patch, result, caplog):
+    """Check that the status and the bookkeeping are stored, and nothing is complained of."""
+    assert result == patching.PatchResult(obj.raw)
+    assert obj.raw['status'] == patch.applied_to({})['status']
+    assert obj.raw['metadata']['annotations'] == {'progress': 'done'}
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize('known', [True, False])
+@pytest.mark.parametrize('patch', STATUS_PATCHES)
+async def test_the_status_is_sent_with_the_object_if_its_endpoint_is_missing(apply, server, caplog, patch, known):
+    obj = Object(server, split=False)
+    server.add('PATCH', f'{PATH}/status', 404)
+    body = obj.raw if known else None
+    result = await apply(patch, body=body, resource=SPLIT, bookkeeping=BOOKKEEPING)
+    assert_all_stored(obj, patch, result, caplog)
+
+
+@pytest.mark.parametrize('known', [True, False])
+@pytest.mark.parametrize('patch', STATUS_PATCHES)
+async def test_the_status_is_sent_until_the_api_servers_agree_on_its_endpoint(
+    apply, server, sleeps, caplog, patch, known
+):
+    obj = Object(server, split=True)
+    lagging = [status_error(404, 'not found') for _ in range(3)]
+
+    async def patch_status(request):
+        return lagging.pop() if lagging else await obj.patch(request)
+
+    obj.patch_status = patch_status
+    body = obj.raw if known else None
+    result = await apply(patch, body=body, resource=SPLIT, bookkeeping=BOOKKEEPING)
+    assert_all_stored(obj, patch, result, caplog)
+
+
+@pytest.mark.parametrize('patch', STATUS_PATCHES)
+async def test_a_status_that_has_no_place_holds_up_nothing_else(apply, server, sleeps, caplog, patch):
+    obj = Object(server, split=True)
+    obj.patch_status = lambda request: asyncio.sleep(0, status_error(404, 'not found'))
+    result = await apply(patch, body=obj.raw, resource=SPLIT, bookkeeping=BOOKKEEPING)
+    assert result == patching.PatchResult(obj.raw)
+    assert obj.raw['metadata']['annotations'] == {'progress': 'done'}
+    assert "The status is lost: the API has no status endpoint for this object" in caplog.text
+    assert sum(sleeps) < 5
+    assert len(server.seen) < 50
+
+
+async def test_functions_are_not_sent_with_an_object_that_has_changed_meanwhile(apply, server):
+    obj = Object(server, split=False)
+    body = copy.deepcopy(obj.raw)
+
+    async def change(request):
+        obj.raw['status'] = {'fn': 'of another client'}
+        obj.touch()
+        return status_error(404, 'not found')
+
+    server.add('PATCH', f'{PATH}/status', change, 404)
+    result = await apply(Patch(fns=[set_status]), body=body, resource=SPLIT)
+    assert result.remaining_fns
+    assert obj.raw['status'] == {'fn': 'of another client'}
 
 
 async def test_precondition_of_uid_in_the_storage(apply, server):
