@@ -22,6 +22,7 @@ from kopf._cogs.clients import api, errors
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.helpers.hostnames import get_descriptive_hostname
+from kopf._cogs.structs.patches import is_merged
 from kopf._cogs.structs.references import (
     Namespace,
     NamespacePattern,
@@ -152,20 +153,30 @@ async def touch(
     patch: dict[str, Any] = {'status': dict(records)}
     if version is not None:
         patch['metadata'] = {'resourceVersion': version}
-    path = resource.get_url(
-        namespace=namespace, name=name, subresource='status' if 'status' in resource.subresources else None
-    )
+    payload = api.encode(patch)
+
+    async def send(subresource: str | None) -> Mapping[str, Any]:
+        path = resource.get_url(namespace=namespace, name=name, subresource=subresource)
+        content_type = 'application/merge-patch+json'
+        answer = await client.request('PATCH', path, payload=payload, content_type=content_type, backoffs=backoffs)
+        return api.decode_object('PATCH', path, answer)
+
     try:
-        answer = await client.request(
-            'PATCH', path, payload=api.encode(patch), content_type='application/merge-patch+json', backoffs=backoffs
-        )
+        if 'status' not in resource.subresources:
+            return await send(None)
+        try:
+            return await send('status')
+        except errors.APINotFoundError:
+            body = await send(None)  # only the subresource can be missing, if it was removed from the CRD
+        if not is_merged(patch['status'], body.get('status') or {}):
+            raise errors.APIServerError("The records are ignored: only some API servers serve the status.", status=404)
+        return body
     except errors.APINotFoundError as error:
         if error.code is None:
             # The 404 is not about the object, but about the whole resource: the API server has just started, and does
             # not serve the resource yet. Otherwise, the object would seem absent until its next change.
             raise
         return None
-    return api.decode_object('PATCH', path, answer)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,6 +31,8 @@ class PeeringApi:
         self.status = {}
         self.version = 1
         self.exists = True
+        self.has_status = True  # whether there is the status endpoint
+        self.is_split = False  # whether the status in the object itself is ignored
         self.error = None
         self.delay = 0
         self.patches = []
@@ -55,11 +57,13 @@ class PeeringApi:
         await asyncio.sleep(self.delay)
         if self.error is not None:
             raise self.error
-        if not self.exists:
+        is_for_status = path.endswith('/status')
+        if not self.exists or (is_for_status and not self.has_status):
             raise errors.APINotFoundError('not found', status=404, code=404)
         if patch.get('metadata', {}).get('resourceVersion') not in (None, str(self.version)):
             raise errors.APIConflictError('conflict', status=409)
-        self.put(**patch['status'])
+        if is_for_status or not self.is_split:
+            self.put(**patch['status'])
         return json.dumps(self.body).encode()
 
     async def get_json(self, path, params=None, *, logger=None):

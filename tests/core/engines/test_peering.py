@@ -81,6 +81,11 @@ def test_users_without_names_are_identified_by_their_numbers(monkeypatch):
     assert re.fullmatch(r'\d+@[^@/]+', detect_own_id(manual=True))
 
 
+@pytest.fixture
+def split_resource(peering_resource):
+    return dataclasses.replace(peering_resource, subresources=frozenset({'status'}))
+
+
 async def test_records_are_written_and_removed_by_patches(peering_api, peering_resource):
     body = await touch(peering_api, peering_resource, 'ns1', 'mine', {'me': {'priority': 1}, 'you': None})
     assert body['status'] == {'me': {'priority': 1}}
@@ -89,10 +94,27 @@ async def test_records_are_written_and_removed_by_patches(peering_api, peering_r
     ]
 
 
-async def test_records_are_written_to_the_status_subresource_if_there_is_one(peering_api, peering_resource):
-    resource = dataclasses.replace(peering_resource, subresources=frozenset({'status'}))
-    await touch(peering_api, resource, 'ns1', 'mine', {'me': None})
+async def test_records_are_written_to_the_status_subresource_if_there_is_one(peering_api, split_resource):
+    await touch(peering_api, split_resource, 'ns1', 'mine', {'me': None})
     assert peering_api.patches[0][0] == '/apis/kopf.dev/v1/namespaces/ns1/kopfpeerings/mine/status'
+
+
+async def test_records_are_written_to_the_object_if_it_has_lost_the_status_subresource(peering_api, split_resource):
+    peering_api.has_status = False
+    body = await touch(peering_api, split_resource, 'ns1', 'mine', {'me': {'priority': 1}})
+    assert body['status'] == {'me': {'priority': 1}}
+
+
+async def test_records_that_are_ignored_are_an_error(peering_api, split_resource):
+    """The API servers disagree on the status subresource: that is not the absence of the peering object."""
+    peering_api.has_status, peering_api.is_split = False, True
+    with pytest.raises(errors.APIServerError):
+        await touch(peering_api, split_resource, 'ns1', 'mine', {'me': {'priority': 1}})
+
+
+async def test_writing_to_the_status_of_an_absent_object_returns_nothing(peering_api, split_resource):
+    peering_api.exists = False
+    assert await touch(peering_api, split_resource, 'ns1', 'mine', {'me': None}) is None
 
 
 async def test_records_are_written_only_to_the_given_version_of_the_object(peering_api, peering_resource):
