@@ -131,6 +131,7 @@ class Server:
     # As the client.
 
     is_fenced = False
+    cluster_generation = 0
 
     async def get_json(self, path, params=None, *, logger=None):
         await asyncio.sleep(0.01)

@@ -71,6 +71,10 @@ class ApiClient:
         self._gates: dict[str, pacing.Gate] = {}  # by server
         self._default_namespace: str | None = None
         self._lacks: set[str] = set()
+        self._streams: set[sessions.Stream] = set()
+        self._cluster_generation = vault.cluster_generation
+        self.listeners: list[Callable[[], None]] = []
+        """The functions to call when a login has led to another cluster; they must not start tasks."""
         self._fence: Callable[[], None] | None = None
         self._pauses: set[asyncio.Task[None]] = set()  # between attempts
         self._closed = False
@@ -115,6 +119,11 @@ class ApiClient:
     def default_namespace(self) -> str | None:
         """The namespace of the credentials in use; `None` before the first request or if there is none."""
         return self._default_namespace
+
+    @property
+    def cluster_generation(self) -> int:
+        """A number that grows when a login leads to another cluster, where resource versions mean other states."""
+        return self._cluster_generation
 
     def lacks(self, feature: str) -> bool:
         """Check whether the server was seen to lack the optional feature; see `note_lack`."""
@@ -349,9 +358,11 @@ class ApiClient:
             else:
                 if not session.is_approved:
                     self._approve(session)
+                self._streams.add(stream)
                 try:
                     yield sessions.Lines(stream)
                 finally:
+                    self._streams.discard(stream)
                     stream.abort()
                 return
             finally:
@@ -454,8 +465,25 @@ class ApiClient:
         if session.server not in self._gates:
             self._gates[session.server] = pacing.Gate(session.server, self._settings)
         self._default_namespace = info.default_namespace or self._default_namespace
+        # This comes before the first request to the other cluster, so that users of the client notice the new
+        # generation together with its response at the latest.
+        if self._cluster_generation != self._vault.cluster_generation:
+            self._leave_cluster(session.server)
         if outdated is not None:
             await self._retire(outdated)
+
+    def _leave_cluster(self, server: str) -> None:
+        """End all streams of the former cluster, which could go on for hours, as a login has led to another one."""
+        default_logger.info(
+            "The login has led to another API server, %s. All objects are listed again, as it can be another cluster.",
+            server,
+        )
+        self._cluster_generation = self._vault.cluster_generation
+        self._lacks.clear()
+        for stream in self._streams:
+            stream.abort()
+        for listener in self.listeners:
+            listener()
 
     async def _release(self, session: sessions.Session) -> None:
         session.end_use()

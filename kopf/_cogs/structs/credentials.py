@@ -19,7 +19,7 @@ import random
 import ssl
 import time
 import warnings
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Set
 from typing import TYPE_CHECKING, NewType, TypeAlias
 
 from kopf._cogs.aiokits.delays import Delays
@@ -256,9 +256,13 @@ class Vault:
 
     authenticate: Authenticator | None
     """The function that calls all login handlers and returns their credentials; set by the operator."""
+    cluster_generation: int
+    """The number of logins that have led to another cluster than before."""
 
     def __init__(self, src: Mapping[ids.HandlerId, KubeContext] | None = None, /) -> None:
         self.authenticate = None
+        self.cluster_generation = 0
+        self._servers: set[str] = set()  # the known addresses of the current cluster
         self._current: dict[VaultKey, KubeContext] = {}
         self._refused: dict[VaultKey, collections.deque[KubeContext]] = {}
         # They are sorted when credentials are added or dropped, not at each request.
@@ -530,6 +534,18 @@ class Vault:
             if leniently or _reduce(info) not in self._refused.get(key, ()):
                 self._current[key] = info
         self._drop_expired(force=True)
+        self._note_servers({info.server for info in self._current.values()})
+
+    def _note_servers(self, servers: Set[str]) -> None:
+        """Begin another generation if the credentials of a login lead only to unknown servers."""
+        # Why not if only one of them is unknown? Login handlers can return several addresses of one cluster, and not
+        # all of them return credentials each time. Why forget the former addresses? The next login can lead back to
+        # them, e.g. if the context of a kubeconfig is switched to and fro.
+        if servers and self._servers.isdisjoint(servers):
+            if self._servers:
+                self.cluster_generation += 1
+            self._servers = set()
+        self._servers |= servers
 
     def _drop_expired(self, *, force: bool = False) -> None:
         now = datetime.datetime.now(datetime.UTC)

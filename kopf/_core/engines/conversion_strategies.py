@@ -89,6 +89,7 @@ class ConversionStrategies(WebhookRegistration):
         self._placeholders: set[str] = set()  # those that were warned of
         self._refused_since: dict[str, float] = {}  # by the clock of the event loop
         self._timers: dict[str | None, asyncio.TimerHandle] = {}
+        self._cluster_generation = client.cluster_generation  # of the cluster that all this is about
 
     def converts(self, resource: Resource) -> bool:
         """Check whether the operator converts the objects of the resource."""
@@ -117,7 +118,25 @@ class ConversionStrategies(WebhookRegistration):
             self._timers.pop(name).cancel()
         self._changed.set()
 
+    def note_other_cluster(self) -> None:
+        self._forget()
+        super().note_other_cluster()
+
+    def _forget(self) -> None:
+        """Forget all strategies, and let no objects be handled: it is not known whether that cluster converts them."""
+        for timer in self._timers.values():
+            timer.cancel()
+        for known in self._sent, self._written, self._previous, self._services, self._refused_since, self._timers:
+            known.clear()
+        for names in self._foreign, self._missing, self._placeholders, self._in_force:
+            names.clear()
+        self._switched()
+
     async def write(self, client_config: WebhookClientConfig) -> None:
+        if self._cluster_generation != self._client.cluster_generation:
+            # Again: a write that was in progress has noted what it has written to the former cluster.
+            self._cluster_generation = self._client.cluster_generation
+            self._forget()
         names = sorted(self._persistent)
         if self._managed:
             await attempt_all(
@@ -155,6 +174,8 @@ class ConversionStrategies(WebhookRegistration):
         """Let the objects be handled from now on, or after some seconds."""
         if name in self._in_force or name in self._timers:
             return
+        if self._cluster_generation != self._client.cluster_generation:
+            return  # found in the former cluster; another write follows
         if delay:
             self._call_later(name, delay, functools.partial(self._open_now, name))
         else:

@@ -227,6 +227,11 @@ class LeaseCandidate:
         else:
             self._set_timer()
 
+    def forfeit(self, reason: str) -> None:
+        """End the term at once, if there is one."""
+        if self.term is not None:
+            self._lose(reason)
+
     def _lose(self, reason: str) -> None:
         logger.warning("%s: %s. The work of this replica is cancelled.", self.loss, reason)
         self.term, self._ready = None, False

@@ -238,6 +238,13 @@ class ShardGroup:
         self.assignment = None
         self.wake()
 
+    def forget(self) -> None:
+        """Called when a login has led to another cluster, which has other Leases."""
+        self.leases.clear()
+        self._ended_at.clear()
+        self._body, self._body_seen_at, self._holder_since = None, -math.inf, -math.inf
+        self.join()
+
     def wake(self) -> None:
         """Called when the report of this member has changed, or anything else that decisions depend on."""
         self._wakeup.set()

@@ -72,6 +72,7 @@ class WebhookConfigurations(WebhookRegistration):
         self._replaced: set[WebhookType] = set()  # those whose address is known to be that of another process
         self._review_timer: asyncio.TimerHandle | None = None
         self._is_review_due = False
+        self._is_cluster_new = False
 
     @property
     def title(self) -> str:
@@ -82,6 +83,11 @@ class WebhookConfigurations(WebhookRegistration):
         self._served = served
         self._changed.set()
 
+    def note_other_cluster(self) -> None:
+        # Why not forget them here? A write in progress would note what it has written to the former cluster.
+        self._is_cluster_new = True
+        super().note_other_cluster()
+
     async def run(self) -> None:
         try:
             await super().run()
@@ -91,6 +97,10 @@ class WebhookConfigurations(WebhookRegistration):
 
     async def write(self, client_config: WebhookClientConfig) -> None:
         built = {type: self._build(type, client_config) for type in WebhookType}
+        if self._is_cluster_new:
+            self._is_cluster_new = False
+            self._written.clear()
+            self._unsure.clear()
         if self._is_review_due:
             self._is_review_due = False
             for type, webhooks in built.items():

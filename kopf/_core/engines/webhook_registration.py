@@ -69,6 +69,10 @@ class WebhookRegistration(ABC):
         """Request that the objects are compared with those in the cluster, and written if they differ."""
         self._changed.set()
 
+    def note_other_cluster(self) -> None:
+        """Called when a login has led to another cluster, in which the objects must be written, too."""
+        self._changed.set()
+
     async def run(self) -> None:
         """Write the objects after each change, until they are cleaned up; retry failed requests."""
         failures = 0

@@ -160,6 +160,9 @@ class Coordinator(Protocol):
     def note_ending(self, namespace: Namespace, ending: bool) -> None:
         """Called with true when the namespace is being deleted, with false when it was deleted or is created again."""
 
+    def note_other_cluster(self) -> None:
+        """Called when a login has led to another cluster: no work may begin there before it is coordinated there."""
+
     def halt(self, halted: bool) -> None:
         """Called with true when all work has stopped for a pause, with false when the work resumes."""
 
@@ -235,6 +238,10 @@ class Unanimity:
     def adjust(self, namespaces: Set[Namespace], affected: Affected = None) -> Affected:
         changes = [each.adjust(namespaces, affected) for each in self._coordinators]
         return None if None in changes else affected
+
+    def note_other_cluster(self) -> None:
+        for each in self._coordinators:
+            each.note_other_cluster()
 
     def note_ending(self, namespace: Namespace, ending: bool) -> None:
         for each in self._coordinators:

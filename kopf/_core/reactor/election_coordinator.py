@@ -154,6 +154,10 @@ class ElectionCoordinator(Coordinator):
     def note_ending(self, namespace: Namespace, ending: bool) -> None:
         pass
 
+    def note_other_cluster(self) -> None:
+        if self._candidate is not None:
+            self._candidate.forfeit("a login has led to another cluster")
+
     def halt(self, halted: bool) -> None:
         pass
 

@@ -7,6 +7,7 @@ watches of namespaces and CRDs. If RBAC forbids these watches, the operator serv
 
 import asyncio
 import contextlib
+import contextvars
 import dataclasses
 import itertools
 import logging
@@ -214,6 +215,8 @@ class Orchestrator:
         # Users can declare handlers at any time, and in any thread.
         self._listener = make_threadsafe(self.note_definition)
         registry.listeners.append(self._listener)
+        tools.client.listeners.append(self._note_other_cluster)
+        self._context = contextvars.copy_context()
 
     def end(self) -> None:
         """Called when the operator stops serving and waits for its running handlers: no further handlers may start."""
@@ -221,8 +224,9 @@ class Orchestrator:
         self.coordinator.end()
 
     def close(self) -> None:
-        """Stop listening to the registry, which can outlive the operator."""
+        """Stop listening to the registry and to the client, which can outlive the operator."""
         self._tools.context.registry.listeners.remove(self._listener)
+        self._tools.client.listeners.remove(self._note_other_cluster)
         if self._levels is not None:
             self._levels.close()
 
@@ -501,6 +505,17 @@ class Orchestrator:
     def note_definition(self) -> None:
         """Called when a CRD has changed, or when handlers are declared."""
         self._changed.set()
+
+    def _note_other_cluster(self) -> None:
+        """Called when a login has led to another cluster. The watches list its objects by themselves."""
+        # Why not at once? The client calls this in the middle of any request, with the context of that.
+        asyncio.get_running_loop().call_soon(self._move, context=self._context)
+
+    def _move(self) -> None:
+        self.coordinator.note_other_cluster()  # before the watches list the objects of that cluster
+        self._changed.set()
+        if self.webhooks is not None:
+            self.webhooks.note_other_cluster()
 
     def compare_definitions(self) -> None:
         """Called when all CRDs are listed. Some can be newer than the last discovery."""

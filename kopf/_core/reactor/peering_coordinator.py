@@ -70,6 +70,7 @@ class PeeringCoordinator(Coordinator):
         self._complained = False
         self._discovered = False  # whether it is known which kind of peerings exists
         self._holding = False  # after a change of the kind: whether to stay paused until all members have a verdict
+        self._moved = False  # whether a login has led to another cluster since the last discovery
         self._oriented = False  # whether all members have had verdicts at the same time, at least once
         self._safe_until = 0.0  # before this time, no record can expire, so the members need not be checked
         # The verdicts are cached here: with hundreds of namespaces, it would take too long to ask all members.
@@ -155,6 +156,12 @@ class PeeringCoordinator(Coordinator):
             if namespace in self._joined:
                 self._joined[namespace].member.note_ending(ending)
 
+    def note_other_cluster(self) -> None:
+        # The members join anew, and no work begins before they have read the peering objects of that cluster.
+        self._stop(list(self._joined))
+        self._holding = self._moved = True
+        self._controls.changed(None)
+
     def halt(self, halted: bool) -> None:
         self._halted = halted
         for joined in self._joined.values():
@@ -165,10 +172,10 @@ class PeeringCoordinator(Coordinator):
         if resource != self._resource:
             # The members of the other kind have not read their objects yet. If the pause ended now, this operator
             # would work at the same time as the peer that it has paused for.
-            holding = self._discovered and self.paused
+            holding = self._discovered and (self.paused or self._moved)
             self._stop(list(self._joined))
             self._resource, self._holding = resource, holding
-        self._discovered = True
+        self._discovered, self._moved = True, False
         if resource is None and self._settings.peering.mandatory and not self._complained:
             logger.warning(
                 "The cluster has no peering objects: their CRD is absent. Pausing until it is there. "

@@ -160,6 +160,11 @@ class ShardingCoordinator(ElectionCoordinator):
         self._assigning = self._create_task(self._group.run(), f'group {self._name!r}')
         self._observe()
 
+    def note_other_cluster(self) -> None:
+        if self._group is not None:
+            self._group.forget()
+        super().note_other_cluster()
+
     def _describe(self) -> str:
         """Return the annotation of the own Lease."""
         return encode_member(self._epoch, MemberState(self._ownership.report(), self._since))

@@ -3,8 +3,9 @@ Watching one resource in one namespace or in the whole cluster, until stopped, d
 
 A watch is a state machine: LISTING → STREAMING → BACKING_OFF → … The list brings the states of all objects, the stream
 brings the changes after the list. A stream that ends is continued from the last resource version. When the server does
-not have that version any more (HTTP 410), all objects are listed again. Objects that were deleted meanwhile are then
-reported as deleted: before a new object of the same name, otherwise at the end of the list.
+not have that version any more (HTTP 410), or a login has led to another cluster, all objects are listed again. Objects
+that were deleted meanwhile are then reported as deleted: before a new object of the same name, otherwise at the end of
+the list.
 
 With WatchList, the list is a part of the stream: its objects come as events, followed by a bookmark. Resource versions
 before that bookmark must not be used to continue. Servers without WatchList refuse the request, or ignore its
@@ -188,6 +189,8 @@ class ResourceWatch:
         self._since: str | None = None
         # The position in the stream; without it, all objects are listed. An empty one is valid: see `_list`.
         self._listing_since: float | None = None
+        self._cluster_generation = client.cluster_generation
+        """The cluster from which the objects are listed, see `ApiClient.cluster_generation`."""
         self._listed = 0
         """The number of objects in the current list so far."""
         self._unlisted: dict[str, ObjectRecord] = {}
@@ -276,7 +279,13 @@ class ResourceWatch:
             self._client.note_lack(self._sharded_list)
             self._since = None
             return
-        if error.status == 410 or error.reason in EXPIRATIONS:
+        if self._is_elsewhere():
+            # This is no failure, however often it happens: the client has ended the streams of the former cluster.
+            logger.debug("Restarting the watch-stream for %s, as it was that of another cluster: %s", self, error)
+            self._since = None
+            await self._back_off(self._settings.watching.reconnect_backoff, 'expired', error)
+            return
+        if _is_expired(error):
             logger.debug("Restarting the watch-stream for %s: %s", self, error)
             self._since = None
             # One expiration is normal after a long silence, or after a compaction of the storage. Repeated ones are a
@@ -313,8 +322,8 @@ class ResourceWatch:
         return (
             not self._complete
             and isinstance(error, errors.APIClientError)
-            and error.status not in (410, *TRANSIENT_REFUSALS)
-            and error.reason not in EXPIRATIONS
+            and error.status not in TRANSIENT_REFUSALS
+            and not _is_expired(error)
         )
 
     def restart(self) -> None:
@@ -418,8 +427,10 @@ class ResourceWatch:
                 # Begin a new list: the streamed one can have brought a part of the objects.
                 self._begin_list()
             await self._list()
-        elif self._silences >= SUSPICIOUS_SILENCES:
-            await self._check_version()
+        else:
+            self._check_cluster()
+            if self._silences >= SUSPICIOUS_SILENCES:
+                await self._check_version()
         await self._stream(self._params(resourceVersion=self._since))
 
     def _wants_streamed_list(self) -> bool:
@@ -492,6 +503,7 @@ class ResourceWatch:
                     await asyncio.sleep(0)
             meta = page.get('metadata') or {}
             token = meta.get('continue')
+            self._check_cluster()  # before the end of the list: some of its chunks can be those of another cluster
             if not token:
                 self._end_list(meta.get('resourceVersion') or '')  # if it is empty, the stream begins with all objects
                 return
@@ -564,6 +576,7 @@ class ResourceWatch:
                     self._sink.missed(uid)
 
     def _begin_list(self) -> None:
+        self._cluster_generation = self._client.cluster_generation
         self._listed, self._unlisted, self._predecessors = 0, dict(self.records), None
 
     def _finish_list(self) -> None:
@@ -579,6 +592,7 @@ class ResourceWatch:
         # detects this.
         hasty = listing and not (limit and limit <= LIST_SILENCE)  # until the list ends
         async with self._client.stream(self._path, params, opening=OPENING_TIMEOUT if listing else None) as batches:
+            self._check_cluster()  # the login can have been the result of this request
             self._opened_at = time.monotonic()
             try:
                 async with InactivityTimeout(LIST_SILENCE if hasty else limit) as silence:
@@ -676,6 +690,15 @@ class ResourceWatch:
         self._silences = 0
         if is_older_version(get_meta(page).get('resourceVersion') or '', self._since):
             self._go_back()
+
+    def _is_elsewhere(self) -> bool:
+        """Check whether a login has led to another cluster since the list was requested."""
+        return self._client.cluster_generation != self._cluster_generation
+
+    def _check_cluster(self) -> None:
+        """List all objects again if they were those of another cluster, with other resource versions."""
+        if self._is_elsewhere():
+            raise errors.APIGoneError("a login has led to another cluster", status=410)
 
     def _go_back(self) -> NoReturn:
         """List all objects again: resource versions went back, because the cluster was restored from a backup."""
@@ -918,6 +941,11 @@ _REASONS: Mapping[type[Exception], str] = {
     errors.APITimeoutError: 'timeout',
     errors.APIConnectionError: 'connection',
 }
+
+
+def _is_expired(error: errors.APIError) -> bool:
+    """Check whether the API server does not have the requested version any more, so that all objects must be listed."""
+    return error.status == 410 or error.reason in EXPIRATIONS
 
 
 def _name_reason(error: Exception) -> str:

@@ -115,6 +115,11 @@ class WebhookRuntime:
         if self._strategies is not None:
             self._strategies.recheck()
 
+    def note_other_cluster(self) -> None:
+        """Called when a login has led to another cluster, in which nothing is registered yet."""
+        for upkeep in self._kept:
+            upkeep.note_other_cluster()
+
     def holds(self, resource: Resource) -> bool:
         """Check whether the objects of the resource must not be handled yet, as their conversion is not in force."""
         return self._strategies is not None and self._strategies.holds(resource)

@@ -450,6 +450,30 @@ async def test_streams_and_requests_in_flight_outlive_their_credentials(server, 
         assert [batch async for batch in batches] == []
 
 
+@pytest.mark.parametrize('trust_env', [False, True], ids=['direct', 'aiohttp'])
+async def test_streams_end_when_a_login_leads_to_another_server(server, tls_server, settings, make_vault, trust_env):
+    server.add('GET', '/x', 401)
+    server.add('GET', '/watch', streaming(b'1\n', before=asyncio.Event()))
+    tls_server.add('GET', '/x', 200)
+    vault = make_vault(ConnectionInfo(server=server.url, trust_env=trust_env))
+
+    async def login():
+        return {'login0': ConnectionInfo(server=tls_server.url, insecure=True)}
+
+    vault.authenticate = login
+    async with api.ApiClient(vault, settings) as client:
+        client.note_lack('feature')
+        client.listeners.append(lambda: generations.append(client.cluster_generation))
+        generations = [client.cluster_generation]
+        with pytest.raises(errors.APIConnectionError):
+            async with client.stream('/watch') as batches:
+                assert await anext(batches) == [b'1']
+                await client.get_json('/x')
+                await anext(batches)
+        assert generations == [0, 1]
+        assert not client.lacks('feature')
+
+
 @pytest.fixture
 def no_leaks(recwarn):
     """Check that sessions are closed by us, not by the garbage collector."""

@@ -290,6 +290,39 @@ async def test_vault_uses_the_rest_before_it_logs_in():
     assert (await vault.select())[0] == 'b'
 
 
+@pytest.mark.parametrize(
+    'logins, generation',
+    [
+        ([['one'], ['one']], 0),
+        ([['one'], ['two']], 1),
+        ([['one'], ['two'], ['one']], 2),
+        ([['one', 'two'], ['two'], ['one']], 0),
+        ([['one'], ['one', 'two'], ['two']], 0),
+        ([['one', 'two'], ['three', 'four'], ['four']], 1),
+        ([['one', 'two'], ['three'], ['three', 'one']], 1),
+    ],
+)
+async def test_vault_notices_when_all_addresses_are_new(logins, generation):
+    def found(number, servers):
+        return {server: ConnectionInfo(server=server, token=str(number)) for server in servers}
+
+    vault = make_vault(*[found(number, servers) for number, servers in enumerate(logins)])
+    for servers in logins[:-1]:
+        for _ in servers:
+            key, creds = await vault.select()
+            vault.approve(key, creds)
+            await vault.invalidate(key, creds)
+    assert vault.authenticate.calls == len(logins)
+    assert vault.cluster_generation == generation
+
+
+async def test_vault_ignores_the_addresses_of_refused_credentials():
+    vault = make_vault({'a': info('old')}, {'a': info('old'), 'b': ConnectionInfo(server='https://other', token='t')})
+    await vault.invalidate(*await vault.select())
+    assert (await vault.select())[0] == 'b'
+    assert vault.cluster_generation == 1
+
+
 async def test_vault_ignores_the_late_news():
     old, new = info('old'), info('new')
     vault = Vault({'a': old})

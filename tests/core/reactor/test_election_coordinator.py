@@ -706,6 +706,25 @@ async def test_without_an_election_the_handlers_of_the_leadership_are_not_called
 
 
 @in_virtual_time
+async def test_a_replica_whose_yielding_handler_fails_releases_its_lease_in_time(world, replicas):
+    def declare(registry, settings, note):
+        @kopf.on.yielding(registry=registry)
+        async def failing():
+            raise ValueError("boo")
+
+        @kopf.on.cleanup(registry=registry)
+        async def cleanup():
+            note('cleanup')
+
+    async with replicas.run('a', declare):
+        await replicas.until_called('a', 'leading')
+        began = now()
+    assert 9 <= now() - began <= 12
+    assert replicas.called('a', 'cleanup')
+    assert not await replicas.holder()
+
+
+@in_virtual_time
 async def test_a_namespace_that_is_deleted_with_its_lease_stops_the_leader(world, replicas):
     await world.aio.create({'apiVersion': 'v1', 'kind': 'Namespace', 'metadata': {'name': 'ops'}})
     async with replicas.run('a', leadership={'namespace': 'ops'}):

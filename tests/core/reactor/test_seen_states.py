@@ -83,6 +83,8 @@ def is_selected(raw):
 class Client:
     """The client of the watch: what comes by the stream, and when a list is answered, is up to the test."""
 
+    cluster_generation = 0
+
     def __init__(self, server):
         self.server = server
         self.position = 0

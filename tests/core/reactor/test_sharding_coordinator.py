@@ -8,7 +8,7 @@ import json
 
 import aiohttp
 import pytest
-from operatorworld import in_virtual_time, new_world, running_operator
+from operatorworld import FINALIZER, in_virtual_time, new_world, running_operator
 
 import kopf
 from kopf._cogs.clients.api import ApiClient, decode
@@ -454,6 +454,26 @@ async def test_each_kind_of_work_changes_hands(world, members):
             for name in NAMES:
                 assert members.find('begin', name=f'daemon {name}', member='a') == ['a']
     assert len(members.find('delete')) == 12
+
+
+@pytest.mark.parametrize('decorators', [[kopf.on.event], [kopf.index], [kopf.on.event, kopf.index]])
+@in_virtual_time
+async def test_each_member_removes_former_finalizers_only_from_its_own_objects(world, members, decorators):
+    def declare(registry, settings, note):
+        async def fn(**_):
+            pass
+
+        for decorator in decorators:
+            decorator('configmaps', registry=registry)(fn)
+
+    async with members.run('a', declare), members.run('b', declare):
+        await members.balanced('a', 'b')
+        for name in NAMES:
+            await world.aio.create('configmaps', name, finalizers=[FINALIZER])
+        for name in NAMES:
+            await world.aio.wait_for('configmaps', name, lambda body: not body['metadata'].get('finalizers'))
+        await asyncio.sleep(30)
+    assert [len(world.patches(name)) for name in NAMES] == [1] * len(NAMES)
 
 
 @in_virtual_time

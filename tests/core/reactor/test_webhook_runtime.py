@@ -11,6 +11,7 @@ import kopf
 from kopf._core.engines import webhook_registration
 from kopf._core.engines.webhook_configurations import REVIEW_INTERVAL
 from kopf._core.reactor.webhook_runtime import ServerEndedError, ServerMissingError
+from kopf.testing import Sandbox
 
 VALIDATING, MUTATING = 'validatingwebhookconfigurations', 'mutatingwebhookconfigurations'
 NAME = 'test.kopf.dev'
@@ -143,6 +144,17 @@ async def test_configurations_that_another_process_has_emptied_are_written_again
         await world.aio.delete(VALIDATING, NAME)
         await asyncio.sleep(REVIEW_INTERVAL + 1)
         assert await world.aio.list(VALIDATING) == []  # as an administrator has wanted it
+
+
+async def test_configurations_are_written_to_another_cluster_too(world, server, hooks, monkeypatch):
+    world.declare(kopf.on.validate, 'validating')
+    async with Sandbox(crds=[world.root / 'examples' / 'crd.yaml']) as other, world.operator():
+        written = await hooks(VALIDATING, 'validating')
+        monkeypatch.setenv('KUBECONFIG', str(other.kubeconfig))
+        world.sandbox.faults.expire_tokens()
+        world.sandbox.faults.end_watches()
+        world.aio = other
+        assert await hooks(VALIDATING, 'validating') == written
 
 
 @pytest.mark.parametrize('address', ['shared', 'own'])
