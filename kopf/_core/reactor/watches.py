@@ -477,15 +477,24 @@ class ResourceWatch:
         }
 
     async def _list(self) -> None:
-        """List all objects in chunks. An expired continue token (HTTP 410) restarts the list."""
-        limit = self._settings.watching.chunk_size or CHUNK_SIZE
+        """List all objects in chunks, or as a whole if a continue token expires before the last chunk (HTTP 410)."""
+        limit: int | None = self._settings.watching.chunk_size or CHUNK_SIZE
         token: str | None = None
         selectors = self._select()  # the same for all chunks
         while True:
             # Why not resourceVersion=0, so that servers answer from their caches? Such a list can be older than the
             # known objects: the newest of them would look deleted.
             params = {'limit': limit, 'continue': token, **selectors}
-            page = await self._client.get_json(self._path, params, logger=logger)
+            try:
+                page = await self._client.get_json(self._path, params, logger=logger)
+            except errors.APIError as error:
+                if token is None or not _is_expired(error):
+                    raise
+                # Why not in chunks again? If all of them take longer than a token is valid, no list would ever end.
+                logger.debug("The list of %s expires between its chunks; requesting it as a whole: %s", self, error)
+                self._begin_list()
+                limit = token = None
+                continue
             if not isinstance(page, dict) or not isinstance(page.get('items', 0), list | None):
                 # If this were treated as an empty list, all objects would be reported as deleted.
                 raise errors.APIServerError(f"The answer is no list of objects: {str(page)[:200]}")
