@@ -624,6 +624,9 @@ class ResourceWatch:
                 if hasty:
                     raise StreamedListMissing(f"no objects and no end for {LIST_SILENCE:g} seconds") from error
                 self._silences += 1
+                # A low limit makes silence normal, and changes are not seen during the pause: it must not grow.
+                if self._since is not None:
+                    self._backoff = MIN_BACKOFF
                 raise StreamBroken('inactive', f"the stream is inactive for {limit:g} seconds; reconnecting") from error
         if self._since is None:
             self._endless_lists += 1

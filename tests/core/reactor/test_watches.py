@@ -687,18 +687,17 @@ async def test_deletions_in_a_gap_tell_who_it_was(watch, server, sink):
     }
 
 
-async def test_expired_tokens_start_the_list_anew(watch, server, sink, settings):
+async def test_a_list_whose_token_expires_is_requested_as_a_whole(watch, server, sink, settings):
     settings.watching.streaming_lists = False
     server.script = [
         page(obj('a', 1), obj('b', 2), version=3, token='x'),
         Refusal(410, reason='Expired'),
-        page(obj('a', 4), version=5, token='y'),
-        page(obj('c', 2), version=5),
+        page(obj('a', 4), obj('c', 2), version=5),
         Stream(modified('a', 6)),
     ]
     async with running(watch):
         await sink.has(a=6, c=2)
-    assert server.queries == [LIST, {**LIST, 'continue': 'x'}, LIST, {**LIST, 'continue': 'y'}, since(5)]
+    assert server.queries == [LIST, {**LIST, 'continue': 'x'}, {}, since(5)]
 
 
 @pytest.mark.parametrize('ending', ['end', 'cut', 'half', 'error'])
@@ -889,6 +888,8 @@ async def test_errors_of_one_object_leave_the_others_alone(watch, server, sink, 
 class Client:
     """Answers at once, and remembers when it was asked."""
 
+    cluster_generation = 0
+
     def __init__(self, *script, default=()):
         self.script = list(script)
         self.default = default
@@ -937,6 +938,32 @@ async def watch_for(client, settings, sink, seconds):
     async with running(watch):
         await asyncio.sleep(seconds)
     return watch
+
+
+class RelocatedClient(Client):
+    """Lists in chunks; a login leads to another cluster between the first two of them."""
+
+    def __init__(self):
+        super().__init__(default=[1])
+        self.pages = [page(obj('a', 1), token='next'), page(obj('b', 2), version=2), page(obj('c', 1), version=1)]
+        self.tokens = []
+
+    def lacks(self, feature):
+        return True
+
+    async def get_json(self, path, params, *, logger):
+        self.tokens.append(params['continue'])
+        self.cluster_generation = min(1, len(self.tokens) - 1)
+        return self.pages.pop(0)
+
+
+@pytest.mark.looptime
+async def test_lists_have_no_chunks_of_two_clusters(clock, settings, sink):
+    client, listed = RelocatedClient(), []
+    sink.listed = lambda watch: listed.append(dict(sink.versions))
+    await watch_for(client, settings, sink, 0.5)
+    assert client.tokens == [None, 'next', None]
+    assert listed == [{'c': '1'}]
 
 
 START = [bookmark(1, end=True)]
@@ -1031,6 +1058,28 @@ async def test_inactivity_is_counted_from_the_last_line(clock, settings, sink, l
     client = Client([*START, limit - 1, bookmark(2), limit - 1, bookmark(3), 999], default=[999])
     await watch_for(client, settings, sink, limit * 3 + 1)
     assert client.delays[0] == pytest.approx(limit * 3 - 2 + 0.8)
+
+
+class SilentClient(Client):
+    async def get_json(self, path, params, *, logger):
+        return {'metadata': {'resourceVersion': '1'}, 'items': []}
+
+
+@pytest.mark.looptime
+async def test_silent_streams_are_replaced_soon_each_time(clock, settings, sink):
+    settings.watching.inactivity_timeout = 3
+    client = SilentClient([*START, 999], default=[999])
+    watch = await watch_for(client, settings, sink, 40)
+    assert client.delays == pytest.approx([3.8] * 10)
+    assert watch.failure == 'the stream is inactive for 3 seconds; reconnecting'
+
+
+@pytest.mark.looptime
+async def test_silent_lists_are_replaced_ever_more_slowly(clock, settings, sink):
+    settings.watching.inactivity_timeout = 3
+    client = Client(default=[999])
+    await watch_for(client, settings, sink, 40)
+    assert client.delays[:3] == pytest.approx([3.8, 4.6, 6.2])
 
 
 @pytest.mark.looptime
