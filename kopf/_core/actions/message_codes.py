@@ -55,6 +55,8 @@ CODES = {
     "The changed certificates of the webhook server": 'certificates-unusable',
     "The cluster has no peering objects": 'peering-unserved',
     "The conversion strategy of %s has been changed": 'conversion-replaced',
+    "The finalizer %r has come back": 'finalizer-shared',
+    "The finalizer %r of a former version": 'finalizer-forbidden',
     "The handlers of {%s} do not have the same label_selector=": 'selectors-differ',
     "The holder %r of the Lease": 'lease-held-longer',
     "The instrument %r has failed": 'instrument-failed',

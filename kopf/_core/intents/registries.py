@@ -246,6 +246,8 @@ class HandlerTable(NamedTuple):
     """The change-detecting handlers that require the finalizer. Daemons can require it, too: see `Spawner`."""
     managing: bool = False
     """Whether the framework stores its state on the objects."""
+    releasing: bool = False
+    """Whether no handler requires the finalizer, so that it is removed if a former version of the operator left it."""
     dependents: tuple[tuple[ResourceHandler, Source], ...] = ()
     """The handlers of other resources that depend on the objects of this one, each with its source."""
     arguments: frozenset[str] | None = frozenset()
@@ -282,6 +284,7 @@ class HandlerTable(NamedTuple):
         )
         # Handlers of other resources depend on all objects of this one, so the server must not filter them by labels.
         selectors = {handler.label_selector for handler in every} | {None for _ in dependents}
+        managing = any(handler.modifies for handler in every)
         return cls(
             resource=resource,
             handlers=handlers,
@@ -295,7 +298,9 @@ class HandlerTable(NamedTuple):
             - {handler.id for handler in changing if not handler.initial},
             extra_fields=frozenset(handler.field for handler in every if handler.field and handler.extends_essence),
             finalizing=tuple(handler for handler in changing if handler.requires_finalizer),
-            managing=any(handler.modifies for handler in every),
+            managing=managing,
+            # Kinds on which handlers of other kinds depend are not the operator's own: it has no handlers for them.
+            releasing=bool(every) and not managing,
             label_selector=selectors.pop() if len(selectors) == 1 else None,
             dependents=dependents,
             arguments=find_arguments(handler for handler in every if handler.reads_indices),

@@ -3,9 +3,6 @@ The release of objects that are being deleted, but have children that Kubernetes
 
 Owner references work only in the same namespace. So an object with *remote* children, in other namespaces or
 cluster-scoped, has a finalizer: the operator deletes these children before the object.
-
-Objects can also have the finalizer for deletion handlers and daemons, from a former version of the operator. If it has
-only level-triggered handlers now, nothing else removes that finalizer, and the objects could never be deleted.
 """
 
 import asyncio
@@ -16,7 +13,6 @@ from kopf._cogs.clients.errors import APIConflictError
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import Body, RawBody, RawEvent
 from kopf._cogs.structs.credentials import LoginError
-from kopf._cogs.structs.finalizers import remove_finalizer
 from kopf._core.actions.loggers import ObjectLogger
 from kopf._core.engines.child_marks import has_finalizer, make_release, read_kinds
 from kopf._core.engines.pruning import delete_remote
@@ -33,6 +29,14 @@ Each further delay is twice as long.
 MAX_RELEASE_DELAY = 300.0
 """The longest of these delays (in seconds)."""
 
+FORMER_PAUSE = 3.0
+"""
+How long the finalizer of a former version stays (in seconds).
+
+The operator has no level-triggered handlers for the resource, so the finalizer can also be that of another operator
+with the same name. That operator removes it meanwhile.
+"""
+
 
 class Owner(Protocol):
     """The processor of the objects."""
@@ -43,25 +47,31 @@ class Owner(Protocol):
 
 class ChildRelease:
     """
-    Deletes the remote children of the deleted objects of one resource, and then removes the operator's finalizers.
+    Deletes the remote children of the deleted objects of one resource, and then removes the finalizer for them.
 
     Args:
         owner: the processor of the objects.
         client: the client of the API.
         applier: applies patches to objects.
         settings: the settings of the operator.
-        managing: whether other handlers of the resource decide on the finalizer for deletion handlers and daemons.
+        pause: the time between the first event of the deletion and the first attempt (in seconds).
     """
 
     def __init__(
-        self, owner: Owner, *, client: ApiClient, applier: Applier, settings: OperatorSettings, managing: bool
+        self,
+        owner: Owner,
+        *,
+        client: ApiClient,
+        applier: Applier,
+        settings: OperatorSettings,
+        pause: float,
     ) -> None:
         self._owner = owner
         self._client = client
         self._applier = applier
         self._settings = settings
         self._operator = settings.applying.operator
-        self._leftover = None if managing else settings.persistence.finalizer
+        self._pause = pause
         self._ending: dict[ObjectRecord, RawBody] = {}
         """The objects that are being deleted, and wait for the deletion of their remote children."""
         self._delays: dict[ObjectRecord, float] = {}
@@ -74,17 +84,19 @@ class ChildRelease:
         raw = event['object']
         if raw['metadata'].get('deletionTimestamp') is None:
             return False
-        if event['type'] == 'DELETED' or not self._is_held(raw):
+        if event['type'] == 'DELETED' or not has_finalizer(raw, self._operator):
             self.forget(record)
             return False
         if paused:
             return False
+        is_known = record in self._ending
         self._ending[record] = raw
+        if self._pause and not is_known:
+            self._delay(record, self._pause)
+        if record in self._delayed and record not in self._delays:
+            return False
         self._delayed.discard(record)
         return True
-
-    def _is_held(self, raw: RawBody) -> bool:
-        return has_finalizer(raw, self._operator) or self._leftover in (raw['metadata'].get('finalizers') or ())
 
     def forget(self, record: ObjectRecord) -> None:
         """Forget the object: it is released, or not handled here any more."""
@@ -101,14 +113,13 @@ class ChildRelease:
         return record in self._ending and record not in self._delayed
 
     async def release(self, record: ObjectRecord) -> None:
-        """Delete the remote children of the object, and then remove the operator's finalizers."""
+        """Delete the remote children of the object, and then remove the finalizer."""
         raw = self._ending.pop(record, None)
         if raw is None:
             return
         logger = ObjectLogger(body=Body(raw), settings=self._settings)
         try:
-            if has_finalizer(raw, self._operator):
-                await delete_remote(self._client, raw, read_kinds(raw, self._operator), logger)
+            await delete_remote(self._client, raw, read_kinds(raw, self._operator), logger)
             await self._remove_finalizer(record, raw, logger)
             self._delays.pop(record, None)
         except LoginError:
@@ -117,15 +128,14 @@ class ChildRelease:
             delay = self._delays.get(record, RELEASE_DELAY)
             self._delays[record] = min(delay * 2, MAX_RELEASE_DELAY)
             logger.error(
-                "The children in other namespaces can't be deleted; trying again in %g seconds: %r"
-                if has_finalizer(raw, self._operator)
-                else "The finalizer of a former version can't be removed; trying again in %g seconds: %r",
-                delay,
-                error,
+                "The children in other namespaces can't be deleted; trying again in %g seconds: %r", delay, error
             )
             self._ending[record] = raw
-            self._delayed.add(record)
-            asyncio.get_running_loop().call_later(delay, self._retry, record)
+            self._delay(record, delay)
+
+    def _delay(self, record: ObjectRecord, delay: float) -> None:
+        self._delayed.add(record)
+        asyncio.get_running_loop().call_later(delay, self._retry, record)
 
     def _retry(self, record: ObjectRecord) -> None:
         self._delayed.discard(record)
@@ -135,8 +145,6 @@ class ChildRelease:
     async def _remove_finalizer(self, record: ObjectRecord, raw: RawBody, logger: ObjectLogger) -> None:
         known: RawBody | None = raw
         patch = make_release(self._operator)
-        if self._leftover is not None:
-            patch.fns.append(remove_finalizer(self._leftover))
         for delay in CONFLICT_DELAYS:
             result = await self._applier.send_once(record, raw['metadata'].get('uid'), patch, known, logger)
             if not result.remaining_fns:

@@ -29,7 +29,7 @@ from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.handlers import Source
 from kopf._core.intents.registries import HandlerTable
 from kopf._core.reactor.applying import CONFLICT_DELAYS
-from kopf._core.reactor.child_release import ChildRelease
+from kopf._core.reactor.former_finalizers import FormerFinalizer
 from kopf._core.reactor.level_runs import LevelRunner
 from kopf._core.reactor.object_records import ObjectRecord
 from kopf._core.reactor.processing import Processor
@@ -44,7 +44,17 @@ LIST_PATIENCE = 30.0
 
 
 class LevelProcessor(Processor):
-    """Processes the events of all the objects of one resource, and runs their level-triggered handlers."""
+    """
+    Processes the events of all the objects of one resource, and runs their level-triggered handlers.
+
+    Args:
+        context: what the operator shares.
+        client: the client of the API.
+        table: the handlers of the resource.
+        workers: the workers of the operator.
+        levels: the level-triggered handlers of the operator.
+        former_finalizer: the finalizer to be removed; ``None`` if other handlers decide on it.
+    """
 
     def __init__(
         self,
@@ -54,13 +64,11 @@ class LevelProcessor(Processor):
         table: HandlerTable,
         workers: WorkerPool,
         levels: Levels,
+        former_finalizer: FormerFinalizer | None = None,
     ) -> None:
-        super().__init__(context, client=client, table=table, workers=workers)
+        super().__init__(context, client=client, table=table, workers=workers, former_finalizer=former_finalizer)
         self._leveler = Leveler(self, self._decider, levels)
         self._runner = LevelRunner(self._leveler, self._applier, workers, self.meter)
-        self._release = ChildRelease(
-            self, client=client, applier=self._applier, settings=context.settings, managing=table.managing
-        )
 
     @property
     def requesting(self) -> bool:
@@ -70,8 +78,6 @@ class LevelProcessor(Processor):
 
     def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
         if self._successor is None:
-            if self._release.note(record, event, paused=self._workers.paused):
-                self.call(record, urgent=True)
             if event['type'] == 'DELETED':
                 self._leveler.forget(record)
             elif not self._workers.paused:  # events of a pause are skipped: all objects are listed again after it
@@ -90,7 +96,6 @@ class LevelProcessor(Processor):
 
     def surrendered(self, records: Collection[ObjectRecord]) -> None:
         for record in records:
-            self._release.forget(record)
             self._leveler.forget(record)
         super().surrendered(records)
 
@@ -114,9 +119,12 @@ class LevelProcessor(Processor):
     # Working.
 
     def is_due(self, record: ObjectRecord) -> bool:
-        if super().is_due(record) or self._dropped:
-            return super().is_due(record)
-        return self._leveler.is_pending(record) or self._release.is_due(record)
+        return super().is_due(record) or (not self._dropped and self._leveler.is_pending(record))
+
+    @staticmethod
+    def _has_step(record: ObjectRecord) -> bool:
+        """Check whether the next step of the object can begin now."""
+        return record.has_work and not record.throttled
 
     async def work(self, record: ObjectRecord) -> None:
         # This comes first: the parent class would also hand the work over, but it is not called for throttled objects.
@@ -130,25 +138,23 @@ class LevelProcessor(Processor):
         while True:
             # The other handlers run first, so that level-triggered handlers see the state after these. While they are
             # throttled, their events and patches are kept for their next attempt.
-            if not record.throttled:
-                await super().work(record)
+            await super().work(record)
             # This is checked after each `await`, as another processor can have taken over the objects meanwhile.
             if self._has_successor() or self._dropped:
                 return
             if (
-                super().is_due(record)
+                self._has_step(record)
                 or self._workers.must_stop(record)
                 or (has_run and self._workers.must_yield(record))
             ):
                 self._leveler.yield_slots(record)
                 return
-            if self._release.is_wanted(record):
-                await self._release.release(record)
-                return
+            if self._release is not None and self._release.is_wanted(record):
+                return  # this attempt has failed
             run = self._leveler.begin(record)
             if run is None:
                 return
-            await self._runner.run(record, run, super().is_due)
+            await self._runner.run(record, run, self._has_step)
             has_run = True  # an object that is triggered all the time must not keep its worker for ever
 
     async def _step(self, record: ObjectRecord, event: RawEvent | None, *, number: int) -> float | None:
@@ -157,11 +163,6 @@ class LevelProcessor(Processor):
             # The body is the response to the patch of the other handlers: the watch can bring this state much later.
             self._leveler.receive(record, record.body)
         return delay
-
-    def release_later(self, record: ObjectRecord) -> None:
-        """Request a worker for another attempt to delete the remote children of the object."""
-        if not self._dropped and not self._workers.paused:
-            self.call(record, urgent=False)
 
     # The host of the leveler.
 

@@ -42,6 +42,7 @@ from kopf._core.intents.handlers import ReconcilingHandler
 from kopf._core.intents.registries import HandlerTable
 from kopf._core.reactor.coordination import Controls, CoordinatorContext, OwnerCheck, Surrender, make_coordinator
 from kopf._core.reactor.discovery_sinks import DefinitionsSink, NamespaceSink, join_names
+from kopf._core.reactor.former_finalizers import FormerFinalizer
 from kopf._core.reactor.indexing_gate import IndexingGate
 from kopf._core.reactor.informer import Informer
 from kopf._core.reactor.object_records import ObjectRecord, get_api_version
@@ -206,6 +207,7 @@ class Orchestrator:
         self._resources: Collection[Resource] | None = None
         self._served: dict[Scope, HandlerTable] = {}
         self._leaving: dict[Scope, Leaving] = {}
+        self._former_finalizers: dict[tuple[str, str], FormerFinalizer] = {}  # by group and plural
         self._held: set[Resource] = set()  # the resources whose indices are expected before their watches begin
         self._checks = list(self._make_checks())
         self._permissions = self._make_permissions()
@@ -957,8 +959,17 @@ class Orchestrator:
         """Create the processor of the resource, which gets its events after they are indexed."""
         tools = self._tools
         is_leveled = bool(table.of(ReconcilingHandler))
+        former_finalizer = self._get_former_finalizer(table)
         processor = (
-            None if is_leveled else Processor(tools.context, client=tools.client, table=table, workers=tools.workers)
+            None
+            if is_leveled
+            else Processor(
+                tools.context,
+                client=tools.client,
+                table=table,
+                workers=tools.workers,
+                former_finalizer=former_finalizer,
+            )
         )
         if processor is not None and not table.dependents:
             return self._filter(processor)
@@ -972,13 +983,27 @@ class Orchestrator:
         sink: ObjectSink = self._filter(
             processor
             or LevelProcessor(
-                tools.context, client=tools.client, table=table, workers=tools.workers, levels=self._levels
+                tools.context,
+                client=tools.client,
+                table=table,
+                workers=tools.workers,
+                levels=self._levels,
+                former_finalizer=former_finalizer,
             )
         )
         if table.dependents:
             sink = RelationSink(sink, table=table, levels=self._levels)
             sink.expect()
         return sink
+
+    def _get_former_finalizer(self, table: HandlerTable) -> FormerFinalizer | None:
+        """Return the finalizer to be removed, if there is one; the processors of all namespaces share it."""
+        if not table.releasing:
+            return None
+        key = table.resource.group, table.resource.plural
+        if key not in self._former_finalizers:
+            self._former_finalizers[key] = FormerFinalizer(self._tools.context.settings.persistence.finalizer)
+        return self._former_finalizers[key]
 
     def _filter(self, sink: ObjectSink) -> ObjectSink:
         """Let the sink get only the objects that this operator handles, if others handle the rest."""

@@ -15,10 +15,13 @@ from kopf._cogs.clients.api import ApiClient
 from kopf._cogs.structs.bodies import RawBody, RawEvent
 from kopf._cogs.structs.credentials import LoginError
 from kopf._cogs.structs.references import Resource
+from kopf._core.engines.child_marks import has_finalizer
 from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.decisions import Decider
+from kopf._core.intents.handlers import ReconcilingHandler
 from kopf._core.intents.registries import HandlerTable
 from kopf._core.reactor.applying import Applier
+from kopf._core.reactor.former_finalizers import FormerFinalizer
 from kopf._core.reactor.hosting import ObjectHost
 from kopf._core.reactor.object_records import ObjectRecord
 from kopf._core.reactor.reconciling import Reconciler
@@ -32,13 +35,23 @@ from kopf._core.reactor.workers import WorkerPool
 
 if TYPE_CHECKING:
     from kopf._cogs.structs.meters import ResourceMeter
+    from kopf._core.reactor.child_release import ChildRelease
 
 MAX_STEPS = 1000
 """The number of consecutive steps without an event, after which the object is throttled: there must be a bug."""
 
 
 class Processor(ObjectSink):
-    """Processes the events of all the objects of one resource."""
+    """
+    Processes the events of all the objects of one resource.
+
+    Args:
+        context: what the operator shares.
+        client: the client of the API.
+        table: the handlers of the resource.
+        workers: the workers of the operator.
+        former_finalizer: the finalizer to be removed; ``None`` if handlers decide on it.
+    """
 
     def __init__(
         self,
@@ -47,8 +60,11 @@ class Processor(ObjectSink):
         client: ApiClient,
         table: HandlerTable,
         workers: WorkerPool,
+        former_finalizer: FormerFinalizer | None = None,
     ) -> None:
         settings = context.settings
+        self._settings = settings
+        self._client = client
         self._workers = workers
         self._instruments = context.instruments
         meters = context.instruments.meters
@@ -72,9 +88,16 @@ class Processor(ObjectSink):
             applier=self._applier,
             host=self._host,
             workers=workers,
+            former_finalizer=former_finalizer,
         )
         self._stale_events = StaleEventFilter(settings, self.receive)
-        self._screen = EventScreen(table, reconciler=self._reconciler, stale_events=self._stale_events, workers=workers)
+        self._screen = EventScreen(
+            table,
+            reconciler=self._reconciler,
+            stale_events=self._stale_events,
+            workers=workers,
+            former_finalizer=former_finalizer,
+        )
         self._stepper = ObjectStepper(
             context,
             decider=self._decider,
@@ -82,7 +105,10 @@ class Processor(ObjectSink):
             reconciler=self._reconciler,
             stale_events=self._stale_events,
             meter=self.meter,
+            former_finalizer=former_finalizer,
         )
+        self._release: ChildRelease | None = None
+        """The release of owners of remote children, once one of them is being deleted."""
         self._dropped = False
         self._successor: Processor | None = None
 
@@ -118,12 +144,34 @@ class Processor(ObjectSink):
         if self._successor is not None:
             self._successor.receive(record, event, listed_since=listed_since)
             return
+        # Why not `is_deleted`? For raw events, a call costs a noticeable part of the whole step. An object that was
+        # deleted at once has no children to be released.
+        if event['object']['metadata'].get('deletionTimestamp') is not None:
+            self._receive_end(record, event)
         if not self._screen.keep(record, event, listed_since=listed_since):
             return
         if not record.throttled:
             self._workers.start(self, record, urgent=listed_since is None)
         elif (delay := self._hasten(record, event)) is not None:
             self._wake_later(record, delay, reason='failed')
+
+    def _receive_end(self, record: ObjectRecord, event: RawEvent) -> None:
+        """Receive the event of an object that is being deleted: it can have remote children."""
+        if self._release is None:
+            if event['type'] == 'DELETED' or not has_finalizer(event['object'], self._settings.applying.operator):
+                return
+            self._release = self._make_release()
+        if self._release.note(record, event, paused=self._workers.paused):
+            self._workers.start(self, record, urgent=True, at_once=False)  # the event is received before it is handled
+
+    def _make_release(self) -> 'ChildRelease':
+        # Why not at the top? Few operators have remote children, and all others would start more slowly.
+        from kopf._core.reactor.child_release import FORMER_PAUSE, ChildRelease
+
+        # Why also without such handlers? A former version of the operator can have had them: without the release, the
+        # object could never be deleted.
+        pause = 0.0 if self.table.of(ReconcilingHandler) else FORMER_PAUSE
+        return ChildRelease(self, client=self._client, applier=self._applier, settings=self._settings, pause=pause)
 
     def _hasten(self, record: ObjectRecord, event: RawEvent) -> float | None:
         return self._throttling.hasten(record, event, check_stale=lambda: self._stale_events.drop_stale(record, event))
@@ -160,6 +208,8 @@ class Processor(ObjectSink):
         """Start no more steps for these objects, and stop their daemons: another operator handles them soon."""
         for record in records:
             record.abandon()
+            if self._release is not None:
+                self._release.forget(record)
             if record.daemons is not None:
                 record.daemons.surrender()
 
@@ -214,7 +264,9 @@ class Processor(ObjectSink):
         """Check whether the object requires a worker now."""
         if self._successor is not None:
             return self._successor.is_due(record)
-        return record.has_work and not record.throttled
+        if record.has_work and not record.throttled:
+            return True
+        return self._release is not None and not self._dropped and self._release.is_due(record)
 
     async def work(self, record: ObjectRecord) -> None:
         """Process the object, step by step, until it has no work that is due now."""
@@ -222,7 +274,7 @@ class Processor(ObjectSink):
             await self._successor.work(record)
             return
         steps = 0
-        while record.has_work and not self._dropped and not self._workers.must_stop(record):
+        while record.has_work and not record.throttled and not self._dropped and not self._workers.must_stop(record):
             if steps and record.pending is not None and self._workers.must_yield(record):
                 return  # let queued objects run: an object that changes all the time must not keep its worker forever
             event = record.take_pending()
@@ -257,6 +309,14 @@ class Processor(ObjectSink):
         # Planned steps need the body, because they have no event.
         if record.wakeup is None and record.cycle is None and record.pending_patch is None:
             record.drop_body()
+        if self._release is not None and self._release.is_due(record):
+            if not self._dropped and not self._workers.must_stop(record):
+                await self._release.release(record)
+
+    def release_later(self, record: ObjectRecord) -> None:
+        """Request a worker for another attempt to delete the remote children of the object."""
+        if not self._dropped and not self._workers.paused:
+            self._workers.start(self, record, at_once=False)
 
     def _step(self, record: ObjectRecord, event: RawEvent | None, *, number: int) -> Awaitable[float | None]:
         return self._stepper.step(record, event, number=number)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import cast
 
 from kopf._cogs.clients.api import AnyLogger
+from kopf._cogs.clients.errors import APIForbiddenError
 from kopf._cogs.clients.pacing import background
 from kopf._cogs.structs.bodies import Body, BodyEssence, RawBody, RawEvent
 from kopf._cogs.structs.body_guards import BodyGuard
@@ -33,6 +34,7 @@ from kopf._core.intents.decisions import NO_FIELDS, TITLES, Decider, Decision
 from kopf._core.intents.results import deliver_results
 from kopf._core.intents.storage_errors import StorageError
 from kopf._core.reactor.applying import CONFLICT_DELAYS, Applier, complete
+from kopf._core.reactor.former_finalizers import FormerFinalizer
 from kopf._core.reactor.hosting import ObjectHost
 from kopf._core.reactor.object_records import ObjectRecord, get_key, make_logger
 from kopf._core.reactor.selftriggers import SelfTriggerDetector
@@ -57,12 +59,14 @@ class Reconciler:
         applier: Applier,
         host: ObjectHost,
         workers: WorkerPool,
+        former_finalizer: FormerFinalizer | None = None,
     ) -> None:
         self._settings = settings = context.settings
         self._decider = decider
         self._applier = applier
         self._host = host
         self._workers = workers
+        self._former_finalizer = former_finalizer
         self._lifecycle = context.lifecycle
         self._indices = context.indices
         self._copy_memo = context.copy_memo
@@ -93,7 +97,7 @@ class Reconciler:
             return False
 
     async def observe(
-        self, record: ObjectRecord, event: RawEvent, body: Body, patch: Patch, observed: bool
+        self, record: ObjectRecord, event: RawEvent, body: Body, patch: Patch, observed: bool, guarded: bool
     ) -> RawEvent:
         """
         Run the handlers of raw events (``@kopf.on.event``).
@@ -104,12 +108,12 @@ class Reconciler:
             body: the object in the event.
             patch: the patch that the handlers can change.
             observed: whether to tell the instruments of the handlers, if there are any.
+            guarded: whether to undo their in-place changes of the object, because the step goes on with it.
 
         Returns:
             The event as it was before the handlers, which can have modified its object in place.
         """
-        # If there are no handlers of other kinds, no later step uses this body, so in-place changes need not be undone.
-        guard = BodyGuard(event['object']) if self._managing else None
+        guard = BodyGuard(event['object']) if guarded else None
         local = LocalObjectLogger(body=body, settings=self._settings)
         cause = WatchingCause(
             logger=local,
@@ -218,6 +222,8 @@ class Reconciler:
         record.keep_patch(None)
         if decision is None and deciding:
             record.leave_cycle()
+            if self._former_finalizer is not None:
+                delay = await self._remove_former_finalizer(record, self._former_finalizer)
         # A step that only adds the finalizer begins no cycle. The response to its patch requeues the object.
         elif decision is not None and not decision.add_finalizer:
             if done:
@@ -460,6 +466,37 @@ class Reconciler:
         # Why a function? It becomes a JSON patch with a test of the resource version. A merge patch would replace the
         # whole list, and remove finalizers that other controllers have added in the meantime.
         bookkeeping.fns.append(remove_finalizer(self._decider.finalizer))
+
+    async def _remove_former_finalizer(self, record: ObjectRecord, former: FormerFinalizer) -> float | None:
+        """
+        Remove the finalizer of a former version of the operator from the object, if it is there.
+
+        Why not together with the patch of the handlers? Each of them can be refused while the other one is permitted.
+
+        Returns:
+            The delay until the next attempt (in seconds); ``None`` if there is nothing more to do.
+        """
+        raw, resource = record.body, self._decider.table.resource
+        if raw is None or not former.is_on(record, raw) or self._workers.must_stop(record):
+            return None
+        logger = make_logger(record, resource, self._settings)
+        if not former.begin(record, raw, resource, logger):
+            return None
+        if pause := former.get_pause(raw):
+            return pause
+        logger.debug("Removing the finalizer, as there are no handlers requiring it.")
+        try:
+            with background(not self._workers.is_urgent(record), self._workers.pressure):
+                removal = Patch(fns=[remove_finalizer(former.finalizer)])
+                is_done, delay = await self._applier.apply(record, None, Patch(), removal)
+        except APIForbiddenError as error:
+            if error.is_by_admission:
+                raise
+            former.note_forbidden(record, resource, logger)
+            return None
+        if is_done and record.body is not None:
+            former.note_removed(record, record.body)
+        return delay
 
     def _find_delay(self, record: ObjectRecord, decision: Decision) -> float | None:
         """Return the delay until the next handler is due (in seconds); requeue the object if a handler is due now."""

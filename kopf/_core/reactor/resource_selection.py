@@ -108,6 +108,11 @@ def resolve_tables(
         for resource, selectors in served.items()
         if resource not in unwatchable | unpatchable
     }
+    managed = {(resource.group, resource.plural) for resource, table in tables.items() if table.managing}
+    for resource, table in tables.items():
+        # The same objects are served in another version, and its handlers decide on the finalizer.
+        if table.releasing and (resource.group, resource.plural) in managed:
+            tables[resource] = table._replace(releasing=False)
     return tables, problems._replace(
         unwatchable=frozenset(unwatchable),
         unpatchable=frozenset(unpatchable),

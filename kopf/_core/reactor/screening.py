@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Set
 from kopf._cogs.structs.bodies import RawEvent
 from kopf._core.engines.stoppers import DaemonStoppingReason
 from kopf._core.intents.registries import HandlerTable
+from kopf._core.reactor.former_finalizers import FormerFinalizer
 from kopf._core.reactor.object_records import ObjectRecord, is_deleted
 from kopf._core.reactor.reconciling import Reconciler
 from kopf._core.reactor.stale_events import Receiver, StaleEventFilter
@@ -31,6 +32,7 @@ class EventScreen:
         reconciler: compares the states of objects with the handled ones.
         stale_events: the filter of stale events.
         workers: the workers of the operator.
+        former_finalizer: the finalizer to be removed; ``None`` if handlers decide on it.
     """
 
     def __init__(
@@ -40,11 +42,13 @@ class EventScreen:
         reconciler: Reconciler,
         stale_events: StaleEventFilter,
         workers: WorkerPool,
+        former_finalizer: FormerFinalizer | None = None,
     ) -> None:
         self._observing, self._managing = bool(table.watching), table.managing
         self._reconciler = reconciler
         self._stale_events = stale_events
         self._workers = workers
+        self._former_finalizer = former_finalizer
         self._known: Set[str] = frozenset()
         """The uids of the objects that existed when the operator paused."""
         self._recent: dict[ObjectRecord, RawEvent] = {}
@@ -80,8 +84,8 @@ class EventScreen:
 
     def _screen(self, record: ObjectRecord, event: RawEvent) -> bool:
         """Return whether the event of an object at rest needs a worker. A stale event does not; see `echoes`."""
-        if not self._observing and not self._managing:
-            return False
+        if not self._observing and not self._managing and record.body is None:
+            return self._former_finalizer is not None and self._former_finalizer.is_on(record, event['object'])
         # Handlers of raw events get all events, including stale ones. A known body means that a timer or a cycle is in
         # progress.
         if self._observing or record.body is not None or record.cycle is not None or event['type'] == 'DELETED':

@@ -99,6 +99,13 @@ class StaleEventFilter:
 
     # Deleted objects.
 
+    def supersede(self, record: ObjectRecord) -> None:
+        """Called when the worker takes the DELETED event of an object: drop the older event that is held back."""
+        # Why not in `forget`? Before that, handlers of raw events run. If the timeout was over meanwhile, the older
+        # event would be received after the deletion, and the object would seem to exist again.
+        if record.expected is not None:
+            record.expected.take_unsure()
+
     def forget(self, record: ObjectRecord, event: RawEvent) -> None:
         """Called when the DELETED event of an object is processed, after its state is forgotten."""
         self._disinherit(record)

@@ -18,6 +18,7 @@ from kopf._core.intents.causes import LISTED
 from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.decisions import Decider
 from kopf._core.reactor.applying import Applier
+from kopf._core.reactor.former_finalizers import FormerFinalizer
 from kopf._core.reactor.object_records import ObjectRecord, get_api_version, get_key, make_logger
 from kopf._core.reactor.reconciling import Reconciler
 from kopf._core.reactor.stale_events import StaleEventFilter
@@ -37,6 +38,7 @@ class ObjectStepper:
         reconciler: does the rest of each step.
         stale_events: the filter of stale events.
         meter: measures the steps, if there are metrics.
+        former_finalizer: the finalizer to be removed; ``None`` if handlers decide on it.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class ObjectStepper:
         reconciler: Reconciler,
         stale_events: StaleEventFilter,
         meter: 'ResourceMeter | None',
+        former_finalizer: FormerFinalizer | None = None,
     ) -> None:
         self._settings = context.settings
         self._instruments = context.instruments
@@ -55,6 +58,7 @@ class ObjectStepper:
         self._applier = applier
         self._reconciler = reconciler
         self._stale_events = stale_events
+        self._former_finalizer = former_finalizer
         self._observing, self._managing = bool(decider.table.watching), decider.table.managing
         # Without such handlers, a step calls handlers of raw events, or plans the runs of level-triggered handlers. The
         # former is measured with the worker, and the latter are measured themselves.
@@ -132,24 +136,28 @@ class ObjectStepper:
         if event is None:
             return await self._step_without_event(record)
         body = Body(event['object'])
-        patch, stale = Patch(body=body), False
+        patch, stale, is_deletion = Patch(body=body), False, event['type'] == 'DELETED'
+        releasing = self._former_finalizer is not None and self._former_finalizer.is_on(record, event['object'])
         try:
-            if record.unverified and event['type'] != 'DELETED':
+            if is_deletion:
+                self._stale_events.supersede(record)
+            elif record.unverified:
                 record.verify(untouched=self._is_untouched(record, body))
             if self._observing:
                 # Handlers of raw events get all events, also deletions and stale states. But the staleness is checked
                 # first, because a list can end the expectation while these handlers are running.
-                stale = event['type'] != 'DELETED' and self._stale_events.drop_stale(record, event)
-                event = await self._reconciler.observe(record, event, body, patch, observed)
+                stale = not is_deletion and self._stale_events.drop_stale(record, event)
+                guarded = self._managing or releasing
+                event = await self._reconciler.observe(record, event, body, patch, observed, guarded)
         except Exception:
             record.put_back(event)  # the event is the only place that has the state
             raise
-        if event['type'] == 'DELETED':
+        if is_deletion:
             await self._save_before_forgetting(record)
             self._forget(record, event, body)
             return None
         # Without change-detecting handlers or daemons, no state is kept that the event could be compared with.
-        if not self._managing and not patch and record.body is None:
+        if not self._managing and not patch and not releasing and record.body is None:
             record.watch_selfpatching(None)
             return None
         stale = self._stale_events.drop_stale(record, event) or stale

@@ -654,26 +654,6 @@ async def test_the_finalizer_is_not_needed(world):
     assert len(world.calls) <= count + 1
 
 
-@pytest.mark.parametrize('refused', [False, True])
-@in_virtual_time
-async def test_the_finalizer_of_a_former_version_is_removed_when_the_object_is_deleted(world, refused):
-    world.declare(RECONCILE, 'fn')
-    await world.create(finalizers=['example.com/other', FINALIZER])
-    await world.create('ending', finalizers=[FINALIZER])
-    await world.delete('ending')
-    if refused:
-        world.sandbox.faults.error(403, times=2, method='PATCH', name='obj')
-    async with world.operator():
-        await world.gone('ending')
-        await world.until_called('fn')
-        await world.delete()
-        await world.aio.wait_for('kopfexamples', 'obj', lambda body: FINALIZER not in body['metadata']['finalizers'])
-        assert (await world.get())['metadata']['finalizers'] == ['example.com/other']
-        await world.aio.patch('kopfexamples', 'obj', {'metadata': {'finalizers': None}})
-        await world.gone()
-    assert not any("children" in line for line in world.log.texts)
-
-
 @in_virtual_time
 async def test_the_finalizer_of_a_former_version_is_left_to_the_deletion_handlers(world):
     world.declare(RECONCILE, 'fn')

@@ -63,6 +63,27 @@ async def test_events_from_before_a_deletion_are_not_handled_after_the_end_of_it
     assert len(world.called('create')) == 1
 
 
+@in_virtual_time
+async def test_an_event_that_was_held_back_is_not_handled_after_the_deletion(world):
+    world.settings.persistence.consistency_timeout = 1
+    creating = Gate()
+    world.declare(kopf.on.create, 'create', does=creating)
+    world.declare(kopf.on.event, 'see', does=[None, None, lambda **_: asyncio.sleep(3)])
+    world.declare(kopf.on.reconcile, 'level', interval=1)
+    await world.create()
+    async with world.operator():
+        await world.until_called('create')
+        world.sandbox.faults.error(404, verb='patch', resource='kopfexamples')  # as if it was deleted already
+        creating.open()
+        await asyncio.sleep(0.1)
+        await world.edit(field='edited')
+        await world.until_called('see', times=2)
+        await world.delete()
+        await asyncio.sleep(10)
+    assert [kwargs['type'] for kwargs in world.called('see')] == [None, 'MODIFIED', 'DELETED']
+    assert world.ids[-1] == 'see'  # level-triggered handlers do not run either
+
+
 async def pause_for_a_moment(world):
     """Let a peer take over, and leave again at once, without having done anything."""
     boss = {'priority': 100, 'lastseen': datetime.datetime.now(datetime.UTC).isoformat(), 'lifetime': 60}

@@ -27,7 +27,7 @@ class Parts:
         self.pause = 0.0
         self.wanted = {}
 
-    async def observe(self, record, event, body, patch, observed):
+    async def observe(self, record, event, body, patch, observed, guarded):
         self.calls.append(('observe', event['type']))
         patch.update(self.wanted)
         if self.error is not None:
