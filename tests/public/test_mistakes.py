@@ -132,6 +132,12 @@ REFUSED = {
         "Handler 'fn' (...) asks for 'object', which it is not given. There is no such argument, and no index of this "
         "name. There are: annotations, body, ...",
     ),
+    "the id of the last-handled configuration": (
+        "@kopf.on.create('kopfexamples', id='last-handled-configuration')\ndef fn(**_): pass",
+        "Handler 'last-handled-configuration' (...) would store its progress in the annotation ... of its objects, in "
+        "which settings.persistence.diffbase_storage stores the last-handled configuration. Rename the function, or "
+        "give it another id=.",
+    ),
     "a method": (
         "class A:\n    " + CREATE + "    def fn(self, **_): pass",
         "@kopf.on.create: the function 'A.fn' (...) is a method, and it is not known of which object. Use a function, "
@@ -315,6 +321,11 @@ WARNED = {
         CREATE + "def fn(**_): pass\n" + CREATE + "def fn(**_): pass",
         "Handler 'fn' is declared twice for the same: in ... and in ... Only one of the functions will be called for "
         "an object. Rename one of them, or give it another id=.",
+    ),
+    "ids that are nearly the same": (
+        "@kopf.on.update('kopfexamples', id='fn.a')\n@kopf.on.create('kopfexamples', id='fn/a')\ndef fn(**_): pass",
+        "Handler 'fn/a' (...) and Handler 'fn.a' (...) store their progress in the same annotation, ..., so each of "
+        "them can be called too often, or not at all. Give one of them an id= that differs in more than '/' and '.'.",
     ),
     "a status that is pruned": (
         "@kopf.on.create('stricts')\ndef fn(**_): return {'url': 'http://...'}",

@@ -133,6 +133,10 @@ class DiffBaseStorage(
         """Add the essence to the patch as the last-handled one."""
         raise NotImplementedError
 
+    def list_annotations(self) -> Collection[str]:
+        """Return the annotations that the storage uses; none if it stores the essences elsewhere."""
+        return ()
+
 
 class AnnotationsDiffBaseStorage(storage_formats.StorageKeyFormingConvention, DiffBaseStorage):
     """
@@ -219,6 +223,9 @@ class AnnotationsDiffBaseStorage(storage_formats.StorageKeyFormingConvention, Di
             if value is not None or full_key in annotations:
                 dicts.ensure(patch, ('metadata', 'annotations', full_key), value)
         self._store_marker(prefix=self.prefix, patch=patch, body=body)
+
+    def list_annotations(self) -> Collection[str]:
+        return [*self.make_keys(self.key), self._make_packed_key(bodies.Body({}))]
 
     def _make_packed_key(self, body: bodies.Body) -> str:
         return self.make_v2_key(self.mark_key(f'{self.key}-packed', body=body))
@@ -311,6 +318,9 @@ class MultiDiffBaseStorage(DiffBaseStorage):
     def store(self, *, body: bodies.Body, patch: patches.Patch, essence: bodies.BodyEssence) -> None:
         for storage in self.storages:
             storage.store(body=body, patch=patch, essence=essence)
+
+    def list_annotations(self) -> Collection[str]:
+        return [name for storage in self.storages for name in storage.list_annotations()]
 
 
 def _add_field(essence: dict[str, Any], body: bodies.Body, path: dicts.FieldPath) -> dict[str, Any]:

@@ -106,6 +106,10 @@ class ProgressStorage(storage_formats.StorageStanzaCleaner, metaclass=abc.ABCMet
         """Remove all traces of the storage from the essence; the given one is not modified (but can be returned)."""
         return essence
 
+    def list_annotations(self, key: ids.HandlerId) -> Collection[str]:
+        """Return the annotations in which the record of a handler is stored; none if it is stored elsewhere."""
+        return ()
+
     def flush(self) -> None:
         """Complete postponed writes. Called when all records of a handling cycle are written."""
 
@@ -186,6 +190,9 @@ class AnnotationsProgressStorage(
         if len(kept) < len(annotations):
             essence = {**essence, 'metadata': {**essence['metadata'], 'annotations': kept}}
         return storage_formats.clear_empty_stanzas(essence)
+
+    def list_annotations(self, key: ids.HandlerId) -> Collection[str]:
+        return list(self.make_keys(key))
 
 
 class StatusProgressStorage(ProgressStorage):
@@ -311,6 +318,9 @@ class MultiProgressStorage(ProgressStorage):
         for storage in self.storages:
             essence = storage.clear(essence=essence)
         return essence
+
+    def list_annotations(self, key: ids.HandlerId) -> Collection[str]:
+        return [name for storage in self.storages for name in storage.list_annotations(key)]
 
     def flush(self) -> None:
         for storage in self.storages:

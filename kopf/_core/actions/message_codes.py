@@ -93,7 +93,9 @@ COMPOSED = {
     'member-untrue': "The Lease of a member of the shards says what cannot be.",
     'metrics-unexposed': "Metrics of the program are not exposed, as they clash with others or their collector fails.",
     'patch-refused': "The API server refuses the patch of an object.",
+    'progress-shared': "The ids of two handlers are so similar that they store their progress in the same annotation.",
     'shards-differ': "The members of the shards have different settings.",
+    'storage-not-in-schema': "The schema of a kind drops the fields in which the framework stores its state.",
     'webhook-result-ignored': "A handler of webhooks has returned or patched something, which has no effect.",
 }
 """What the messages are about that have no beginning in common, by their codes. These are given with the record."""

@@ -13,6 +13,7 @@ from kopf._cogs.structs.references import Resource
 from kopf._core.engines.verdicts import is_own_kind
 from kopf._core.intents.handlers import ReconcilingHandler
 from kopf._core.intents.registries import HandlerTable
+from kopf._core.reactor.schema_notes import SchemaNotes
 
 logger = logging.getLogger(__name__)
 
@@ -77,34 +78,22 @@ def explain(version: Mapping[str, Any]) -> str | None:
     return '; and '.join(wrong) or None
 
 
-class ConditionSchemas:
+class ConditionSchemas(SchemaNotes):
     """The explanations of all CRDs that do not keep conditions."""
 
     def __init__(self) -> None:
-        self._explanations: dict[tuple[str, str], dict[str, str]] = {}  # by group and plural, then by version
-        self._reported: dict[Resource, str] = {}
+        super().__init__()
         self._foreign: set[Resource] = set()
 
-    def note(self, name: str, raw: Mapping[str, Any]) -> None:
-        """Check the newest state of the CRD; an empty mapping if it is deleted."""
-        plural, _, group = name.partition('.')
-        self._explanations.pop((group, plural), None)
-        try:
-            if raw and not raw['spec'].get('preserveUnknownFields'):
-                found = {version['name']: explain(version) for version in raw['spec']['versions']}
-                self._explanations[group, plural] = {version: text for version, text in found.items() if text}
-        except (AttributeError, KeyError, TypeError):
-            pass  # the CRD is malformed, so the API server does not serve it either
+    def check(self, raw: Mapping[str, Any], version: Mapping[str, Any]) -> list[str]:
+        text = explain(version)
+        return [text] if text else []
 
     def report(self, tables: Mapping[Resource, HandlerTable]) -> None:
         """Warn once about each resource whose schema drops the conditions of its handlers."""
         for resource, table in tables.items():
             self._report_foreign(resource, table)
-            text = self._explanations.get((resource.group, resource.plural), {}).get(resource.version)
-            if text is None or not _uses_conditions(table):
-                self._reported.pop(resource, None)
-            elif self._reported.get(resource) != text:
-                self._reported[resource] = text
+            for text in self.take_new(resource, concerned=_uses_conditions(table)):
                 logger.warning("Conditions of %s (%r) are not kept by its CRD: %s.", resource.kind, resource, text)
 
     def _report_foreign(self, resource: Resource, table: HandlerTable) -> None:

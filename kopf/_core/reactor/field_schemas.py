@@ -13,34 +13,19 @@ from kopf._cogs.structs.references import Resource
 from kopf._core.intents.field_checks import find_doubt, is_declared, names_field
 from kopf._core.intents.known_fields import Schema
 from kopf._core.intents.registries import HandlerTable, OperatorRegistry
+from kopf._core.reactor.schema_notes import SchemaNotes
 
 logger = logging.getLogger(__name__)
 
-Doubts = dict[str, list[str]]
-"""The messages by the versions of a resource."""
 
-
-class FieldSchemas:
+class FieldSchemas(SchemaNotes):
     """The messages about fields that are missing in CRDs."""
 
     def __init__(self, registry: OperatorRegistry) -> None:
+        super().__init__()
         self._registry = registry
-        self._doubts: dict[tuple[str, str], Doubts] = {}  # by group and plural
-        self._reported: dict[Resource, list[str]] = {}
 
-    def note(self, name: str, raw: Mapping[str, Any]) -> None:
-        """Check the newest state of the CRD; an empty mapping if it is deleted."""
-        plural, _, group = name.partition('.')
-        self._doubts.pop((group, plural), None)
-        try:
-            if raw and not raw['spec'].get('preserveUnknownFields'):
-                found = {version['name']: self._check(raw, version) for version in raw['spec']['versions']}
-                self._doubts[group, plural] = {version: texts for version, texts in found.items() if texts}
-        except (AttributeError, KeyError, TypeError):
-            pass  # the CRD is malformed, so the API server does not serve it either
-
-    def _check(self, raw: Mapping[str, Any], version: Mapping[str, Any]) -> list[str]:
-        """Return the messages about one version. The CRD itself is not kept, because CRDs can be large."""
+    def check(self, raw: Mapping[str, Any], version: Mapping[str, Any]) -> list[str]:
         spec, names = raw['spec'], raw['spec']['names']
         resource = Resource(
             spec['group'],
@@ -63,9 +48,5 @@ class FieldSchemas:
     def report(self, tables: Mapping[Resource, HandlerTable]) -> None:
         """Warn once about each field that the schema of a served resource does not have."""
         for resource in tables:
-            texts = self._doubts.get((resource.group, resource.plural), {}).get(resource.version, [])
-            known = self._reported.get(resource, [])
-            self._reported[resource] = texts
-            for text in texts:
-                if text not in known:
-                    logger.warning("%s", text, extra={'message_code': 'field-not-in-schema'})
+            for text in self.take_new(resource):
+                logger.warning("%s", text, extra={'message_code': 'field-not-in-schema'})

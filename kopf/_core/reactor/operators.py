@@ -32,7 +32,7 @@ from kopf._core.engines.blocking import BlockingReporter
 from kopf._core.engines.indexing import OperatorIndexers
 from kopf._core.engines.posting import Poster
 from kopf._core.engines.schedules import Schedules
-from kopf._core.intents import mistakes
+from kopf._core.intents import mistakes, record_places
 from kopf._core.intents.causes import Activity, ResourceCause, children_var
 from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.handlers import ActivityHandler
@@ -232,6 +232,9 @@ class Operator:
         activities.check_outcomes(Activity.STARTUP, outcomes)
         mistakes.check_registry(self.registry)  # startup handlers can declare further handlers
         lease, settings = self._options.get('lease_name'), self.settings
+        record_places.check_places(self.registry, settings.persistence)  # startup handlers can set other storages
+        for doubt in record_places.find_shared_places(self.registry, settings.persistence):
+            logger.warning("%s", doubt, extra={'message_code': 'progress-shared'})
         # Why not refuse the option at once? Startup handlers can enable the leader election.
         if lease is not None and not (settings.leadership.enabled or settings.sharding.enabled):
             logger.warning(

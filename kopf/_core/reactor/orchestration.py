@@ -39,6 +39,7 @@ from kopf._core.engines.schedules import Schedules
 from kopf._core.intents.causes import Activity
 from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.handlers import ReconcilingHandler
+from kopf._core.intents.record_places import list_fields
 from kopf._core.intents.registries import HandlerTable
 from kopf._core.reactor.coordination import Controls, CoordinatorContext, OwnerCheck, Surrender, make_coordinator
 from kopf._core.reactor.discovery_sinks import DefinitionsSink, NamespaceSink, join_names
@@ -254,6 +255,11 @@ class Orchestrator:
             from kopf._core.reactor.field_schemas import FieldSchemas
 
             yield FieldSchemas(registry)
+        persistence = self._tools.context.settings.persistence
+        if list_fields(persistence.diffbase_storage) or list_fields(persistence.progress_storage):
+            from kopf._core.reactor.storage_schemas import StorageSchemas
+
+            yield StorageSchemas(persistence)
 
     def _make_permissions(self) -> 'PermissionReviews | None':
         """Return the reviews of permissions if they are requested; ``None`` otherwise."""
