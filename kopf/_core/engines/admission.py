@@ -27,7 +27,7 @@ from kopf._core.actions.execution import HandlerTimeoutError, PermanentError, Te
 from kopf._core.engines.responders import Memos, Responder, ReviewError, describe
 from kopf._core.engines.webhook_configurations import Served, get_aliases, name_endpoints
 from kopf._core.intents import filters
-from kopf._core.intents.causes import WebhookCause
+from kopf._core.intents.causes import TYPED_GETTERS, WebhookCause
 from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.handlers import WebhookHandler, WebhookType
 
@@ -43,6 +43,7 @@ _VERSIONS = ('admission.k8s.io/v1', 'admission.k8s.io/v1beta1')
 _OPERATIONS = ('CREATE', 'UPDATE', 'DELETE', 'CONNECT')
 _DEFAULT_CODE = 500
 _TIMEOUT_CODE = 504
+_INVALID_CODE = 422
 _FILLING = "; to fill it, take body instead of obj, spec, or status"
 """The hint for mutating handlers, which are called before the API server checks the schema."""
 
@@ -276,6 +277,11 @@ class AdmissionReviewer(Responder):
         """Run the handler if it matches the object, and add its outcome to the verdict and to the cause's patch."""
         if not _matches(handler, cause, verdict):
             return
+        if (obstacle := _find_obstacle(handler, cause)) is not None:
+            text = f"{handler} is not called, as what is stored already cannot be checked: {describe(obstacle)}"
+            cause.warnings.append(text)
+            cause.logger.info("%s", text)
+            return
         verdict.strict = verdict.strict or not handler.ignore_failures
         # The copy restores the patch after a failure that is ignored. Any other failure denies the request, so the
         # response has no patch.
@@ -350,6 +356,40 @@ def _matches(handler: WebhookHandler, cause: WebhookCause, verdict: '_Verdict') 
         return False
 
 
+def _find_obstacle(handler: WebhookHandler, cause: WebhookCause) -> Exception | None:
+    """
+    Return the error because of which the handler cannot get the object, if this must not deny the request.
+
+    It must not if the object is stored in such a state already: because the class was less strict then, or the webhook
+    was absent. Otherwise, the operator could not even remove its own finalizer, so the object could not be deleted.
+    Kubernetes' own validation of custom resources passes unchanged values, too ("ratcheting").
+    """
+    if handler.model is None or cause.old is None:
+        return None
+    if not any(name in TYPED_GETTERS and name not in cause.indices for name in handler.extras):
+        return None
+    is_leaving = cause.operation == 'DELETE' or cause.body.metadata.get('deletionTimestamp') is not None
+    if not is_leaving and _omit_rest(cause.body) != _omit_rest(cause.old):
+        return None
+    try:
+        cause.load(handler.model)
+    except Exception as error:  # validators are functions of users, which can raise anything
+        if is_leaving:
+            return error
+    else:
+        return None
+    try:
+        handler.model.load(cause.old, stored=False)
+    except Exception as error:
+        return error
+    return None  # only the new status is wrong, so the request is denied
+
+
+def _omit_rest(body: Body) -> dict[str, Any]:
+    """Return the object without its metadata and status."""
+    return {name: value for name, value in body._data().items() if name not in ('metadata', 'status')}
+
+
 def _is_asked(handler: WebhookHandler, cause: WebhookCause) -> bool:
     """Check whether the handler is declared for the operation and for the subresource."""
     if handler.operations is not None:
@@ -382,16 +422,17 @@ class _Verdict:
     def add_failure(self, handler: WebhookHandler, error: BaseException, cause: WebhookCause) -> None:
         """Deny the request because of a failed handler, or add a warning if its failures are ignored."""
         hint = ''
-        if handler.model is not None and handler.type is WebhookType.MUTATING:
-            from kopf._core.intents.declared_kinds import InvalidObjectError  # imported already, because of the model
-
-            hint = _FILLING if isinstance(error, InvalidObjectError) else ''
+        is_invalid = handler.model is not None and _is_invalid_object(error)
+        if is_invalid and handler.type is WebhookType.MUTATING:
+            hint = _FILLING
         if handler.ignore_failures:
             # A warning makes the failure visible to the client: `kubectl` prints it.
             cause.warnings.append(f"{handler} has failed, which is ignored: {describe(error)}{hint}")
         else:
             refusal = _refuse(error)
-            self.refusals.append(refusal._replace(message=refusal.message + hint))
+            # The object is wrong, not the operator: for 500, clients would repeat the request, this operator included.
+            code = _INVALID_CODE if is_invalid else refusal.code
+            self.refusals.append(refusal._replace(message=refusal.message + hint, code=code))
 
     def respond(self, review: _Review, cause: WebhookCause) -> ResponsePayload:
         """Return the response of the review."""
@@ -424,6 +465,12 @@ class _Verdict:
             else:
                 cause.warnings.append(f"The patch cannot be applied, which is ignored: {describe(error)}")
             return None
+
+
+def _is_invalid_object(error: BaseException) -> bool:
+    from kopf._core.intents.declared_kinds import InvalidObjectError  # imported already if there are models
+
+    return isinstance(error, InvalidObjectError)
 
 
 def _refuse(error: BaseException) -> _Refusal:

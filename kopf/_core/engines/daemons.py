@@ -80,7 +80,10 @@ class Daemon:
         self.abandoned = False
         """Whether the daemon has not stopped in time, so that the operator does not wait for it; it can still run."""
         self.state: HandlerState | None = None
-        """The progress of the current attempts; ``None`` before the first one."""
+        """
+        The progress of the current attempts; ``None`` before the first one. It is a failure only while the daemon waits
+        for a version of the object that conforms to the class of its kind.
+        """
         self.task: asyncio.Task[None] | None = None
         """The task of the function, only while it runs."""
         self._timer_handle: CoalescedTimer | asyncio.TimerHandle | None = None
@@ -108,11 +111,26 @@ class Daemon:
         self.owner.spawner.background.add(self)
         self._schedule(self._now() + self._get_initial_delay())
 
-    def resume(self) -> None:
-        """Called when the object has changed: run the function now if it waits only for a change."""
+    def resume(self, *, edited: bool) -> None:
+        """
+        Called when there is a new state of the object: run the function now if it waits only for that.
+
+        Args:
+            edited: whether another client has changed the object, and not only its status.
+        """
+        if self.task is not None or self._due != math.inf:
+            return
+        body, model = self.owner.body, self.handler.model
+        if model is not None and self.state is not None and self.state.failure:
+            # Why not wait for an edit? The status, or the metadata, can be what does not conform. Why not try each
+            # version? Each attempt logs the error, and other clients can write the status every second.
+            if body.metadata.get('deletionTimestamp') or model.find_nonconformity(body) == self.state.message:
+                return
+            self.state = None
+        elif not edited:
+            return
         # Timers with `idle` check the time of the last change when they are due: see `_schedule`.
-        if self.task is None and self._due == math.inf:
-            self._schedule(self._now())
+        self._schedule(self._now())
 
     def _schedule(self, at: float) -> None:
         """Start the next attempt at this time of the loop, but not before the object has been idle long enough."""
@@ -235,6 +253,10 @@ class Daemon:
         if not outcome.final:
             self.state = state.with_outcome(outcome, utcnow())
             return now + (outcome.delay or 0)
+        # The function was not called: wait for a version for which it can be.
+        if handler.model is not None and handler.model.is_nonconformity(outcome.exception, self.owner.body):
+            self.state = state.with_outcome(outcome, utcnow())
+            return math.inf
         # A permanent failure ends a timer, too: its next run would be a retry.
         if outcome.exception is not None or not isinstance(handler, TimerHandler):
             return None

@@ -207,7 +207,7 @@ class ResourceIndexing:
             if retrying and state is None:
                 continue
             # Why not run it now? The error has requested a delay, and the retry will see the newest state anyway.
-            if state is not None and not state.is_due(utcnow()):
+            if state is not None and not state.is_due(utcnow()) and not isinstance(state, Nonconformity):
                 continue
             failures: filters.Failures = {}
             handler = _pick(group, cause, failures)
@@ -218,6 +218,11 @@ class ResourceIndexing:
                 indexer.discard(obj)
                 excluded.pop(id, None)
                 continue
+            if isinstance(state, Nonconformity):
+                # The same error is not logged again for each version, as other clients can write the status often.
+                if handler.model is not None and handler.model.find_nonconformity(cause.body) == state.message:
+                    continue
+                state = None
             if state is None:
                 state = HandlerState(started=utcnow())
             outcome = await self._run(handler, cause, state)
@@ -226,7 +231,7 @@ class ResourceIndexing:
             if outcome.exception is not None:
                 # Remove the values: they are from a former state, and the function has failed for the present one.
                 indexer.discard(obj)
-                excluded[id] = _exclude(state, outcome)
+                excluded[id] = _exclude(state, outcome, handler, cause)
                 del outcome  # see `Outcome.without_exception`
                 continue
             if excluded:
@@ -295,8 +300,16 @@ def _get_delay(state: HandlerState, now: datetime.datetime) -> float:
     return 0.0 if excess < 0 else min(MAX_PAUSE, MIN_PAUSE * 2 ** min(excess, 99))
 
 
-def _exclude(state: HandlerState, outcome: Outcome) -> HandlerState:
+class Nonconformity(HandlerState):
+    """The failure of a function for an object that does not conform to the class of its kind, until it does."""
+
+    __slots__ = ()
+
+
+def _exclude(state: HandlerState, outcome: Outcome, handler: IndexingHandler, cause: IndexingCause) -> HandlerState:
     error = outcome.exception
+    if handler.model is not None and handler.model.is_nonconformity(error, cause.body):
+        return Nonconformity(*state.with_outcome(outcome, utcnow()))
     wanted = error.delay if isinstance(error, TemporaryError) else outcome.delay  # not slowed down: see `_get_delay`
     return state.with_outcome(outcome._replace(delay=wanted if wanted is not None and wanted > 0 else None), utcnow())
 

@@ -320,8 +320,9 @@ class ObjectDaemons:
         if changed:
             self.changed_at = asyncio.get_running_loop().time()
             self.changes += 1
+        if changed or self.spawner.typed:
             for daemon in self:
-                daemon.resume()
+                daemon.resume(edited=changed)
         return True
 
     def _detect_edit(self, raw: RawBody, patch: Patch | None) -> bool:
@@ -420,6 +421,7 @@ class Spawner:
         self.essence_of = decider.essences.of
         self.predict = decider.essences.predict
         self.idling = any(isinstance(handler, TimerHandler) and handler.idle is not None for handler in table.spawning)
+        self.typed = any(handler.model is not None for handler in table.spawning)
         self.rules = context.make_rules(background.is_halted)
         self.rules_of_threads = self.rules._replace(executor=background.threads)
         self._reports = filters.FailureReports()

@@ -13,9 +13,10 @@ import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from kopf._cogs.helpers.explanations import INTERRUPTIONS
 from kopf._cogs.structs.model_adapters import Adapter, ModelError, get_adapter, is_model, list_fields
 from kopf._cogs.structs.references import Selector
-from kopf._core.actions.execution import PermanentError
+from kopf._core.actions.execution import PermanentError, describe_error
 from kopf._core.intents.known_fields import Schema
 from kopf._core.intents.status_writers import StatusWriters
 
@@ -117,6 +118,22 @@ class Kind:
             if len(self._cache) > _CACHE_SIZE:
                 self._cache.popitem(last=False)
         return obj
+
+    def find_nonconformity(self, body: Mapping[str, Any]) -> str | None:
+        """Return why the object does not conform to the class; ``None`` if it does."""
+        try:
+            self.load(body)
+        except INTERRUPTIONS:
+            raise
+        except BaseException as error:  # validators are functions of users, which can raise anything
+            return describe_error(error)
+        return None
+
+    def is_nonconformity(self, error: BaseException | None, body: Mapping[str, Any]) -> bool:
+        """Check whether the error is that this version of the object does not conform to the class."""
+        # Why compare the texts? Functions can raise this error, too, e.g. about other objects: it is permanent, then,
+        # as no other version of this object has another result.
+        return isinstance(error, InvalidObjectError) and describe_error(error) == self.find_nonconformity(body)
 
     def _reduce(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Return the object without the implied fields that the class does not mention, as it can forbid them."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import hypothesis
 import jsonpatch  # type: ignore[import-untyped]
+import pydantic
 import pytest
 from hypothesis import strategies as st
 
@@ -899,6 +900,112 @@ async def test_a_validating_handler_is_not_told_how_to_fill_fields(registry: kop
     kopf.on.validate(Counted, registry=registry)(lambda spec, **_: None)
     answer = await ask(make_review(object=make_object(spec={'replicas': 'many'})))
     assert 'does not conform' in answer['status']['message'] and 'take body' not in answer['status']['message']
+
+
+async def test_an_object_that_does_not_conform_is_refused_as_a_mistake_of_the_client(
+    registry: kopf.OperatorRegistry, ask: Ask
+) -> None:
+    kopf.kind('kopf.dev/v1', 'KopfExample', registry=registry)(Counted)
+    kopf.on.validate(Counted, registry=registry)(lambda spec, **_: None)
+    answer = await ask(make_review(object=make_object(spec={'replicas': 'many'})))
+    assert answer['status']['code'] == 422
+
+
+WRONG = {'spec': {'replicas': 'many'}}
+RIGHT = {'spec': {'replicas': 1}}
+LEAVING = {'metadata': {'name': 'name1', 'uid': 'uid1', 'deletionTimestamp': '2030-01-01T00:00:00Z'}}
+LABELLED = {'metadata': {'name': 'name1', 'uid': 'uid1', 'labels': {'some': 'label'}}}
+
+
+@pytest.mark.parametrize('on', [kopf.on.validate, kopf.on.mutate])
+@pytest.mark.parametrize(
+    'operation, old, new',
+    [
+        pytest.param('DELETE', WRONG, None, id='deletion'),
+        pytest.param('UPDATE', WRONG, WRONG, id='same'),
+        pytest.param('UPDATE', WRONG, WRONG | LABELLED, id='metadata'),
+        pytest.param('UPDATE', WRONG, WRONG | {'status': {'done': 1}}, id='status'),
+        pytest.param('UPDATE', WRONG | {'status': 1}, WRONG | {'status': 2}, id='wrong status'),
+        pytest.param('UPDATE', WRONG | LEAVING, WRONG | LEAVING, id='finalizer'),
+        pytest.param('UPDATE', RIGHT | LEAVING, WRONG | LEAVING, id='changed while it is deleted'),
+    ],
+)
+async def test_objects_that_are_stored_already_need_not_conform(
+    registry: kopf.OperatorRegistry, ask: Ask, calls: list[str], on: Any, operation: str, old: Any, new: Any
+) -> None:
+    kopf.kind('kopf.dev/v1', 'KopfExample', registry=registry)(Counted)
+    on(Counted, id='typed', operation=operation, registry=registry)(lambda spec, **_: calls.append('typed'))
+    on(Counted, id='plain', operation=operation, registry=registry)(lambda body, **_: calls.append('plain'))
+    new = None if new is None else make_object(**new)
+    answer = await ask(make_review(operation, oldObject=make_object(**old), object=new))
+    assert answer['allowed'] and calls == ['plain']
+    [warning] = answer['warnings']
+    assert warning.startswith("Webhook 'typed' is not called, as what is stored already cannot be checked: ")
+    assert 'does not conform to the class Counted: spec.replicas' in warning
+
+
+async def test_failing_validators_of_stored_objects_do_not_block_deletions(
+    registry: kopf.OperatorRegistry, ask: Ask
+) -> None:
+    @kopf.kind('kopf.dev/v1', 'KopfExample', registry=registry)
+    class Failing(pydantic.BaseModel):
+        spec: dict[str, Any]
+
+        @pydantic.field_validator('spec')
+        @classmethod
+        def check(cls, spec: dict[str, Any]) -> dict[str, Any]:
+            return {'size': spec['size']}
+
+    kopf.on.validate(Failing, registry=registry)(lambda spec, **_: None)
+    answer = await ask(make_review('DELETE'))
+    assert answer['allowed'] and "KeyError: 'size'" in answer['warnings'][0]
+    assert not (await ask(make_review('CREATE')))['allowed']
+
+
+@pytest.mark.parametrize('on', [kopf.on.validate, kopf.on.mutate])
+@pytest.mark.parametrize(
+    'operation, old, new',
+    [
+        pytest.param('CREATE', None, WRONG, id='creation'),
+        pytest.param('UPDATE', RIGHT, WRONG, id='value'),
+        pytest.param('UPDATE', WRONG, {'spec': {'replicas': 'few'}}, id='another wrong value'),
+        pytest.param('UPDATE', RIGHT, RIGHT | {'status': {'ready': 'all'}}, id='status'),
+    ],
+)
+async def test_changes_must_conform(
+    registry: kopf.OperatorRegistry, ask: Ask, on: Any, operation: str, old: Any, new: Any
+) -> None:
+    @dataclasses.dataclass
+    class Status:
+        ready: int
+
+    @kopf.kind('kopf.dev/v1', 'KopfExample', registry=registry)
+    @dataclasses.dataclass
+    class Example:
+        spec: CountedSpec
+        status: Status | None = None
+
+    on(Example, registry=registry)(lambda spec, **_: None)
+    old = None if old is None else make_object(**old)
+    answer = await ask(make_review(operation, oldObject=old, object=make_object(**new)))
+    assert not answer['allowed'] and answer['status']['code'] == 422
+    assert 'warnings' not in answer
+
+
+async def test_typed_handlers_are_called_for_stored_objects_that_conform(
+    registry: kopf.OperatorRegistry, ask: Ask, calls: list[str]
+) -> None:
+    kopf.kind('kopf.dev/v1', 'KopfExample', registry=registry)(Counted)
+    kopf.on.validate(Counted, registry=registry)(lambda operation, spec, **_: calls.append(operation))
+    same = make_object(**RIGHT)
+    for review in (
+        make_review('DELETE', oldObject=same),
+        make_review('UPDATE', oldObject=same, object=same),
+        make_review('UPDATE', oldObject=make_object(**WRONG), object=same),  # it is repaired
+    ):
+        answer = await ask(review)
+        assert answer['allowed'] and 'warnings' not in answer
+    assert calls == ['DELETE', 'UPDATE', 'UPDATE']
 
 
 def test_codes_of_refusals_are_numbers():
