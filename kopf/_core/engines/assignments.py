@@ -57,6 +57,12 @@ class Report(NamedTuple):
     """The held buckets whose objects still have running handlers or daemons, but get no new ones."""
     is_absent: bool = False
     """Whether the Lease of the member is gone, although the member can still be working: it gets no more buckets."""
+    is_renewed: bool = True
+    """
+    Whether the Lease has changed since the deciding process sees it, or is newer than that.
+
+    Otherwise, the member can have been lost: its Lease stays for a while. Without a grant, it gets no buckets.
+    """
 
 
 class Grant(NamedTuple):
@@ -149,8 +155,8 @@ def advance(assignment: Assignment, reports: Collection[Report]) -> Assignment:
     )
     revision = assignment.revision + 1
     if settled:
-        eligible = [report for report in reports if report.division == assignment.division and not report.is_absent]
-        claimed = _find_claimed(grants, assignment.division, reports)
+        eligible = [report for report in reports if _is_eligible(report, assignment)]
+        claimed = _find_claimed(assignment, reports)
         grants = _distribute(grants, eligible, assignment.division.buckets, claimed, revision)
     grants = {member: grant for member, grant in grants.items() if grant.buckets}
     if grants == assignment.grants and settled == assignment.settled:
@@ -166,13 +172,28 @@ def _collect(grant: Grant, assignment: Assignment, report: Report) -> Grant:
     return grant._replace(buckets=grant.buckets - (grant.revoked - report.held), revoked=grant.revoked & report.held)
 
 
-def _find_claimed(grants: Mapping[str, Grant], division: Division, reports: Iterable[Report]) -> frozenset[int]:
+def _is_eligible(report: Report, assignment: Assignment) -> bool:
+    """Check whether the member can get buckets."""
+    if report.division != assignment.division or report.is_absent:
+        return False
+    return report.is_renewed or report.member in assignment.grants
+
+
+def _find_claimed(assignment: Assignment, reports: Iterable[Report]) -> frozenset[int]:
     """Return the buckets that members hold without a grant: they drain them after the loss of a record."""
     claimed = NOTHING
     for report in reports:
-        if report.held and report.division != division:
-            return frozenset(range(division.buckets))  # the buckets of another division contain other objects
-        claimed |= report.held - grants.get(report.member, Grant()).buckets
+        if report.held and report.division != assignment.division:
+            # The buckets of another division contain other objects.
+            return frozenset(range(assignment.division.buckets))
+        grant = assignment.grants.get(report.member, Grant())
+        ungranted = report.held - grant.buckets
+        # A bucket is granted to another member only when the former one has released it, or has ended. If it has ended,
+        # a process that sees its Lease for the first time would wait once more until that expires.
+        seen = report.seen
+        if seen is not None and seen.generation == assignment.generation and seen.revision < assignment.revision:
+            ungranted -= assignment.find_granted()
+        claimed |= ungranted
     return claimed
 
 

@@ -25,6 +25,10 @@ MANAGED_BY = 'app.kubernetes.io/managed-by'
 """The label that marks the Leases of operators of this framework."""
 
 
+MAX_TRANSITIONS = 2**31 - 1
+"""The highest number that the API accepts. Other clients can have written it, and the next holder must not count on."""
+
+
 class LeaseRecord(NamedTuple):
     """The content of a Lease."""
 
@@ -59,7 +63,7 @@ class LeaseRecord(NamedTuple):
             'leaseDurationSeconds': None if self.duration is None else int(self.duration),
             'acquireTime': self.acquired,
             'renewTime': self.renewed,
-            'leaseTransitions': self.transitions,
+            'leaseTransitions': min(self.transitions, MAX_TRANSITIONS),
         }
 
 

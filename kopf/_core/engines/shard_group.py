@@ -81,10 +81,13 @@ class KnownLease:
         name: the name of the Lease.
         seen_at: when it was seen, or when it was found to be absent.
         duration: after which the member expires if its Lease does not say that (in seconds).
+        is_new: whether the Lease did not exist yet when this process has joined the group.
     """
 
-    def __init__(self, name: str, seen_at: float, duration: float) -> None:
+    def __init__(self, name: str, seen_at: float, duration: float, *, is_new: bool) -> None:
         self.name = name
+        self.is_renewed = is_new
+        """Whether the Lease has changed since it was seen for the first time, or is new."""
         self._duration = duration
         self._expired = ''  # the member that has expired, even if a late request has renewed the Lease afterwards
         self.body: Mapping[str, Any] | None = None
@@ -104,6 +107,7 @@ class KnownLease:
         self._note_expiry()
         was_there, self.body, self.seen_at = self.body is not None, body, now
         self._was_seen |= was_there or body is not None
+        self.is_renewed |= was_there and body is not None
         if body is None:
             if was_there:
                 self.changed_at = now  # its member goes on until it notices
@@ -118,6 +122,23 @@ class KnownLease:
                 logger.warning("The Lease %r does not say which buckets its member holds: %s.", self.name, error)
         if self.state is not None and not is_later(self._expected, self.state.report.member):
             self._expected = ''
+
+    def see_deletion(self, last: Mapping[str, Any], now: float) -> None:
+        """
+        Called when the watch has reported the deletion.
+
+        Usually, the Lease is deleted because its member has expired. Then the time of its last renewal stays, which is
+        to be confirmed by a request. Otherwise, the members would wait for the duration once more.
+
+        Args:
+            last: the state before the deletion; without the record if the watch has missed the deletion.
+            now: the present time.
+        """
+        is_unrenewed = not self._expected and LeaseRecord.parse(last.get('spec')) == self.record
+        changed_at, is_silent = self.changed_at, now >= self.find_expiry()
+        self.see(None, now)
+        if is_unrenewed and is_silent:
+            self.changed_at = changed_at
 
     def expect(self, member: str, now: float) -> None:
         """
@@ -266,11 +287,14 @@ class ShardGroup:
         now = self._heard_at = read_time()
         lease = self.leases.get(name)
         if lease is None:
-            lease = self.leases[name] = KnownLease(name, now, self._settings.duration)
+            lease = self.leases[name] = KnownLease(name, now, self._settings.duration, is_new=self._known)
         if not is_deleted and _is_same(body, lease.body):
             return  # not woken: the requests of a decision would cause another one, without an end
         if not _is_outdated(body, lease.body, lease.seen_at, asked_at):
-            lease.see(None if is_deleted else body, now)
+            if is_deleted:
+                lease.see_deletion(body, now)
+            else:
+                lease.see(body, now)
         if is_deleted and lease.is_released:
             del self.leases[name]
         self.wake()
@@ -315,7 +339,7 @@ class ShardGroup:
         if lease is None:
             # The record names a member without a Lease: the member can still work, as its Lease was perhaps just
             # deleted.
-            lease = self.leases[name] = KnownLease(name, read_time(), self._settings.duration)
+            lease = self.leases[name] = KnownLease(name, read_time(), self._settings.duration, is_new=self._known)
         return lease
 
     def _find_concerned(self) -> Iterator[tuple[KnownLease, Report]]:
@@ -337,7 +361,7 @@ class ShardGroup:
 
     def _find_report(self, lease: KnownLease, member: str) -> Report:
         if lease.state is not None and lease.state.report.member == member:
-            return lease.state.report._replace(is_absent=lease.body is None)
+            return lease.state.report._replace(is_absent=lease.body is None, is_renewed=lease.is_renewed)
         # Nothing is known of the member except for its grants.
         grant = None if self.assignment is None else self.assignment.grants.get(member)
         division = self._division if self.assignment is None else self.assignment.division
@@ -354,7 +378,8 @@ class ShardGroup:
         own = self._get_report()
         reports = [report for _, report in self._find_concerned()]
         if own is not None:
-            reports.append(self._find_report(self._get_lease(own.member.rpartition('/')[0]), own.member))
+            published = self._find_report(self._get_lease(own.member.rpartition('/')[0]), own.member)
+            reports.append(published._replace(is_renewed=True))
         return reports
 
     # The task.

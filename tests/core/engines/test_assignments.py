@@ -103,7 +103,8 @@ class World:
             last = len(self.published[name]) - 1
             number = last if fresh else self.chances.randint(former, last)
             self.known_reports[leader, name] = number
-            reports.append(self.published[name][number])
+            is_renewed = fresh or self.chances.random() < 0.8
+            reports.append(self.published[name][number]._replace(is_renewed=is_renewed))
         return reports
 
     def lose(self):
@@ -253,6 +254,24 @@ def test_a_bucket_that_a_member_claims_without_a_grant_is_granted_to_none():
     first = Assignment('g', 1, SMALL, {'a': Grant(frozenset({0, 1, 2, 3}))})
     reports = [make_report('a', {0, 1, 2, 3}), make_report('liar', {6}), make_report('b')]
     assert 6 in advance(first, reports).find_free()
+
+
+def test_a_lost_member_gets_no_buckets_from_one_that_sees_its_lease_for_the_first_time():
+    # "lost" had a half until the second revision, then "ended" got it, and granted the other half to "new".
+    record = Assignment('g', 4, SMALL, {'ended': Grant(frozenset({0, 1, 2, 3})), 'new': Grant(frozenset({4, 5, 6, 7}))})
+    lost = make_report('lost', {0, 1, 2, 3}, seen=('g', 2))._replace(is_renewed=False)
+    new = make_report('new', {4, 5, 6, 7}, seen=('g', 4))
+    assert advance(record, [lost, new]).grants == {'new': Grant(ALL)}
+    # A member that has seen the record, and still claims a bucket, has a mistake: the bucket stays free.
+    assert advance(record, [lost._replace(seen=Seen('g', 4)), new]).find_free() == {0, 1, 2, 3}
+
+
+def test_a_member_that_is_known_only_from_the_list_gets_no_more_buckets_until_its_next_renewal():
+    record = Assignment('g', 4, SMALL, {'a': Grant(ALL)})
+    other = make_report('b', seen=('g', 4))
+    assert advance(record, [make_report('a', ALL), other._replace(is_renewed=False)]) is record
+    assert advance(record, [make_report('a', ALL), other]).grants['a'].revoked == {4, 5, 6, 7}
+    assert advance(record, [make_report('a', ALL)._replace(is_renewed=False)]) is record
 
 
 def test_a_record_older_than_the_members_have_seen_is_lost():

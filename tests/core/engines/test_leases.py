@@ -101,3 +101,8 @@ async def test_an_absent_lease_is_distinguished_from_an_absent_resource():
 async def test_an_answer_that_is_no_object_is_an_error():
     with pytest.raises(errors.APIServerError, match="is no object"):
         await LeaseStore(Client([1]), namespace='ns', name='x').read()
+
+
+def test_the_number_of_transitions_stays_within_what_the_api_accepts():
+    highest = LeaseRecord.parse({'holderIdentity': 'other', 'leaseTransitions': 2**31 - 1})
+    assert highest._replace(transitions=highest.transitions + 1).as_spec()['leaseTransitions'] == 2**31 - 1

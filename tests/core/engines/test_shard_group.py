@@ -9,7 +9,7 @@ import pytest
 from kopf._cogs.clients import errors
 from kopf._cogs.configs.configuration import ShardingSettings
 from kopf._core.engines import shard_group
-from kopf._core.engines.assignments import Division, Grant, Ownership
+from kopf._core.engines.assignments import Assignment, Division, Grant, Ownership
 from kopf._core.engines.buckets import format_ranges
 from kopf._core.engines.lease_candidate import LeadershipError
 from kopf._core.engines.shard_group import ShardGroup, is_later
@@ -195,6 +195,51 @@ async def test_a_deleted_lease_frees_no_buckets_until_its_duration_is_over(world
         await world.pass_time(14)
         assert 'g-you/1' in world.holders
         await world.pass_time(2)
+        assert world.holders == {'g-me/1': [0, 1, 2, 3]}
+
+
+@pytest.mark.parametrize(
+    'silence, change, waits',
+    [
+        (20, {}, False),  # another member has deleted it, as its member has expired
+        (10, {}, True),
+        (20, {'renewTime': 'later'}, True),  # there was another renewal, which the watch has not brought
+        (20, {'holderIdentity': None}, True),  # the watch has missed the deletion, and so it does not have the record
+    ],
+)
+async def test_a_new_holder_does_not_wait_for_a_member_that_had_expired_before_its_lease_was_deleted(
+    world, silence, change, waits
+):
+    world.group.see(world.store.renew('g-boss', held='0-1'))
+    world.group.see(world.store.renew('g-dead', held='0-1'))
+    grants = {'g-boss/1': Grant(frozenset({0, 1})), 'g-me/1': Grant(frozenset({2, 3}))}
+    record = encode_assignment(Assignment('first', 1, DIVISION, grants))
+    world.group.see(world.store.put('g', {'holderIdentity': 'g-boss/1'}, {'kopf.dev/assignment': record}))
+    async with world.running():
+        await world.pass_time(silence, other='g-boss', held='0-1', seen=('first', 1))
+        last = world.store.bodies.pop('g-dead')
+        world.group.see({**last, 'spec': last['spec'] | change}, is_deleted=True)
+        await world.pass_time(1, other='g-boss', held='0-1', seen=('first', 1))
+        assert world.store.bodies['g']['spec']['holderIdentity'] == 'g-boss/1'
+        world.group.see(world.store.renew('g-boss', holder=None))
+        await world.pass_time(1)
+        assert world.holders == {'g-me/1': [2, 3] if waits else [0, 1, 2, 3]}
+        await world.pass_time(15)
+        assert world.holders == {'g-me/1': [0, 1, 2, 3]}
+
+
+@pytest.mark.parametrize('held', ['0-1', '2-3'])
+async def test_a_new_holder_does_not_wait_for_a_member_that_was_lost_before_it_has_joined(world, held):
+    # The holder has taken the buckets from the lost member, but has not deleted its Lease yet.
+    world.store.renew('g-lost', held=held, seen=('first', 1))
+    world.group.see(world.store.renew('g-boss', held='0-1', seen=('first', 2)))
+    grants = {'g-boss/1': Grant(frozenset({0, 1})), 'g-me/1': Grant(frozenset({2, 3}))}
+    record = encode_assignment(Assignment('first', 2, DIVISION, grants))
+    world.store.put('g', {'holderIdentity': 'g-boss/1'}, {'kopf.dev/assignment': record})
+    async with world.running():
+        await world.pass_time(1, other='g-boss', held='0-1', seen=('first', 2))
+        world.group.see(world.store.renew('g-boss', holder=None))
+        await world.pass_time(1)
         assert world.holders == {'g-me/1': [0, 1, 2, 3]}
 
 
