@@ -71,7 +71,15 @@ def read_kinds(raw: Mapping[str, Any], operator: str) -> frozenset[ChildKind]:
 
 def has_finalizer(raw: Mapping[str, Any], operator: str) -> bool:
     """Check whether the owner has the finalizer."""
-    return FINALIZER_PREFIX + operator in (raw['metadata'].get('finalizers') or ())
+    # Why the type? Servers of aggregated APIs can have bugs, and all objects in deletion are checked.
+    finalizers = raw['metadata'].get('finalizers')
+    return isinstance(finalizers, list) and FINALIZER_PREFIX + operator in finalizers
+
+
+def is_marked(raw: Mapping[str, Any], kinds: Collection[ChildKind], operator: str) -> bool:
+    """Check whether the owner has the marks for children of these kinds."""
+    is_held = has_finalizer(raw, operator) or not any(kind.is_remote for kind in kinds)
+    return is_held and read_kinds(raw, operator).issuperset(kinds)
 
 
 def make_patch(kinds: Iterable[ChildKind], operator: str, *, holding: bool) -> Patch:

@@ -26,12 +26,12 @@ from kopf._cogs.structs.patches import Patch
 from kopf._cogs.structs.references import Resource, Selector
 from kopf._core.actions.execution import NotReadyError, TemporaryError
 from kopf._core.actions.loggers import ObjectLogger
-from kopf._core.engines.adoption import Adopter, ChildError, ChildKey, adopt, check_object, find_key
-from kopf._core.engines.child_marks import ChildKind, find_dropped, has_finalizer, make_patch, read_kinds
+from kopf._core.engines.adoption import Adopter, ChildError, ChildKey, adopt, check_object, find_key, find_owners
+from kopf._core.engines.child_marks import ChildKind, find_dropped, has_finalizer, is_marked, make_patch, read_kinds
 from kopf._core.engines.contests import UNKNOWN, WHOLE, Contest, Truce
 from kopf._core.engines.field_ownership import Ownership, Path, digest, digest_entry, remove_field, render
 from kopf._core.engines.owned_objects import OwnedObject, OwnedObjects
-from kopf._core.engines.pruning import PruneRules, delete_child, is_unwanted, list_children
+from kopf._core.engines.pruning import PruneRules, can_be_selected, delete_child, is_unwanted, list_children
 from kopf._core.engines.readiness import check_readiness
 from kopf._core.engines.relations import Relations
 from kopf._core.intents.handlers import ReconcilingHandler
@@ -237,6 +237,9 @@ class ChildrenHost(Protocol):
     def find_served(self) -> Collection[Resource]:
         """Return the kinds of children of all handlers of the object."""
 
+    def find_unserved(self) -> Collection[Selector]:
+        """Return the selectors of kinds of children that are not found in the cluster yet."""
+
     def contest(self, key: ChildKey, truces: Mapping[Path, Truce], manager: str, /) -> None:
         """Called when the operator stops applying contested fields for a while."""
 
@@ -267,6 +270,8 @@ class ChildrenRun:
         self._host = host
         self._locks: dict[ChildKey, asyncio.Lock] = {}
         self._is_over = False
+        # Another client has removed the marks, e.g. by replacing the owner with an older manifest.
+        self._is_unmarked = memory.kinds is not None and not is_marked(adopter.body, memory.kinds, kinds.operator)
 
     def end(self) -> None:
         """Called when the run has ended: after a timeout, its thread can still run, but must not apply anything."""
@@ -275,7 +280,7 @@ class ChildrenRun:
     async def apply(self, obj: Any, *, ready: bool | ReadyFn, replace: bool) -> Body:
         """Apply the object if needed; return its newest state. See `AsyncChildren.apply`."""
         desired = check_object(obj)
-        _, resource, objects = self.kinds.find_for(desired)
+        relations, resource, objects = self.kinds.find_for(desired)
         key = find_key(desired, resource, self.adopter.body)
         self._check_served(key)
         adopted = adopt(desired, key, self.adopter)
@@ -295,7 +300,7 @@ class ChildrenRun:
                 body = Body(cast(RawBody, known.copy()))
             else:
                 await self._remember(key)
-                raw = await self._send(key, sent, objects, replace=replace)
+                raw = await self._send(key, sent, relations, replace=replace)
                 if before is not None and self.memory.has(key, mark):
                     self._count_restored(key, before, raw)
                 if (contest := self.memory.get_contest(key)) is not None:
@@ -336,7 +341,12 @@ class ChildrenRun:
         known = read_kinds(raw, operator) if self.memory.kinds is None else self.memory.kinds
         self.memory.note_kinds(known)
         dropped, kept = find_dropped(known, self._host.find_served()), set()
+        unserved = self._host.find_unserved()
         for kind in dropped:
+            # E.g. the API group was down when the operator started: the handler has not seen its children, either.
+            if unserved and await can_be_selected(client_var.get(), kind, unserved):
+                kept.add(kind)
+                continue
             try:
                 found = await list_children(client_var.get(), kind, raw, logger=self.logger)
             except APIForbiddenError as error:
@@ -422,15 +432,24 @@ class ChildrenRun:
         known = read_kinds(raw, operator) if memory.kinds is None else memory.kinds
         kind = ChildKind.of(key.resource, is_remote=is_remote)
         is_held = not is_remote or memory.kinds is not None or has_finalizer(raw, operator)
-        if is_held and (kind in known or kind._replace(is_remote=True) in known):
+        if is_held and not self._is_unmarked and (kind in known or kind._replace(is_remote=True) in known):
             return
         # Why add all kinds of the handler, even if this run does not apply all of them? So one patch is sufficient.
         served = {ChildKind.of(each.resource, is_remote=False) for each in self.kinds.relations if each.resource}
         kinds = frozenset({*known, kind, *(each for each in served if each._replace(is_remote=True) not in known)})
         kinds = frozenset(each for each in kinds if each.is_remote or each._replace(is_remote=True) not in kinds)
+        await self._mark(kinds)
+
+    async def restore_marks(self) -> None:
+        """Mark the owner again if another client has removed the marks, and no applied child has restored them yet."""
+        if self._is_unmarked and self.memory.kinds is not None:
+            await self._mark(self.memory.kinds)
+
+    async def _mark(self, kinds: frozenset[ChildKind]) -> None:
         holding = any(each.is_remote for each in kinds)
-        await self._host.patch_owner(make_patch(kinds, operator, holding=holding))
+        await self._host.patch_owner(make_patch(kinds, self.kinds.operator, holding=holding))
         self.memory.note_kinds(kinds)
+        self._is_unmarked = False
 
     def _check_served(self, key: ChildKey) -> None:
         # Such a child would be created, but never restored when other clients change or delete it. Why is the error not
@@ -456,10 +475,9 @@ class ChildrenRun:
                 delay=CONFLICT_DELAY,
             )
 
-    async def _send(
-        self, key: ChildKey, adopted: Mapping[str, Any], objects: OwnedObjects, *, replace: bool
-    ) -> RawBody:
-        place = key.namespace, key.name
+    async def _send(self, key: ChildKey, adopted: Mapping[str, Any], relations: Relations, *, replace: bool) -> RawBody:
+        place, objects = (key.namespace, key.name), relations.objects
+        assert objects is not None  # see `find_for`
         raw: RawBody | None = None
         objects.begin_write(place)
         try:
@@ -473,7 +491,8 @@ class ChildrenRun:
         except APIForbiddenError as error:
             raise ChildRefusedError(explain_forbidden(key, error), delay=REFUSAL_DELAY) from error
         finally:
-            self._host.trigger(objects.end_write(place, raw, frozenset({self._get_owner()})))
+            owners = {self._get_owner(), *(() if raw is None else find_owners(raw, relations.owner))}
+            self._host.trigger(objects.end_write(place, raw, frozenset(owners)))
         # The memory gets a copy, because the handler gets the response and could change it.
         await self._host.see(copy.deepcopy(raw))
         self.logger.debug("%s is applied.", key)

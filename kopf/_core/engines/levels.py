@@ -24,7 +24,7 @@ from kopf._cogs.structs.diffs import is_same
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.packed_objects import PackedObject, ParsedCache
 from kopf._cogs.structs.patches import Patch
-from kopf._cogs.structs.references import Namespace, Resource
+from kopf._cogs.structs.references import Namespace, Resource, Selector
 from kopf._core.actions.execution import Outcome, RunTimeoutError, run_handler, utcnow
 from kopf._core.actions.handler_states import HandlerState, digest_essence
 from kopf._core.actions.loggers import ObjectLogger
@@ -458,9 +458,16 @@ class ChildrenOfPlan:
 
     def find_served(self) -> Collection[Resource]:
         """Return the kinds of children of all handlers of the object."""
-        controllers = [plan.controller for plan in self._plan.level.plans]
-        relations = [each for controller in controllers if controller.kinds for each in controller.kinds.relations]
-        return [each.resource for each in relations if each.resource is not None]
+        return [each.resource for each in self._find_relations() if each.resource is not None]
+
+    def find_unserved(self) -> Collection[Selector]:
+        """Return the selectors of kinds of children that are not found in the cluster yet."""
+        return [each.source.selector for each in self._find_relations() if each.resource is None]
+
+    def _find_relations(self) -> Iterator[Relations]:
+        for plan in self._plan.level.plans:
+            if plan.controller.kinds is not None:
+                yield from plan.controller.kinds.relations
 
     def contest(self, key: ChildKey, truces: Mapping[Path, Truce], manager: str) -> None:
         """Called when the operator stops applying contested fields for a while."""
@@ -837,16 +844,19 @@ class Leveler:
         if children is None or outcome.verdict != 'succeeded' or plan.level.record.level is not plan.level:
             return outcome
         children.memory.note_success(children.wanted, children.kept)
-        if children.kinds.handler.prune:
-            others = {
-                other.controller.handler.id: None if other.children is None else other.children.get_wanted()
-                for other in plan.level.plans
-                if other is not plan and other.controller.kinds is not None and other.digest
-            }
-            try:
+        failure = "The finalizer and the annotation for the children of %s are not restored"
+        try:
+            await children.restore_marks()
+            failure = "The children of %s are not pruned"
+            if children.kinds.handler.prune:
+                others = {
+                    other.controller.handler.id: None if other.children is None else other.children.get_wanted()
+                    for other in plan.level.plans
+                    if other is not plan and other.controller.kinds is not None and other.digest
+                }
                 await children.prune(others)
-            except APIError as error:
-                return self.fail(run, error, "The children of %s are not pruned")
+        except APIError as error:
+            return self.fail(run, error, failure)
         return outcome
 
     def fail(self, run: Run, error: Exception, what: str = "The patch of %s is not applied") -> Outcome:

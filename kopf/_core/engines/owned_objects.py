@@ -215,7 +215,8 @@ class OwnedObjects:
         Called after a write, with the response if there is one.
 
         Returns:
-            The uids of the owners that are triggered, because other clients have changed the object meanwhile.
+            The uids of the owners that are triggered: because other clients have changed the object meanwhile, or
+            because the write has taken the object away from them.
         """
         deferred = self._deferred.pop(place, {})
         triggered: set[str] = set()
@@ -234,6 +235,8 @@ class OwnedObjects:
                 if known is not None and not deferred and known.version != version:
                     if is_changed_by_others(known.copy(), raw, self._manager):
                         triggered |= owners
+                if known is not None:
+                    triggered |= known.owners - owners
                 self._put(uid, raw, owners, is_written=True)
             if version is not None:
                 self._versions.append(version)

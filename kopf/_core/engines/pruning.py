@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 from kopf._cogs.clients.api import AnyLogger, ApiClient, decode_object, encode
 from kopf._cogs.clients.discovery import discover
 from kopf._cogs.clients.errors import APIConflictError, APINotFoundError, APIServerError
+from kopf._cogs.structs.references import Selector
 from kopf._core.engines.adoption import OWNER_LABEL, ChildKey, find_handler, find_owners
 from kopf._core.engines.child_marks import ChildKind
 
@@ -85,6 +86,17 @@ async def list_children(
         place = item['metadata'].get('namespace')
         found.append((ChildKey(kind.get_resource(namespaced=place is not None), place, item['metadata']['name']), item))
     return found
+
+
+async def can_be_selected(client: ApiClient, kind: ChildKind, selectors: Collection[Selector]) -> bool:
+    """Check whether one of the selectors, whose kinds were not found yet, can select this kind."""
+    near = [selector for selector in selectors if selector.group in (None, kind.group)]
+    if not near:
+        return False
+    discovery = await discover(client, {kind.group})
+    found = [resource for resource in discovery.resources if kind.is_of(resource)]
+    # The names of a kind that the API server does not serve now are unknown.
+    return not found or any(selector.check(resource) for selector in near for resource in found)
 
 
 async def _find_served(client: ApiClient, kind: ChildKind) -> ChildKind | None:

@@ -914,6 +914,55 @@ async def test_children_of_a_dropped_kind_are_pruned(world, family):
     assert owner['metadata']['annotations'] == {'children.kopf.zalando.org/operator': 'v1/configmaps'}
 
 
+PART = {'apiVersion': 'example.dev/v1', 'kind': 'Part', 'metadata': {'name': 'part'}}
+
+
+@pytest.mark.parametrize('kind', ['example.dev/v1/parts', 'part'])
+@in_virtual_time
+async def test_children_of_a_kind_that_is_not_found_at_the_start_are_not_pruned(world, family, kind):
+    await world.aio.create(define('parts', 'Part'))
+    family.declare(owns=['configmaps', kind], wanted=[config_map(), PART])
+    await world.create()
+    async with world.operator():
+        await world.until_called('fn succeeded')
+    world.registry = kopf.OperatorRegistry()
+    kopf.on.login(registry=world.registry)(kopf.login_with_kubeconfig)
+
+    @kopf.on.reconcile('kopfexamples', id='fn', owns=['configmaps', kind], registry=world.registry)
+    async def fn(name, children, **_):
+        kept = [children.keep(child) for child in children[kind]]
+        await children.apply(config_map())
+        world.note('fn', name, kept=len(kept))
+
+    former = len(world.called('fn'))
+    world.sandbox.faults.take_down('example.dev')
+    async with world.operator():
+        await world.until_called('fn', times=former + 1)
+        world.sandbox.faults.bring_up('example.dev')
+        await world.edit(field='x')  # the operator does not know yet that the group is there again
+        await world.until_called('fn', times=former + 2)
+        await asyncio.sleep(300)  # it discovers the group
+        await world.edit(field='y')
+        await world.until_called('fn', times=former + 4)
+    assert [call['kept'] for call in world.called('fn')[former:]] == [0, 0, 1, 1]
+    assert [body['metadata']['name'] for body in await world.aio.list('parts')] == ['part']
+
+
+@pytest.mark.parametrize('missing', ['other.dev/v1/parts', 'example.dev/v1/others', 'others'])
+@in_virtual_time
+async def test_children_of_a_dropped_kind_are_pruned_although_another_kind_is_missing(world, family, missing):
+    await world.aio.create(define('parts', 'Part'))
+    family.declare(owns=['example.dev/v1/parts'], wanted=[PART])
+    await world.create()
+    async with world.operator():
+        await world.until_called('fn succeeded')
+    world.registry = kopf.OperatorRegistry()
+    kopf.on.login(registry=world.registry)(kopf.login_with_kubeconfig)
+    family.declare(owns=['configmaps', missing], wanted=[config_map()])
+    async with world.operator():
+        await world.aio.wait_gone('parts', 'part', namespace='default')
+
+
 async def make_namespace(world, name='other'):
     await world.aio.create({'apiVersion': 'v1', 'kind': 'Namespace', 'metadata': {'name': name}})
 
@@ -942,6 +991,47 @@ async def test_remote_children_are_deleted_before_their_owner(world, family):
         await world.gone()
         await world.aio.wait_gone('configmaps', 'remote', namespace='other')
         await world.aio.wait_gone('clusterroles', 'role')
+
+
+@pytest.mark.parametrize('is_changed', [False, True])
+@in_virtual_time
+async def test_the_marks_of_an_owner_are_restored_if_another_client_removes_them(world, family, is_changed):
+    await make_namespace(world)
+    family.declare(wanted=lambda name: [config_map('remote', metadata={'namespace': 'other'}, key=family.value)])
+    family.value = 'first'
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn succeeded')
+        marked = (await world.get())['metadata']
+        family.value = 'second' if is_changed else 'first'
+        await world.edit(metadata={'annotations': None, 'finalizers': None}, field='x')
+        await world.until_called('fn succeeded', times=2)
+        await rest()
+        owner = (await world.get())['metadata']
+        assert (owner['annotations'], owner['finalizers']) == (marked['annotations'], marked['finalizers'])
+        marking = [each for each in world.sandbox.requests if each.method == 'PATCH' and each.name == 'obj']
+        await world.edit(field='y')
+        await world.until_called('fn succeeded', times=3)
+        await rest()
+        assert [each for each in world.sandbox.requests if each.method == 'PATCH' and each.name == 'obj'] == marking
+        await world.delete()
+        await world.gone()
+        await world.aio.wait_gone('configmaps', 'remote', namespace='other')
+
+
+@in_virtual_time
+async def test_marks_that_cannot_be_restored_at_once_are_restored_later(world, family):
+    await make_namespace(world)
+    family.declare(wanted=[config_map('remote', metadata={'namespace': 'other'})])
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn succeeded')
+        owner = await world.get()
+        marks = {name: owner['metadata'].pop(name) for name in ('annotations', 'finalizers')}
+        world.sandbox.faults.error(403, method='PATCH', resource='kopfexamples')
+        await world.aio.replace(owner | {'spec': {'field': 'x'}})
+        await world.until_logged("annotation for the children of Reconciler 'fn' are not restored")
+        await world.aio.wait_for('kopfexamples', 'obj', lambda body: marks.items() <= body['metadata'].items())
 
 
 @in_virtual_time
@@ -1046,6 +1136,39 @@ async def test_owners_that_were_deleted_while_no_operator_ran_are_released(world
         await world.until_logged("can't be deleted; trying again in")
         await world.gone()
         await world.aio.wait_gone('configmaps', 'remote', namespace='other')
+
+
+@pytest.mark.parametrize('decorator', [kopf.on.event, kopf.on.update, kopf.on.delete, kopf.daemon, kopf.index])
+@in_virtual_time
+async def test_owners_are_released_if_no_handler_of_the_new_version_applies_children(world, family, decorator):
+    await make_namespace(world)
+    family.declare(wanted=[config_map('remote', metadata={'namespace': 'other'})])
+    await world.create()
+    async with world.operator():
+        await world.until_called('fn succeeded')
+    world.registry = kopf.OperatorRegistry()
+    kopf.on.login(registry=world.registry)(kopf.login_with_kubeconfig)
+    world.declare(decorator, 'other')
+    async with world.operator():
+        await rest()
+        await world.delete()
+        await asyncio.sleep(child_release.FORMER_PAUSE - 1)
+        assert await family.get('remote', namespace='other')  # another operator with the same name could have it
+        await world.gone()
+        await world.aio.wait_gone('configmaps', 'remote', namespace='other')
+
+
+@in_virtual_time
+async def test_owners_are_left_to_another_operator_that_applies_their_children(world, family):
+    await make_namespace(world)
+    world.declare(kopf.on.event, 'other')
+    await world.create(finalizers=['kopf.dev/children-operator'])
+    async with world.operator():
+        await world.delete()
+        await asyncio.sleep(child_release.FORMER_PAUSE / 2)
+        await world.edit(metadata={'finalizers': None})
+        await asyncio.sleep(child_release.FORMER_PAUSE * 2)
+        assert not [request for request in world.sandbox.requests if request.verb == 'patch']
 
 
 @in_virtual_time

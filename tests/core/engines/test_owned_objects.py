@@ -113,6 +113,14 @@ def test_changes_before_a_write_that_only_the_response_shows_trigger(objects):
     assert write(objects, response=child(4, value='edited')) == {'owner'}
 
 
+def test_a_write_triggers_the_owners_from_which_it_takes_the_object(objects):
+    # E.g. a late write for a deleted owner, whose namesake has adopted the object meanwhile.
+    objects.note(child(1), frozenset({'namesake', 'both'}), None)
+    objects.begin_write(('ns', 'child'))
+    assert objects.end_write(('ns', 'child'), child(2), frozenset({'owner', 'both'})) == {'namesake'}
+    assert len(objects.of('owner')) == len(objects.of('both')) == 1 and not objects.of('namesake')
+
+
 def test_older_states_are_dropped_but_trigger_unless_they_are_own(objects):
     objects.note(child(1), OWNER, None)
     write(objects, response=child(3))
