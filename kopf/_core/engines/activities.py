@@ -49,11 +49,14 @@ SLOW_CALL_DELAY = 10.0
 """The time (in seconds) after which a warning is logged if a startup or cleanup handler is still running."""
 
 
-CLEANUP_BACKOFF = 1.0
-"""The delay until a failed cleanup handler is called again, unless it has a ``backoff`` (in seconds)."""
+FINAL_BACKOFF = 1.0
+"""The delay until a failed handler of an end is called again, unless it has a ``backoff`` (in seconds)."""
 
-CLEANUP_LIMIT = 10.0
-"""The time limit for retries of cleanup handlers that have neither ``retries`` nor ``timeout`` (in seconds)."""
+FINAL_LIMIT = 10.0
+"""The time limit for retries of handlers of an end that have neither ``retries`` nor ``timeout`` (in seconds)."""
+
+_ENDS = {Activity.CLEANUP: "the operator is ending", Activity.YIELDING: "this replica stops leading"}
+"""The activities at an end, which must not be put off for long, with what they are called for."""
 
 
 class ActivityError(ExplainedError):
@@ -100,8 +103,8 @@ async def run_activity(
                     continue
                 with _report_if_slow(handler, cause):
                     outcome = await run_handler(handler, cause, state, rules)
-                if activity is Activity.CLEANUP and _is_too_late(handler, outcome, started):
-                    cause.logger.error("%s is not called again, as the operator is ending.", handler)
+                if activity in _ENDS and _is_too_late(handler, outcome, started):
+                    cause.logger.error("%s is not called again, as %s.", handler, _ENDS[activity])
                     outcome = outcome._replace(final=True, delay=None)
                 states[handler] = state.with_outcome(outcome, utcnow())
                 if outcome.final:
@@ -115,10 +118,10 @@ async def run_activity(
 
 
 def _is_too_late(handler: Handler, outcome: Outcome, started: datetime.datetime) -> bool:
-    """Check whether it is too late for another attempt of a cleanup handler, so that the operator ends without it."""
+    """Check whether it is too late for another attempt of a handler of an end."""
     if outcome.final or handler.retries is not None or handler.timeout is not None:
         return False
-    return (utcnow() - started).total_seconds() + (outcome.delay or 0) > CLEANUP_LIMIT
+    return (utcnow() - started).total_seconds() + (outcome.delay or 0) > FINAL_LIMIT
 
 
 _EFFECTS_OF_SLOWNESS = {
@@ -147,7 +150,7 @@ def make_rules(context: OperatorContext, activity: Activity) -> Execution:
     rules = context.make_rules(executor=context.login_threads if activity is Activity.AUTHENTICATION else None)
     return rules._replace(
         # A pod is usually killed after 30 seconds, so there would be no second attempt after the usual 60 seconds.
-        default_backoff=CLEANUP_BACKOFF if activity is Activity.CLEANUP else rules.default_backoff,
+        default_backoff=FINAL_BACKOFF if activity in _ENDS else rules.default_backoff,
         find_mistake=find_mistake if activity is Activity.STARTUP else None,
         permanent_errors=(
             PermanentError,

@@ -351,6 +351,13 @@ async def test_mistakes_in_other_activities_are_retried(registry, run):
 
 @pytest.mark.looptime
 @pytest.mark.parametrize(
+    'decorator, activity, ending',
+    [
+        (kopf.on.cleanup, Activity.CLEANUP, "the operator is ending"),
+        (kopf.on.yielding, Activity.YIELDING, "this replica stops leading"),
+    ],
+)
+@pytest.mark.parametrize(
     'options, error, expected',
     [
         ({}, ValueError("boo"), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]),
@@ -361,19 +368,19 @@ async def test_mistakes_in_other_activities_are_retried(registry, run):
     ],
     ids=['default', 'backoff', 'delay', 'retries', 'timeout'],
 )
-async def test_failing_cleanup_handlers_do_not_hold_the_operator_unless_they_say_so(
-    registry, run, caplog, options, error, expected
+async def test_failing_handlers_do_not_hold_up_an_end_unless_they_say_so(
+    registry, run, caplog, decorator, activity, ending, options, error, expected
 ):
     attempts = []
 
-    @kopf.on.cleanup(registry=registry, id='fn', **options)
+    @decorator(registry=registry, id='fn', **options)
     async def fn():
         attempts.append(round(asyncio.get_running_loop().time()))
         raise error
 
-    outcomes = await run(Activity.CLEANUP)
+    outcomes = await run(activity)
     assert attempts == expected
     with pytest.raises(ActivityError):
-        check_outcomes(Activity.CLEANUP, outcomes)
+        check_outcomes(activity, outcomes)
     is_given_up = not {'retries', 'timeout'} & options.keys()
-    assert ("Activity 'fn' is not called again, as the operator is ending." in caplog.text) is is_given_up
+    assert (f"Activity 'fn' is not called again, as {ending}." in caplog.text) is is_given_up
