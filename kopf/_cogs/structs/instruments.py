@@ -239,13 +239,14 @@ class Instruments:
         Then, there is no current activity during the step. If the code of a handler needs the trace, it is created
         there; see `Sampler.find_current`. This is only for `is_lazy` instruments.
         """
-        # This is called for each event, so it takes as few calls as possible.
-        if self.sampler is None or self.sampler.draw() < self.sampler.rate:
+        # This is called for each event, so it takes as few calls and looks at as few attributes as possible.
+        sampler = self.sampler
+        if sampler is None or sampler.draw() < sampler.rate:
             return False
         # A worker usually has the context of the operator. But it can also have that of a handler that has started it.
         if _current_var.get(_FOREIGN) is not None:
             _current_var.set(None)
-            self.sampler.attach()
+            sampler.attach()
         return True
 
     def begin_trace(self) -> None:
@@ -594,7 +595,7 @@ class ObjectStep(Span):
     ``cancelled``.
     """
 
-    __slots__ = ('carried', 'delay', 'event', 'handlers', 'key', 'number', 'reason')
+    __slots__ = ('carried', 'delay', 'event', 'handlers', 'key', 'number', 'reason', 'single')
 
     POINT, BEGINS, ENDS = 'steps', 'step_begins', 'step_ends'
     INHERITS = False  # the handler of another object can have started this worker
@@ -606,6 +607,7 @@ class ObjectStep(Span):
         *,
         event: str | None,
         number: int,
+        single: bool = False,
         unsampled: Unsampled | None = None,
     ) -> None:
         super().__init__(instruments, unsampled)
@@ -614,6 +616,8 @@ class ObjectStep(Span):
         """The type of the handled event, ``LISTED`` if the object is from a list; ``None`` without an event."""
         self.number = number
         """The number of steps since the last event, including this one."""
+        self.single = single
+        """Whether it calls one handler at most: the resource has no other ones, and that one is for raw events."""
         self.reason: str | None = None
         """The reason of the change (``create``, ``update``, …, ``noop``); ``None`` until the decision."""
         self.handlers: tuple[HandlerId, ...] = ()

@@ -115,8 +115,7 @@ def _make_exporter() -> Any:
 @contextlib.contextmanager
 def logging_ids(tracing: Tracing) -> Iterator[None]:
     """Add the ids of the current trace and span to log records, as ``trace_id`` and ``span_id``, while entered."""
-    tracing.show_ids(of_all=_can_show_ids())
-    factory = AddingFactory(tracing.find_ids)
+    factory = AddingFactory(tracing.show_ids(of_all=_can_show_ids()))
     factory.install()
     try:
         yield

@@ -5,13 +5,16 @@ A step of an object is a span (a *cycle*). Its handlers are child spans, and the
 of the handler. The ``traceparent`` of the first step is stored with the progress of the handlers, so that the next
 steps join its trace, also in another process. Each request sends its ``traceparent`` to the API server.
 
+If the resource has no handlers but one of raw events, its steps have no spans of their own: the span of the handler is
+the root of the trace. Such steps are the most frequent ones, and a span takes OpenTelemetry longer than a whole step.
+
 Steps without handlers and without requests are not traced, as most of them have nothing to do. Lists and watches are
 not traced, as they belong to no object. Specified in the documentation's "Trace handlers and requests".
 """
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kopf._cogs.helpers.explanations import ExplainedError
@@ -25,7 +28,6 @@ from kopf._cogs.structs.instruments import (
     SamplingInstrument,
     Span,
     TraceIds,
-    Unsampled,
     get_current_activity,
     prepare_context,
 )
@@ -50,6 +52,8 @@ class _Open(NamedTuple):
     """The token that restores the previous context."""
     borrowed: bool = False
     """Whether it is the span of the parent: in a trace that is not sampled, activities have no spans of their own."""
+    ended: int | None = None
+    """When the handler of this span has ended, if the span is left to the step (in nanoseconds since the epoch)."""
 
 
 class Tracing(SamplingInstrument):
@@ -68,6 +72,7 @@ class Tracing(SamplingInstrument):
         from kopf._core.engines import trace_sampling
 
         self._trace, self._context, self._propagate = trace, context, propagate
+        self._empty = context.Context()
         # Why not the configured propagators? The next operator must be able to read the stored value.
         self._stored_format = TraceContextTextMapPropagator()
         self._tracer = provider.get_tracer('kopf', version)
@@ -76,8 +81,6 @@ class Tracing(SamplingInstrument):
         """When the steps have begun (in nanoseconds since the epoch)."""
         self._open: dict[Span, _Open] = {}
         self._is_showing_all = True
-        self._hiding: EarlySampler | None = None
-        """The sampler, if lines in traces that are not sampled have no ids."""
         self._last_ids: tuple[Any, Mapping[str, str]] = (None, {})
         """The span that the last line of the log belongs to, and its ids."""
 
@@ -102,15 +105,19 @@ class Tracing(SamplingInstrument):
         """End the span, if there is one."""
         self._steps.pop(step, None)
         opened = self._open.pop(step, None)
-        if opened is not None:
-            if opened.span.is_recording():
-                # All at once, as OpenTelemetry takes long for each call.
-                facts: dict[str, Any] = {'kopf.event': step.event or '', 'kopf.step': step.number}
-                _describe(facts, step.key)
-                facts['kopf.reason'] = step.reason or ''
-                _describe_outcome(facts, step.outcome, step.delay)
-                opened.span.set_attributes(facts)
-            self._end(opened, step)
+        if opened is None:
+            return
+        if opened.ended is None and opened.span.is_recording():
+            # All at once, as OpenTelemetry takes long for each call.
+            facts: dict[str, Any] = {'kopf.event': step.event or '', 'kopf.step': step.number}
+            _describe(facts, step.key)
+            facts['kopf.reason'] = step.reason or ''
+            _describe_outcome(facts, step.outcome, step.delay)
+            opened.span.set_attributes(facts)
+        # If the span is that of the handler, a cancellation of the handler is already recorded.
+        if opened.ended is None or step.outcome == 'failed':
+            self._record_error(opened.span, step)
+        opened.span.end(opened.ended)
 
     def _open_step(self, step: ObjectStep) -> Any:
         opened = self._open.get(step)
@@ -127,18 +134,27 @@ class Tracing(SamplingInstrument):
 
     def handler_begins(self, call: HandlerCall) -> None:
         """Begin the span of the handler, and make it the current one, so that spans of the user are in it."""
-        parent = self._find_parent(call)
+        is_root = self._is_root(call)
+        parent = None if is_root else self._find_parent(call)
         if parent is not None and call.carried is not None and not self._is_in_trace(call.carried, parent):
             parent = None
         is_borrowed = parent is not None and not parent.is_recording()
         span = parent if is_borrowed else self._start_handler(call, parent)
         token = self._context.attach(self._trace.set_span_in_context(span))
-        self._open[call] = _Open(span, token, is_borrowed)
+        opened = self._open[call] = _Open(span, token, is_borrowed)
+        if is_root and call.parent is not None:
+            self._open[call.parent] = opened
+
+    def _is_root(self, call: HandlerCall) -> bool:
+        """Check whether the span of the handler is also that of its step."""
+        step = call.parent
+        return isinstance(step, ObjectStep) and step.single and step in self._steps and step not in self._open
 
     def _start_handler(self, call: HandlerCall, parent: Any) -> Any:
-        context = self._read(call.carried)
-        if parent is not None:
-            context = self._trace.set_span_in_context(parent, self._context.Context())
+        if parent is None:
+            context = self._read(call.carried)
+        else:
+            context = self._trace.set_span_in_context(parent, self._empty)
         # The attributes are set at the end: most spans are usually not sampled, and need no attributes.
         return self._tracer.start_span(f'handler {call.id}', context=context)
 
@@ -166,22 +182,33 @@ class Tracing(SamplingInstrument):
     def handler_ends(self, call: HandlerCall) -> None:
         """End the span of the handler, with its error if there is one."""
         opened = self._open.pop(call, None)
-        if opened is not None:
-            # Needed only if another attempt follows: otherwise, no progress is stored.
-            if call.carried is None and call.key is not None and call.outcome in CARRYING:
-                call.carried = self._find_origin(call, opened.span)
-            if not opened.borrowed and opened.span.is_recording():
-                facts: dict[str, Any] = {
-                    'kopf.handler': call.id,
-                    'kopf.kind': call.kind,
-                    'kopf.reason': call.reason or '',
-                    'kopf.retry': call.retry,
-                }
-                if call.key is not None:
-                    _describe(facts, call.key)
-                _describe_outcome(facts, call.outcome, call.delay)
-                opened.span.set_attributes(facts)
+        if opened is None:
+            return
+        # Needed only if another attempt follows: otherwise, no progress is stored.
+        if call.carried is None and call.key is not None and call.outcome in CARRYING:
+            call.carried = self._find_origin(call, opened.span)
+        if not opened.borrowed and opened.span.is_recording():
+            facts: dict[str, Any] = {
+                'kopf.handler': call.id,
+                'kopf.kind': call.kind,
+                'kopf.reason': call.reason or '',
+                'kopf.retry': call.retry,
+            }
+            if call.key is not None:
+                _describe(facts, call.key)
+            _describe_outcome(facts, call.outcome, call.delay)
+            opened.span.set_attributes(facts)
+        if call.parent is not None and self._open.get(call.parent) is opened:
+            self._leave(opened, call, call.parent)
+        else:
             self._end(opened, call)
+
+    def _leave(self, opened: _Open, call: HandlerCall, step: Span) -> None:
+        """Leave the span to the step, whose patch and errors belong to it, too. It lasts as long as the handler did."""
+        # Why not end it now? An ended span cannot get the errors of the step.
+        self._record_error(opened.span, call)
+        self._context.detach(opened.token)
+        self._open[step] = _Open(opened.span, ended=time.time_ns())
 
     # Requests.
 
@@ -198,7 +225,7 @@ class Tracing(SamplingInstrument):
             return
         span = self._tracer.start_span(
             f'{request.method} {request.route}',
-            context=self._trace.set_span_in_context(parent, self._context.Context()),
+            context=self._trace.set_span_in_context(parent, self._empty),
             kind=self._trace.SpanKind.CLIENT,
             attributes={
                 'http.request.method': request.method,
@@ -212,7 +239,7 @@ class Tracing(SamplingInstrument):
         self._inject(request, span)
 
     def _inject(self, request: ApiRequest, span: Any) -> None:
-        self._propagate.inject(request.headers, self._trace.set_span_in_context(span, self._context.Context()))
+        self._propagate.inject(request.headers, self._trace.set_span_in_context(span, self._empty))
 
     def _find_parent_of_request(self, request: ApiRequest) -> Any:
         """Return the innermost span around the request, e.g. one of the user's code; ``None`` without any."""
@@ -236,44 +263,56 @@ class Tracing(SamplingInstrument):
 
     # The rest.
 
-    def show_ids(self, *, of_all: bool) -> None:
-        """Set whether lines of logs get the ids of all traces, or only of the sampled ones."""
+    def show_ids(self, *, of_all: bool) -> Callable[[], Mapping[str, str] | None]:
+        """
+        Set whether lines of logs get the ids of all traces, or only of the sampled ones.
+
+        Returns:
+            The function that returns the ids for a line, as `find_ids` does.
+        """
         self._is_showing_all = of_all
-        self._hiding = None if of_all else self.sampler
-        if self.sampler is not None:
-            self.sampler.be_lazy(lazy=not of_all)
+        sampler = self.sampler
+        if sampler is None:
+            return self.find_ids
+        sampler.be_lazy(lazy=not of_all)
+        if of_all:
+            return self.find_ids
+        find, opened, get_context, usual = self.find_ids, self._open, sampler.get_context, sampler.context
+
+        def find_sampled_ids() -> Mapping[str, str] | None:
+            # The usual case in production, for each line: no span is open, and there are no spans of the user's code.
+            # Why not a method? It would take twice as long to get the same from attributes.
+            return None if not opened and get_context() is usual else find()
+
+        return find_sampled_ids
 
     def _end(self, opened: _Open, activity: Span) -> None:
         if not opened.borrowed:
-            error = None if activity.outcome == 'refused' else activity.exception
-            if error is not None and not isinstance(error, TemporaryError):
-                opened.span.record_exception(error)
-            if activity.outcome == 'failed' or (error is not None and not isinstance(error, TemporaryError)):
-                opened.span.set_status(self._trace.StatusCode.ERROR, None if error is None else str(error))
+            self._record_error(opened.span, activity)
             opened.span.end()
         if opened.token is not None:
             self._context.detach(opened.token)
 
+    def _record_error(self, span: Any, activity: Span) -> None:
+        error = None if activity.outcome == 'refused' else activity.exception
+        if error is not None and not isinstance(error, TemporaryError):
+            span.record_exception(error)
+        if activity.outcome == 'failed' or (error is not None and not isinstance(error, TemporaryError)):
+            span.set_status(self._trace.StatusCode.ERROR, None if error is None else str(error))
+
     def _read(self, carried: str | None) -> Any:
         """Return the context of the stored trace; an empty one without any."""
         # Never use the current context: a handler of another object can have started this worker.
-        empty = self._context.Context()
-        return empty if carried is None else self._stored_format.extract({TRACEPARENT: carried}, empty)
+        return self._empty if carried is None else self._stored_format.extract({TRACEPARENT: carried}, self._empty)
 
     def _write(self, span: Any) -> str | None:
         carrier: dict[str, str] = {}
-        self._stored_format.inject(carrier, self._trace.set_span_in_context(span, self._context.Context()))
+        self._stored_format.inject(carrier, self._trace.set_span_in_context(span, self._empty))
         return carrier.get(TRACEPARENT)
 
     def find_ids(self) -> Mapping[str, str] | None:
         """Return the attributes of log lines: the ids of the current trace and span; ``None`` if there is no span."""
-        # The usual case in production, for each line: no span is open, and there are no spans of the user's code.
-        hiding = self._hiding
-        if hiding is not None and not self._open and hiding.get_context() is hiding.context:
-            return None
         activity = get_current_activity()
-        if type(activity) is Unsampled:
-            return activity.draw_log_ids() if self._is_showing_all else None
         if activity is not None and activity.unsampled is not None:
             return activity.unsampled.draw_log_ids() if self._is_showing_all else None
         span, current = activity if isinstance(activity, Span) else None, self._trace.get_current_span()

@@ -262,7 +262,7 @@ class ResourceCause(Cause):
     @property
     def key(self) -> ObjectKey | None:
         """The key of the object, for instruments."""
-        meta = self.body.metadata
+        meta = self.body.metadata._data()
         return ObjectKey(self.resource, meta.get('namespace'), meta.get('name'), meta.get('uid'))
 
     def load(self, model: 'Kind') -> Any:

@@ -60,6 +60,7 @@ class ObjectStepper:
         self._stale_events = stale_events
         self._former_finalizer = former_finalizer
         self._observing, self._managing = bool(decider.table.watching), decider.table.managing
+        self._single = len(decider.table.watching) == 1 and not self._managing
         # Without such handlers, a step calls handlers of raw events, or plans the runs of level-triggered handlers. The
         # former is measured with the worker, and the latter are measured themselves.
         self._meter = meter if self._managing else None
@@ -123,7 +124,9 @@ class ObjectStepper:
         # If the sampler is the only listener, it has decided already.
         unsampled = None if self._instruments.skips_steps else self._instruments.skip(None)
         key = get_key(record, self._decider.table.resource)
-        with ObjectStep(self._instruments, key, event=type_, number=number, unsampled=unsampled) as step:
+        with ObjectStep(
+            self._instruments, key, event=type_, number=number, single=self._single, unsampled=unsampled
+        ) as step:
             delay = await self._step(record, event)
             step.set_outcome(delay, requeued=record.has_work)
         return delay

@@ -1,6 +1,7 @@
 """Where traces go: the provider of the program, exporters by their names, and exporters that are down."""
 
 import asyncio
+import contextvars
 import logging
 import os
 import subprocess
@@ -9,10 +10,13 @@ import textwrap
 import threading
 
 import pytest
+from opentelemetry.context import Context
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 
+from kopf._cogs.structs.instruments import Instruments, ObjectKey, ObjectStep
+from kopf._cogs.structs.references import Resource
 from kopf._core.actions.jsonlogs import JsonFormatter
 from kopf._core.actions.loggers import TextFormatter
 from kopf._core.engines import trace_exports
@@ -151,5 +155,40 @@ def test_lines_in_traces_that_are_not_sampled_get_ids_if_these_can_be_shown(form
     with logging_ids(tracing):
         unsampled = tracing.sampler.skip(None)
         token = unsampled.begin_handler()
-        assert tracing.find_ids() == (unsampled.draw_log_ids() if shown else None)
+        assert get_ids() == (tuple(unsampled.draw_log_ids().values()) if shown else None)
         unsampled.end_handler(token)
+
+
+def get_ids():
+    """Return the ids of the trace and of the span in a new line of the log."""
+    record = logging.makeLogRecord({})
+    return (record.trace_id, record.span_id) if hasattr(record, 'trace_id') else None
+
+
+def get_ids_of(span):
+    context = span.get_span_context()
+    return f'{context.trace_id:032x}', f'{context.span_id:016x}'
+
+
+def test_lines_in_sampled_traces_get_ids_even_if_no_format_shows_them(monkeypatch):
+    monkeypatch.setattr(logging.getLogger(), 'handlers', [])
+    provider = TracerProvider(sampler=ParentBasedTraceIdRatio(0.999999))
+    tracing = Tracing(provider, '1.0')
+    instruments, tracer = Instruments([tracing]), provider.get_tracer('mine')
+    key = ObjectKey(Resource('kopf.dev', 'v1', 'kopfexamples'), 'default', 'obj', 'uid')
+
+    def act():
+        tracing.attach()
+        assert get_ids() is None
+        with tracer.start_as_current_span('mine', context=Context()) as span:  # of code beside the operator
+            assert get_ids() == get_ids_of(span)
+        with ObjectStep(instruments, key, event=None, number=1) as step:
+            step.decide('create', ['create'], None)
+            ids = get_ids()
+            with tracer.start_as_current_span('mine') as span:
+                assert get_ids() == get_ids_of(span)
+        assert get_ids() is None
+        return ids
+
+    with logging_ids(tracing):
+        assert contextvars.copy_context().run(act) is not None

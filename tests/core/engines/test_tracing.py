@@ -1,6 +1,7 @@
 """Traces: one for each change, over retries and restarts; with spans of steps, handlers, requests, and of the user."""
 
 import asyncio
+import contextlib
 import json
 import logging
 import types
@@ -236,6 +237,7 @@ async def test_the_attributes_of_a_span_are_set_at_once(world, spans, monkeypatc
         Span, 'set_attributes', lambda self, attributes: (calls.append(self.name), original(self, attributes))
     )
     world.declare(kopf.on.event, 'event')
+    world.declare(kopf.on.event, 'other')
     await world.create()
     async with world.operator(tracing=True):
         await spans.until(CYCLE)
@@ -256,6 +258,134 @@ async def test_the_attributes_of_a_span_are_set_at_once(world, spans, monkeypatc
         'kopf.retry': 0,
         'kopf.outcome': 'succeeded',
     }
+
+
+async def annotate(annotations, patch, **_):
+    if 'seen' not in annotations:
+        patch.metadata.annotations['seen'] = 'yes'
+
+
+async def test_the_only_handler_of_raw_events_is_the_root_of_the_trace(world, spans):
+    world.declare(kopf.on.event, 'event', does=annotate)
+    body = await world.create()
+    async with world.operator(tracing=True):
+        (patch,) = await spans.until(PATCHING)
+        handler = (await spans.until('handler event'))[0]
+    assert handler.parent is None and spans.find(CYCLE) == []
+    assert patch.parent.span_id == handler.context.span_id and patch.context.trace_id == handler.context.trace_id
+    assert handler.end_time <= patch.start_time  # as long as the handler, without the patch
+    expected = {
+        'kopf.handler': 'event',
+        'kopf.reason': 'LISTED',
+        'kopf.outcome': 'succeeded',
+        'kopf.resource': 'kopfexamples.kopf.dev',
+        'k8s.namespace.name': 'default',
+        'kopf.object.name': 'obj',
+        'kopf.object.uid': body['metadata']['uid'],
+    }
+    assert {name: handler.attributes[name] for name in expected} == expected
+
+
+async def test_requests_of_a_handler_of_raw_events_are_in_its_span(world, spans):
+    async def event(**_):
+        await kopf.apply({'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': 'x', 'namespace': 'default'}})
+
+    world.declare(kopf.on.event, 'event', does=event)
+    await world.create()
+    async with world.operator(tracing=True):
+        (handler,) = await spans.until('handler event')
+    requests = [span for span in spans.all if 'configmaps' in span.name]
+    assert requests and {span.parent.span_id for span in requests} == {handler.context.span_id}
+
+
+async def test_several_handlers_of_raw_events_are_in_the_span_of_their_step(world, spans):
+    world.declare(kopf.on.event, 'one')
+    world.declare(kopf.on.event, 'two', does=annotate)
+    await world.create()
+    async with world.operator(tracing=True):
+        cycle, *_ = await spans.until(CYCLE)
+    (patch,) = spans.find(PATCHING)
+    for span in (spans.find('handler one')[0], spans.find('handler two')[0], patch):
+        assert span.parent.span_id == cycle.context.span_id and span.context.trace_id == cycle.context.trace_id
+
+
+async def test_a_handler_of_raw_events_beside_another_one_is_in_the_span_of_the_step(world, spans):
+    world.declare(kopf.on.event, 'event')
+    world.declare(kopf.on.create, 'create')
+    async with world.operator(tracing=True):
+        await world.create()
+        await world.handled()
+        cycle, *_ = await spans.until(CYCLE)
+    event, create = spans.find('handler event')[0], spans.find('handler create')[0]
+    assert event.parent.span_id == create.parent.span_id == cycle.context.span_id
+
+
+async def test_a_failed_handler_of_raw_events_is_a_failed_trace(world, spans):
+    world.declare(kopf.on.event, 'event', does=kopf.PermanentError("boo"))
+    await world.create()
+    async with world.operator(tracing=True):
+        (handler,) = await spans.until('handler event')
+    assert handler.parent is None and handler.attributes['kopf.outcome'] == 'failed'
+    assert (handler.status.status_code, handler.status.description) == (trace.StatusCode.ERROR, "boo")
+    assert [event.attributes['exception.message'] for event in handler.events] == ["boo"]
+
+
+async def test_a_refused_patch_of_a_handler_of_raw_events_is_a_failed_trace(world, spans):
+    world.declare(kopf.on.event, 'event', does=annotate)
+    world.sandbox.faults.error(403, times=1, verb='patch', name='obj', message="not for you")
+    await world.create()
+    async with world.operator(tracing=True):
+        handler = (await spans.until('handler event'))[0]
+    patch = spans.find(PATCHING)[0]
+    assert patch.parent.span_id == handler.context.span_id and handler.attributes['kopf.outcome'] == 'succeeded'
+    assert handler.status.status_code is patch.status.status_code is trace.StatusCode.ERROR
+    assert "not for you" in handler.status.description and len(handler.events) == 1
+
+
+def test_a_cancelled_handler_of_raw_events_records_that_once(spans):
+    instruments = Instruments([Tracing(spans.provider, '1.0')])
+    with contextlib.suppress(asyncio.CancelledError):
+        with ObjectStep(instruments, KEY, event='ADDED', number=1, single=True), make_call(instruments, 'event'):
+            raise asyncio.CancelledError
+    (handler,) = spans.all
+    assert handler.name == 'handler event' and handler.attributes['kopf.outcome'] == 'cancelled'
+    assert [event.attributes['exception.type'] for event in handler.events] == ['asyncio.exceptions.CancelledError']
+
+
+def test_a_request_without_a_handler_of_raw_events_is_in_the_span_of_its_step(spans):
+    instruments = Instruments([Tracing(spans.provider, '1.0')])
+    # Its handler does not match the event, but its patch of the previous one is still to be applied.
+    with ObjectStep(instruments, KEY, event='ADDED', number=1, single=True) as step:
+        with ApiRequest(instruments, server='http://localhost', method='PATCH', path='/api/v1/pods/obj'):
+            pass
+        step.set_outcome(None, requeued=False)
+    request, cycle = spans.exporter.get_finished_spans()
+    assert cycle.name == CYCLE and cycle.attributes['kopf.outcome'] == 'done'
+    assert request.parent.span_id == cycle.context.span_id
+
+
+def test_lines_after_a_handler_of_raw_events_have_the_ids_of_its_span(spans):
+    tracing = Tracing(spans.provider, '1.0')
+    instruments = Instruments([tracing])
+    with ObjectStep(instruments, KEY, event='ADDED', number=1, single=True) as step:
+        with make_call(instruments, 'event'):
+            pass
+        ids = tracing.find_ids()
+        step.set_outcome(None, requeued=False)
+    (handler,) = spans.find('handler event')
+    assert ids == {'trace_id': f'{handler.context.trace_id:032x}', 'span_id': f'{handler.context.span_id:016x}'}
+
+
+async def test_events_without_requests_are_one_span_each(world, spans):
+    world.declare(kopf.on.event, 'event')
+    await world.create()
+    async with world.operator(tracing=True):
+        await world.until_called('event')
+        await world.edit(field='other')
+        await spans.until('handler event', 2)
+    assert [span.attributes['kopf.reason'] for span in spans.find('handler event')] == ['LISTED', 'MODIFIED']
+    assert len(spans.traces()) == 2
+    assert [span.name for span in spans.all if 'object' in str(span.attributes)] == ['handler event'] * 2
 
 
 async def test_traces_that_are_not_sampled_stay_so_over_retries(world):
