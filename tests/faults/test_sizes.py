@@ -122,6 +122,18 @@ async def test_an_object_with_no_place_at_all_waits_without_a_loop_until_there_i
     assert len(world.called('update', 'obj')) == 1  # of the annotation
 
 
+@in_virtual_time
+async def test_an_object_with_no_place_at_all_can_be_deleted(world):
+    world.declare(kopf.on.delete, 'first')
+    world.declare(kopf.on.delete, 'second')
+    async with world.operator():
+        await world.create(annotations={'example.com/all': 'x' * (storage_formats.MAX_ANNOTATIONS_SIZE - 17)})
+        await world.aio.wait_for('kopfexamples', 'obj', lambda body: body['metadata'].get('finalizers'))
+        await world.delete()
+        await world.gone()
+    assert len(world.called('first', 'obj')) == len(world.called('second', 'obj')) == 1
+
+
 async def test_refused_wishes_of_handlers_are_explained_once_and_are_given_up_when_the_object_changes(world):
     world.sandbox.patch(
         'crds',

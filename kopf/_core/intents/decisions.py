@@ -489,7 +489,10 @@ class Decider:
             # A creation ends with the state that its handlers have seen, not with a newer one, so that an edit becomes
             # an update.
             decision.stored = cycle.base if reason is Reason.CREATE else decision.essence
-            if decision.relevant and reason in _STORING and not is_same(decision.stored, decision.last):
+            # An object without room for this state would keep its last finalizer, which is removed by the same patch.
+            is_disappearing = reason is Reason.DELETE and len(body['metadata']['finalizers']) == 1
+            is_storing = decision.relevant and reason in _STORING and not is_disappearing
+            if is_storing and not is_same(decision.stored, decision.last):
                 # If the records were purged before this state is stored, an operator that is killed in between would
                 # leave a change that looks as if it was never handled.
                 decision.first = self._store_last(body, decision.stored, bookkeeping)
