@@ -10,6 +10,7 @@ import functools
 import inspect
 import os.path
 import re
+import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -54,6 +55,8 @@ def check_handler(name: str, fn: Any) -> None:
         TypeError: if it cannot be called with keyword arguments only, or a call would not run it.
     """
     idle_scripts.note_declaration(fn)
+    if _is_simple(fn):
+        return
     if not callable(fn):
         raise TypeError(f"@kopf.on.{name} is for functions, and {fn!r} is none.")
     if is_marked(inspect.isgeneratorfunction, fn) or is_marked(inspect.isasyncgenfunction, fn):
@@ -83,6 +86,21 @@ def check_handler(name: str, fn: Any) -> None:
             f"@kopf.on.{name}: {describe(fn)} takes {lonely[0]!r} by its position, but handlers "
             f"are called with keyword arguments. Remove the slash from its parameters."
         )
+
+
+def _is_simple(fn: Any) -> bool:
+    """Check whether the function certainly has none of these mistakes, without reading its signature."""
+    # Reading the signature takes most of the time of a declaration, and sub-handlers are declared in each attempt of
+    # their parents. Attributes, such as `__wrapped__`, can lead to another signature.
+    if type(fn) is not types.FunctionType or fn.__dict__:
+        return False
+    code = fn.__code__
+    return (
+        not code.co_flags & _YIELDING
+        and not code.co_posonlyargcount
+        and bool(code.co_argcount or code.co_kwonlyargcount or not code.co_flags & inspect.CO_VARARGS)
+        and 'self' not in code.co_varnames
+    )
 
 
 def check_callback(name: str, option: str, fn: Any, positional: int) -> None:
@@ -383,6 +401,7 @@ def _get_parameters(fn: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     return _ANY_PARAMETERS if parameters is None else parameters
 
 
+_YIELDING = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 _ANY_PARAMETERS = {
     'args': inspect.Parameter('args', inspect.Parameter.VAR_POSITIONAL),
     'kwargs': inspect.Parameter('kwargs', inspect.Parameter.VAR_KEYWORD),

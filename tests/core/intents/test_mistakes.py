@@ -264,6 +264,37 @@ def test_callbacks_that_cannot_be_called_are_refused(options, message):
         kopf.on.create('kopfexamples', registry=kopf.OperatorRegistry(), **options)
 
 
+def yielding(**_):
+    yield
+
+
+async def yielding_async(**_):
+    yield
+
+
+@pytest.mark.parametrize(
+    'fn, message',
+    [
+        (yielding, "has a yield in it"),
+        (yielding_async, "has a yield in it"),
+        (lambda *args: None, r"takes only \*args"),
+        (lambda self, **_: None, "is a method"),
+        (lambda spec, /, **_: None, "takes 'spec' by its position"),
+    ],
+)
+def test_functions_that_cannot_be_handlers_are_refused(fn, message):
+    with pytest.raises(TypeError, match=message):
+        kopf.on.create('kopfexamples', registry=kopf.OperatorRegistry())(fn)
+
+
+@pytest.mark.parametrize('fn', [lambda **_: None, lambda *args, spec: None, lambda spec, name=None: None, lambda: None])
+def test_usual_functions_are_declared_without_reading_their_signatures(fn, monkeypatch):
+    signature = mock.Mock(side_effect=AssertionError)
+    monkeypatch.setattr(mistakes.inspect, 'signature', signature)
+    kopf.on.create('kopfexamples', registry=kopf.OperatorRegistry())(fn)
+    assert not signature.called
+
+
 def test_optional_arguments_need_not_be_given():
     registry = kopf.OperatorRegistry()
     kopf.on.create('kopfexamples', registry=registry)(lambda extra=None: None)
