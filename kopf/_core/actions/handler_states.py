@@ -38,7 +38,7 @@ clock is behind, it reaches that time too late. The stored delay limits this wai
 """
 
 MAX_DELAY = 10 * 365 * 86400.0
-"""The limit of delays, as timestamps far in the future are not supported (in seconds)."""
+"""The limit of delays, as timestamps far in the future or in the past are not supported (in seconds)."""
 
 _DIGEST_IN_TIME: Final = re.compile(r'\.\d{6}(\d{15})(?!\d)')
 
@@ -86,7 +86,7 @@ class HandlerState(NamedTuple):
         """Return the state after one more attempt; the same state if the function was not called."""
         if not outcome.has_begun:
             return self
-        delay = None if outcome.final or outcome.delay is None else min(outcome.delay, MAX_DELAY)
+        delay = None if outcome.final or outcome.delay is None else max(-MAX_DELAY, min(outcome.delay, MAX_DELAY))
         return HandlerState(
             started=self.started,
             purpose=self.purpose,

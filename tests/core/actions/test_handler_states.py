@@ -487,6 +487,15 @@ def test_long_delays_are_stored_as_such(delay, told):
     assert setup.state['fn'].delay == told and setup.state['fn'].delayed == after(min(delay, 315360000))
 
 
+@pytest.mark.parametrize('delay', [-5, -1e15, float('-inf')])
+def test_negative_delays_are_over_at_once(delay):
+    setup = Setup('fn')
+    setup.retry('fn', delay=delay)
+    setup.store()
+    setup.restart()
+    assert setup.state['fn'].delay is None and setup.state['fn'].is_due(NOW)
+
+
 @pytest.mark.parametrize('delay', ['600', True, [], -1, 5, 1e300])
 def test_delays_that_make_no_sense_are_none(delay):
     assert HandlerState.from_record({'delay': delay}, NOW).delay is None
