@@ -73,7 +73,7 @@ const messages = {
     if (rearranged) showObjects();
     else {
       showStates();
-      list.schedule();
+      list.refresh();
     }
     const { object } = detail;
     if (object) {
@@ -97,7 +97,7 @@ const messages = {
 
 function tick() {
   if (document.hidden) return;
-  list.schedule();
+  list.refresh();
   if (detail.object) detail.tick();
   else overview.update(operator, store);
 }

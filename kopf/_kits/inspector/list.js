@@ -19,8 +19,8 @@ export class List {
     box.addEventListener('keydown', (event) => this.#press(event));
     box.addEventListener('focus', () => this.schedule());
     rows.addEventListener('click', (event) => {
-      const item = event.target.closest('[role=option]')?.item;
-      if (item) this.select(item.object);
+      const row = event.target.closest('[role=option]')?.row;
+      if (row) this.select(row.item.object);
     });
     new ResizeObserver(() => this.schedule()).observe(box);
   }
@@ -44,6 +44,11 @@ export class List {
     this.selected = key;
     if (scrolls) this.#reveal(this.#findSelected());
     this.schedule();
+  }
+
+  /** Render the list if the content of a visible row differs from what it shows: even a frame without changes costs. */
+  refresh() {
+    if (this.pool.some((row) => !row.element.hidden && row.content !== this.#describe(row))) this.schedule();
   }
 
   schedule() {
@@ -79,6 +84,7 @@ export class List {
     };
     row.element = h('div', { class: 'row', id: `row-${this.pool.length}` },
       row.dot, h('span', { class: 'who' }, row.name, row.place), h('span', { class: 'what' }, row.state, row.next));
+    row.element.row = row;
     this.rows.append(row.element);
     return row;
   }
@@ -86,11 +92,14 @@ export class List {
   #fillRow(row, item, top) {
     const { element } = row;
     const object = item.object;
-    element.item = item;
+    row.item = item;
     element.hidden = false;
     if (row.top !== top) element.style.transform = `translateY(${top}px)`;
     row.top = top;
     row.isSelected = Boolean(object) && `${object.resource}/${object.uid}` === this.selected;
+    const content = this.#describe(row);
+    if (row.content === content) return; // attributes that are set once more cost as much as new ones
+    row.content = content;
     const kind = object ? `row${row.isSelected ? ' selected' : ''}` : 'row heading';
     if (element.className !== kind) element.className = kind;
     setText(row.name, object ? object.name : item.title);
@@ -108,6 +117,14 @@ export class List {
       element.setAttribute('role', 'presentation');
       for (const name of ['aria-selected', 'aria-posinset', 'aria-setsize']) element.removeAttribute(name);
     }
+  }
+
+  /** Return all that the row shows. */
+  #describe({ item, isSelected }) {
+    const { object } = item;
+    if (!object) return `${item.title}\n${item.count}`;
+    const texts = [object.name, object.namespace ?? '', object.shown, describeNext(object)];
+    return [...texts, item.position, this.total, isSelected].join('\n');
   }
 
   /** Return the index of the item at this height. */

@@ -30,19 +30,27 @@ export class Store {
     for (const object of objects) {
       const key = Store.key(object);
       const before = this.objects.get(key);
-      if (before === undefined) rearranged = true;
       this.objects.set(key, this.#prepare(object));
-      if (before?.item !== undefined) {
-        before.item.object = this.objects.get(key);
-        before.item.object.item = before.item;
-      }
+      if (before === undefined) rearranged = true;
+      else this.#replace(before, object);
     }
     for (const [resource, uids] of Object.entries(gone)) {
       for (const uid of uids) rearranged = this.objects.delete(`${resource}/${uid}`) || rearranged;
     }
     if (rearranged) this.arrange();
-    else this.#count();
     return rearranged;
+  }
+
+  /** Show the newer facts in the place of the former ones. */
+  #replace(before, object) {
+    if (before.item !== undefined) {
+      object.item = before.item;
+      object.item.object = object;
+    }
+    if (this.#isCounted(object)) {
+      this.counts[before.shown] -= 1;
+      this.counts[object.shown] += 1;
+    }
   }
 
   #prepare(object) {
@@ -92,13 +100,13 @@ export class Store {
 
   /** Count the states of the objects that match the other filters. */
   #count() {
-    const { kind, namespace } = this.filters;
     this.counts = Object.fromEntries(Object.keys(STATES).map((state) => [state, 0]));
-    for (const object of this.objects.values()) {
-      if ((!kind || object.resource === kind) && (!namespace || object.namespace === namespace)) {
-        this.counts[object.shown] += 1;
-      }
-    }
+    for (const object of this.objects.values()) if (this.#isCounted(object)) this.counts[object.shown] += 1;
+  }
+
+  #isCounted(object) {
+    const { kind, namespace } = this.filters;
+    return (!kind || object.resource === kind) && (!namespace || object.namespace === namespace);
   }
 
   get isFiltered() {
