@@ -587,6 +587,27 @@ def test_nothing_of_a_killed_operator_goes_on(kopf_sandbox, kopf_operator, write
 
 
 @virtual
+@pytest.mark.parametrize("way", ["killed", "frozen"])
+def test_threads_of_the_event_loop_are_not_shared_by_operators(kopf_sandbox, kopf_operator, write, way):
+    handlers = """
+        import asyncio
+
+        @kopf.on.event('kopfexamples')
+        async def see(name, **_):
+            print(await asyncio.to_thread(str.upper, f'{name} is seen'))
+    """
+    with kopf_operator(write(handlers)) as first:
+        kopf_sandbox.create("kex", "x")
+        first.wait_for_output("X IS SEEN")
+        if way == "killed":
+            first.kill()
+        else:
+            first._control.freeze(1000)
+        with kopf_operator(write(handlers)) as second:
+            second.wait_for_output("X IS SEEN")
+
+
+@virtual
 def test_a_suspended_operator_does_nothing_and_then_goes_on(kopf_sandbox, kopf_operator, write):
     handlers = """
         import time

@@ -15,11 +15,14 @@ import gc
 import heapq
 import itertools
 import random
+import weakref
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any, NoReturn, TypeVar
+from concurrent.futures import Executor
+from typing import Any, NoReturn, TextIO, TypeVar
 
 from kopf._cogs.aiokits import loops
 from kopf._cogs.aiokits.loops import get_context
+from kopf._cogs.aiokits.thread_pools import DaemonicThreadPool
 from kopf._kits.testing.virtual.memory_networks import MakeProtocol, MemoryServer, MemoryTransport, Network
 from kopf._kits.testing.virtual.outputs import output_var
 from kopf._kits.testing.virtual.virtual_clocks import ORIGIN, VirtualClock
@@ -87,6 +90,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._dead: list[object] = []  # the outputs of killed operators
         # The waiting callbacks, by the id of the output.
         self._frozen: dict[int, tuple[object, list[asyncio.Handle]]] = {}
+        self._pools: weakref.WeakKeyDictionary[TextIO, DaemonicThreadPool] = weakref.WeakKeyDictionary()
         self.network = Network(self, rng)
         self.set_task_factory(self._make_task)
 
@@ -148,6 +152,19 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def create_future(self) -> asyncio.Future[Any]:
         """Create a numbered future."""
         return _NumberedFuture(next(self._numbers), loop=self)
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Executor | None, func: Callable[..., T], *args: Any
+    ) -> asyncio.Future[T]:
+        """Run the function in a thread: by default, in one of the operator that calls it."""
+        # Why not in the same threads for all operators? Threads end, or freeze, with the operator that has started
+        # them, as those of processes do. Functions of other operators would wait for such threads for ever.
+        output = output_var.get()
+        if executor is None and output is not None:
+            executor = self._pools.get(output)
+            if executor is None:
+                executor = self._pools[output] = DaemonicThreadPool()
+        return super().run_in_executor(executor, func, *args)
 
     # Killing.
 
