@@ -5,6 +5,7 @@ little time. With `--cluster=real`, it is a real control plane, or a failure: th
 """
 
 import asyncio
+import contextlib
 import gc
 import os
 import pathlib
@@ -104,6 +105,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     os.environ.update(make_environment(session.config))
     if session.config.getoption("--forks"):
         draw_text()
+        if session.config.getoption("--cluster") != "sandbox":
+            share_control_plane(session.config)
     # The thousands of tests stay, so that no collection of garbage has to look at them.
     gc.collect()
     gc.freeze()
@@ -118,6 +121,24 @@ def make_environment(config: pytest.Config) -> dict[str, str]:
         bare = str(ROOT / "tests" / "cluster" / "bare")
         variables["PYTHONPATH"] = os.pathsep.join(filter(None, [bare, os.environ.get("PYTHONPATH")]))
     return variables
+
+
+def share_control_plane(config: pytest.Config) -> None:
+    """Start one control plane for all workers, unless the environment names one; each would start its own."""
+    if os.environ.get("KUBECONFIG") or os.environ.get("CLUSTER_DIR"):
+        return
+    stack = contextlib.ExitStack()
+    config.add_cleanup(stack.close)
+    plane = start_control_plane(stack)
+    os.environ["CLUSTER_DIR"] = str(plane.directory)
+
+
+def start_control_plane(stack: contextlib.ExitStack) -> ControlPlane:
+    """Start a control plane that the stack stops, or end all tests if that fails."""
+    try:
+        return stack.enter_context(ControlPlane())
+    except Unavailable as error:
+        pytest.exit(f"the control plane does not start: {error}", returncode=1)
 
 
 @hypothesis.given(hypothesis.strategies.text())
@@ -169,11 +190,8 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[ControlPlane | SandboxPl
         with SandboxPlane() as plane:
             yield plane
         return
-    try:
-        with ControlPlane() as plane:
-            yield plane
-    except Unavailable as error:
-        pytest.exit(f"the control plane does not start: {error}", returncode=1)
+    with contextlib.ExitStack() as stack:
+        yield start_control_plane(stack)
 
 
 @pytest.fixture(scope="session")

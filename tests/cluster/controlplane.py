@@ -41,6 +41,7 @@ class ControlPlane:
 
     :ivar kubeconfig: what $KUBECONFIG has to be for operators to log in.
     :ivar external: whether it was there before; then it is neither stopped nor restarted.
+    :ivar directory: where its script keeps its files.
     :param sharding: whether it is to restrict lists and watches to shards; if so, it is always a fresh one.
     """
 
@@ -52,8 +53,8 @@ class ControlPlane:
             self._environment["APISERVER_ARGS"] = "--feature-gates=ShardedListAndWatch=true"
         self.kubeconfig = self._environment.get("KUBECONFIG", "")
         self.external = bool(self.kubeconfig)
-        self._directory = pathlib.Path(self._environment.get("CLUSTER_DIR", ""))
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self.directory = pathlib.Path(self._environment.get("CLUSTER_DIR", ""))
+        self._temporary: pathlib.Path | None = None
 
     def __enter__(self) -> "ControlPlane":
         if problem := missing(self._environment):
@@ -69,7 +70,7 @@ class ControlPlane:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
             self._run("down")
-            self._temporary.cleanup()
+            shutil.rmtree(self._temporary, ignore_errors=True)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -81,20 +82,21 @@ class ControlPlane:
     def _start(self) -> None:
         # The user's own cluster is reused and left running: that is what CLUSTER_DIR is for.
         if not self._environment.get("CLUSTER_DIR"):
-            self._temporary = tempfile.TemporaryDirectory(prefix="kubelab-", ignore_cleanup_errors=True)
-            self._directory = pathlib.Path(self._temporary.name) / "cluster"
+            # Why not TemporaryDirectory? Forks of this process would remove it when they end.
+            self._temporary = pathlib.Path(tempfile.mkdtemp(prefix="kubelab-"))
+            self.directory = self._temporary / "cluster"
             self._environment.setdefault("CLUSTER_PORT", str(free_ports(3)))
         try:
             self._run("up")
         except BaseException:
             self.__exit__()
             raise
-        self.kubeconfig = str(self._directory / "kubeconfig")
+        self.kubeconfig = str(self.directory / "kubeconfig")
 
     def _run(self, command: str) -> None:
         # In a session of its own: Ctrl-C must reach the one who stops the servers, not the servers.
         done = subprocess.run(
-            [SCRIPT, command, self._directory],
+            [SCRIPT, command, self.directory],
             env=self._environment,
             start_new_session=True,
             stdin=subprocess.DEVNULL,

@@ -42,12 +42,13 @@ AHEAD = 3
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--forks", type=int, metavar="N", help="run the tests in N processes, each file in one of them")
+    parser.addoption("--whole-files", action="store_true", help="with --forks: split no file, even if workers idle")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--forks"):
-        config.pluginmanager.register(ForkedWorkers(config.getoption("--forks")))
+        config.pluginmanager.register(ForkedWorkers(config.getoption("--forks"), splits=not config.option.whole_files))
 
 
 class Worker:
@@ -112,10 +113,13 @@ class ForkedWorkers:
 
     Args:
         number: how many workers there are at the same time.
+        splits: whether a worker without tests takes some of another one; on a real cluster, the tests of a file can
+            share what one of them removes at its end.
     """
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, *, splits: bool = True) -> None:
         self._number = number
+        self._splits = splits
         self._computing = min(os.cpu_count() or 1, number // 2)
         """How many of them begin with the last files."""
         self._workers: list[Worker] = []
@@ -171,7 +175,7 @@ class ForkedWorkers:
         for kind, data in messages:
             self._act(session, worker, kind, data)
             if kind == "next":
-                worker.start(self._take(worker, queue) if queue else self._take_over())
+                worker.start(self._take(worker, queue))
             if session.shouldfail:
                 raise session.Failed(session.shouldfail)
             if session.shouldstop:
@@ -200,10 +204,11 @@ class ForkedWorkers:
             self._workers.remove(worker)
 
     def _take(self, worker: Worker, queue: Files) -> collections.deque[int]:
-        return queue.pop() if worker.number < self._computing else queue.popleft()
-
-    def _take_over(self) -> collections.deque[int]:
-        """Return some tests of the worker that has the most."""
+        """Return the tests of the next file, or some tests of the worker that has the most; empty if there are none."""
+        if queue:
+            return queue.pop() if worker.number < self._computing else queue.popleft()
+        if not self._splits:
+            return collections.deque()
         return max(self._workers, key=lambda worker: len(worker.pending)).give_up()
 
     def _replace(self, session: pytest.Session, worker: Worker, queue: Files) -> None:

@@ -98,6 +98,38 @@ def test_workers_without_files_take_tests_of_others(run, tmp_path):
     assert sorted(notes[::2]) == ["close", "close", "open", "open"] and len(set(notes[1::2])) == 2
 
 
+def test_files_stay_whole_on_request(run, tmp_path):
+    # The first test lasts until the other worker has ended, which has nothing else to do. That one waits for the first
+    # test: otherwise, it could have both files.
+    code, output = run(
+        """
+        NOTES = os.environ["NOTES"]
+
+        @pytest.mark.parametrize("number", range(7))
+        def test_it(number):
+            open(NOTES + "-begun", "x" if number == 0 else "a").close()
+            deadline = time.monotonic() + 30
+            while number == 0 and not (os.path.exists(NOTES) and "close" in open(NOTES).read()):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            with open(NOTES, "a") as file:
+                file.write(f"test {os.getpid()}\\n")
+        """,
+        """
+        def test_other(opened):
+            deadline = time.monotonic() + 30
+            while not os.path.exists(os.environ["NOTES"] + "-begun"):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        """,
+        options=["--whole-files"],
+    )
+    assert code == 0, output
+    assert re.search(r"\b8 passed in ", output)
+    notes = (tmp_path / "notes").read_text().split()
+    assert notes[::2] == ["open", "close", *["test"] * 7] and len(set(notes[5::2])) == 1
+
+
 def test_some_workers_begin_with_the_last_files(run):
     marker = """
         import pathlib
