@@ -211,7 +211,12 @@ class Actions:
     async def restore(self):
         if self._snapshot is not None:
             self._ledger.restored += 1
+            former = {body['metadata']['uid'] for body in await self._cluster.list()}
             await self._cluster.api.restore(self._snapshot)
+            # What was created since the back-up vanishes without a deletion, so no finalizer holds it: children that
+            # are applied until the operator learns of that stay.
+            former.difference_update([body['metadata']['uid'] for body in await self._cluster.list()])
+            self._cluster.forced.update(former)
             self._faults.drop_watches()
             self._faults.forget_history()
 

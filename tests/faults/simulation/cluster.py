@@ -51,7 +51,7 @@ class Cluster:
         self._rng, self._ledger, self._options = rng, ledger, options
         self.namespaces = ['ns-0', 'ns-1']
         self.known = {}  # uid: the last seen body
-        self.forced = set()  # uids of those that have lost their finalizers
+        self.forced = set()  # uids of those that have lost their finalizers, or have vanished in spite of them
 
     async def set_up(self):
         await self.define()
