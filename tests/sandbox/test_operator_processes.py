@@ -5,8 +5,10 @@ import types
 import pytest
 from kinds import define
 
+import kopf
 from kopf._kits.testing import operator_processes
 from kopf._kits.testing.serving.faults import SeenRequest
+from kopf._kits.testing.webhook_notices import handles_own_resources
 from kopf.testing import Operator, OperatorFailed
 
 CRD = define("kopfexamples", "KopfExample", group="kopf.dev")
@@ -111,6 +113,35 @@ def test_an_operator_that_is_not_started_says_nothing(kopf_sandbox, kopf_operato
         kopf_operator('handlers.py').wait_for_output('something', timeout=3600)
 
 
+@pytest.mark.parametrize("options", [["--all-namespaces"], ["--namespace", "default"], ["--namespace", "def*"]])
+@pytest.mark.parametrize("resource", ["namespaces", "customresourcedefinitions"])
+def test_an_operator_of_what_the_framework_watches_too_is_started(
+    kopf_sandbox, kopf_operator, tmp_path, resource, options
+):
+    code = f"import kopf\n@kopf.on.event('{resource}')\ndef fn(name, **_): print(f'seen {{name}}')\n"
+    (tmp_path / 'handlers.py').write_text(code)
+    with kopf_operator(tmp_path / 'handlers.py', *options) as operator:
+        if resource == 'namespaces':
+            operator.wait_for_output('seen default')
+
+
+@pytest.mark.parametrize(
+    "names, expected",
+    [
+        (["ns"], True),
+        (["crds", "kopfpeerings"], True),
+        (["namespaces", "pods"], False),
+        ([kopf.EVERYTHING], False),
+        ([], False),
+    ],
+)
+def test_operators_of_what_the_framework_watches_too_are_recognized(names, expected):
+    registry = kopf.OperatorRegistry()
+    for name in names:
+        kopf.on.event(name, registry=registry)(lambda: None)
+    assert handles_own_resources(registry) is expected
+
+
 def test_an_operator_without_its_kinds_is_not_waited_for(kopf_sandbox, kopf_operator, tmp_path, monkeypatch):
     monkeypatch.setattr(operator_processes, '_UNRESOLVED_TIMEOUT', 0)
     (tmp_path / 'handlers.py').write_text("import kopf\n@kopf.on.event('nosuches')\ndef fn(**_): pass\n")
@@ -204,7 +235,7 @@ def test_an_operator_with_webhooks_has_started_when_both_configurations_are_writ
     class Looking(Operator):
         def __init__(self, *requests):
             self._sandbox = types.SimpleNamespace(requests=requests)
-            self._control = types.SimpleNamespace(is_serving=True, has_endpoints=False)
+            self._control = types.SimpleNamespace(is_serving=True, has_endpoints=False, handles_own_resources=False)
 
         def has_started(self):
             return self._find_lacking(0) is None

@@ -28,7 +28,7 @@ from kopf._kits.checking.subjects import Scenario, Subject
 from kopf._kits.checking.testbeds import CannotContinue, KindFacts, RunningOperator, Testbed, make_real_pace
 from kopf._kits.checking.user_writes import ObjectEdit, clean, merge
 from kopf._kits.checking.virtual_testbeds import VirtualTestbed
-from kopf._kits.testing.operator_processes import OWN_RESOURCES
+from kopf._kits.testing.operator_processes import OWN_PLURALS
 from kopf._kits.testing.serving.faults import SeenRequest
 from kopf._kits.testing.serving.waits import WaitTimeout
 from kopf._kits.testing.virtual.virtual_clocks import VirtualTimeError
@@ -351,7 +351,7 @@ class Course:
         while self.testbed.now - started < self.testbed.pace.start:
             self.testbed.advance(min(0.5, self.testbed.pace.stride))
             self._check_operator()
-            if any(request.verb == 'watch' and request.resource not in OWN_RESOURCES for request in self._seen):
+            if any(request.verb == 'watch' and request.resource not in OWN_PLURALS for request in self._seen):
                 # Otherwise, the first objects of the scenario would bypass the webhooks.
                 if not any(operator.is_starting and operator.returncode is None for operator in self._operators):
                     return
@@ -456,7 +456,7 @@ class Course:
     def _collect_facts(self) -> None:
         facts = self._outcome.facts
         facts.created = list(self._created.items())
-        facts.watched = sorted({request.resource for request in self._seen if request.verb == 'watch'} - OWN_RESOURCES)
+        facts.watched = sorted({request.resource for request in self._seen if request.verb == 'watch'} - OWN_PLURALS)
         facts.imports = list(self.testbed.list_imports())
         facts.untried = list(self.testbed.untried)
         facts.is_coordinated = any(request.resource in COORDINATING and is_write(request) for request in self._seen)

@@ -29,7 +29,7 @@ from kopf._kits.testing.sandbox_logins import environment, make_vault
 from kopf._kits.testing.virtual.outputs import OutputHandler, output_var, routed
 from kopf._kits.testing.virtual.simulations import Simulation
 from kopf._kits.testing.virtual.virtual_clocks import VirtualTimeError
-from kopf._kits.testing.webhook_notices import has_endpoints
+from kopf._kits.testing.webhook_notices import handles_own_resources, has_endpoints
 
 __tracebackhide__ = True  # pytest omits the frames of this module from tracebacks
 
@@ -87,6 +87,11 @@ class InlineOperator:
     def has_endpoints(self) -> bool:
         """True if the API server calls the operator for admission or conversion."""
         return has_endpoints(self.registry)
+
+    @property
+    def handles_own_resources(self) -> bool:
+        """True if all handlers are for resources that the framework watches, too."""
+        return handles_own_resources(self.registry)
 
     def start(
         self,

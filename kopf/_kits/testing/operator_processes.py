@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 from kopf._kits.testing.sandbox import Sandbox
 from kopf._kits.testing.serving.faults import SeenRequest
+from kopf._kits.testing.webhook_notices import OWN_RESOURCES
 
 if TYPE_CHECKING:
     from kopf._cogs.configs.configuration import OperatorSettings
     from kopf._core.intents.registries import OperatorRegistry
     from kopf._kits.testing.inline_operators import InlineOperator
 
-OWN_RESOURCES = frozenset({'customresourcedefinitions', 'namespaces', 'clusterkopfpeerings', 'kopfpeerings'})
-"""The resources that the framework itself watches, before the resources of the handlers."""
+OWN_PLURALS = frozenset(resource.plural for resource in OWN_RESOURCES)
+"""The names of the resources that the framework itself watches, before the resources of the handlers."""
 
 WEBHOOKS = frozenset({'validatingwebhookconfigurations', 'mutatingwebhookconfigurations'})
 """The resources that an operator writes to register its webhooks."""
@@ -72,6 +73,11 @@ class OperatorProcess:
     def has_endpoints(self) -> bool:
         """True if the API server calls the operator for admission or conversion, as far as the operator tells."""
         return self._is_noticed and bool(self._read_notice().get('has_endpoints'))
+
+    @property
+    def handles_own_resources(self) -> bool:
+        """True if all handlers are for resources that the framework watches, too, as far as the operator tells."""
+        return self._is_noticed and bool(self._read_notice().get('handles_own_resources'))
 
     def _read_notice(self) -> Mapping[str, Any]:
         text = Path(self._notice.name).read_text()  # empty while it is being written
@@ -282,8 +288,10 @@ class Operator:
             return 'has not registered its webhooks'
         if is_watching or any(_is_registration(request) for request in requests):
             return None
-        # An operator with nothing but webhooks or conversions that others have registered makes no such request.
-        if self._control.has_endpoints and _UNRESOLVED not in self.output:
+        # An operator with nothing but webhooks or conversions that others have registered makes no such request. The
+        # requests for namespaces and CRDs do not show for whom they are.
+        is_hidden = self._control.has_endpoints or self._control.handles_own_resources
+        if is_hidden and _UNRESOLVED not in self.output:
             return None
         return 'does not watch anything'
 
@@ -309,4 +317,4 @@ def _is_registration(request: SeenRequest) -> bool:
 
 
 def _watches(request: SeenRequest) -> bool:
-    return request.status == 200 and request.verb == 'watch' and request.resource not in OWN_RESOURCES
+    return request.status == 200 and request.verb == 'watch' and request.resource not in OWN_PLURALS
