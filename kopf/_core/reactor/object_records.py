@@ -33,6 +33,12 @@ if TYPE_CHECKING:
 _UNSET: Any = object()
 
 
+class _ObservedEvent(RawEvent):
+    """An event for which the handlers of raw events were called, but whose step has failed afterwards."""
+
+    observed: bool
+
+
 class ObjectRecord:
     """
     The identity, state, and plans of one object, from its first event until its deletion is handled.
@@ -224,9 +230,18 @@ class ObjectRecord:
         pending = self._get_pending()
         return pending[-1] if pending else None
 
-    def put_back(self, event: RawEvent) -> None:
-        """Keep the event for another attempt, unless a newer one replaces it."""
-        newer, self.pending = self._get_pending(), event
+    def put_back(self, event: RawEvent, *, observed: bool = False) -> None:
+        """
+        Keep the event for another attempt, unless a newer one replaces it.
+
+        Args:
+            event: the event.
+            observed: whether the handlers of raw events were called for it; see `was_observed`.
+        """
+        kept: RawEvent = (
+            _ObservedEvent(type=event['type'], object=event['object'], observed=True) if observed else event
+        )
+        newer, self.pending = self._get_pending(), kept
         for each in newer:
             self.put_pending(each)
 
@@ -496,6 +511,11 @@ def get_api_version(resource: Resource) -> str:
 def is_deleted(event: RawEvent) -> bool:
     """Check whether the object is deleted, or marked for deletion."""
     return event['type'] == 'DELETED' or event['object']['metadata'].get('deletionTimestamp') is not None
+
+
+def was_observed(event: RawEvent) -> bool:
+    """Check whether the handlers of raw events were called for the event in a former attempt."""
+    return 'observed' in event
 
 
 def identify(raw: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import cast
 
 from kopf._cogs.clients.api import AnyLogger
-from kopf._cogs.clients.errors import APIForbiddenError
+from kopf._cogs.clients.errors import APIConflictError, APIForbiddenError, APIUnservedError
 from kopf._cogs.clients.pacing import background
 from kopf._cogs.structs.bodies import Body, BodyEssence, RawBody, RawEvent
 from kopf._cogs.structs.body_guards import BodyGuard
@@ -511,7 +511,13 @@ class Reconciler:
         return delay
 
     async def save(self, record: ObjectRecord) -> None:
-        """Store progress and patches that are only in memory yet on the object, without running any handlers."""
+        """
+        Store progress and patches that are only in memory yet on the object, without running any handlers.
+
+        Raises:
+            APIUnservedError: if the API does not serve the resource now.
+            APIConflictError: if other clients change the object faster than it can be patched.
+        """
         for delay in CONFLICT_DELAYS:
             if record.body is None or not record.in_memory_only or record.unverified:
                 return
@@ -524,6 +530,7 @@ class Reconciler:
             # attempt.
             await asyncio.sleep(delay)
             await self._applier.reload(record, record.body)
+        raise APIConflictError("the object changes faster than it can be patched", status=409)
 
     async def _save(self, record: ObjectRecord, raw: RawBody) -> None:
         body = Body(raw)
@@ -545,7 +552,9 @@ class Reconciler:
             decision = None
             complete(record, patch, make_logger(record, self._decider.table.resource, self._settings, ObjectLogger))
         if patch or bookkeeping:
-            await self._applier.apply(record, decision, patch, bookkeeping)
+            is_done, _ = await self._applier.apply(record, decision, patch, bookkeeping)
+            if not is_done and not record.outdated:
+                raise APIUnservedError("the resource is not served", status=404)
 
 
 def _tell_decision(decision: Decision, instruments: Instruments, record: ObjectRecord, resource: Resource) -> None:

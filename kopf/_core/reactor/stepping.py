@@ -5,12 +5,12 @@ This module finds out from which state the step begins, and whether handlers are
 rest of the step. After a patch of the operator, the next step continues with the state from the response.
 """
 
+import contextlib
 from collections.abc import Coroutine
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from kopf._cogs.structs.bodies import Body, RawBody, RawEvent
-from kopf._cogs.structs.credentials import LoginError
 from kopf._cogs.structs.instruments import ObjectStep
 from kopf._cogs.structs.patches import Patch
 from kopf._core.actions.loggers import ObjectLogger
@@ -19,7 +19,7 @@ from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.decisions import Decider
 from kopf._core.reactor.applying import Applier
 from kopf._core.reactor.former_finalizers import FormerFinalizer
-from kopf._core.reactor.object_records import ObjectRecord, get_api_version, get_key, make_logger
+from kopf._core.reactor.object_records import ObjectRecord, get_api_version, get_key, was_observed
 from kopf._core.reactor.reconciling import Reconciler
 from kopf._core.reactor.stale_events import StaleEventFilter
 
@@ -146,7 +146,7 @@ class ObjectStepper:
                 self._stale_events.supersede(record)
             elif record.unverified:
                 record.verify(untouched=self._is_untouched(record, body))
-            if self._observing:
+            if self._observing and not (is_deletion and was_observed(event)):
                 # Handlers of raw events get all events, also deletions and stale states. But the staleness is checked
                 # first, because a list can end the expectation while these handlers are running.
                 stale = not is_deletion and self._stale_events.drop_stale(record, event)
@@ -156,7 +156,7 @@ class ObjectStepper:
             record.put_back(event)  # the event is the only place that has the state
             raise
         if is_deletion:
-            await self._save_before_forgetting(record)
+            await self._save_before_forgetting(record, event)
             self._forget(record, event, body)
             return None
         # Without change-detecting handlers or daemons, no state is kept that the event could be compared with.
@@ -226,22 +226,37 @@ class ObjectStepper:
             if record.daemons is not None:
                 record.daemons.reappear()
 
-    async def _save_before_forgetting(self, record: ObjectRecord) -> None:
+    async def _save_before_forgetting(self, record: ObjectRecord, event: RawEvent) -> None:
         """
         Store progress and patches that are only in memory yet, before the record is forgotten.
 
         A DELETED event also comes when an object stops matching the selectors of the watch: such an object still
-        exists, and can match again. Deleted objects usually have nothing left to store.
+        exists, and can match again. Then, its handlers would run again. Deleted objects usually have nothing left to
+        store.
+
+        Raises:
+            Exception: if nothing can be stored, although the object can still exist. The event is kept for the next
+                attempt.
         """
-        if record.in_memory_only:
-            try:
-                await self.save(record)
-            except LoginError:
+        if not record.in_memory_only:
+            return
+        try:
+            await self.save(record)
+        except Exception:
+            # Why not try it again in any case? The refusal can be the same for a deleted object, e.g. if the operator
+            # is not permitted to patch, so there would be attempts for ever.
+            if not await self._is_gone(record):
+                record.put_back(event, observed=True)
                 raise
-            except Exception as error:
-                make_logger(record, self._decider.table.resource, self._settings).error(
-                    "The object is gone, and the results of its handlers can't be stored: %r", error
-                )
+
+    async def _is_gone(self, record: ObjectRecord) -> bool:
+        """Ask the API server whether the object is deleted; if it does not answer now, the object is not."""
+        if self._successor is not None:
+            return await self._successor._is_gone(record)
+        if record.body is not None:
+            with contextlib.suppress(Exception):  # the failure to store is reported, and it has the same cause
+                await self._applier.reload(record, record.body)
+        return record.body is None
 
     async def save(self, record: ObjectRecord) -> None:
         """Store progress and patches that are only in memory yet on the object, without running any handlers."""

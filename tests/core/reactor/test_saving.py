@@ -142,6 +142,37 @@ async def test_successes_are_stored_also_when_the_object_leaves_the_selection(wo
     assert len(world.called('create')) == 1
 
 
+@pytest.mark.parametrize('way', ['comes back', 'stays away', 'is deleted'])
+@in_virtual_time
+async def test_successes_that_cannot_be_stored_yet_are_kept_while_the_object_is_out_of_the_selection(world, way):
+    def failures():
+        return sum('Throttling for 5 seconds' in text for text in world.log.texts)
+
+    world.settings.watching.label_selectors['kopfexamples'] = 'app=x'
+    world.settings.queueing.error_delays = [5]
+    world.declare(kopf.on.create, 'create', does='result')
+    world.declare(kopf.on.event, 'event')
+    async with world.operator():
+        world.sandbox.faults.error(403, method='PATCH', resource='kopfexamples', times=None)
+        await world.create(labels={'app': 'x'})
+        await world.until(failures)
+        await world.edit(metadata={'labels': {'app': 'y'}})
+        await world.until(lambda: failures() == 3)
+        if way == 'is deleted':
+            await world.delete()
+        else:
+            if way == 'comes back':
+                await world.edit(metadata={'labels': {'app': 'x'}})
+            await world.until(lambda: failures() == 5)
+            world.sandbox.faults.clear()
+            await world.handled()
+            await world.edit(field='edited', metadata={'labels': {'app': 'x'}})
+            await world.handled(field='edited')
+        await world.until_logged('Throttling is over')
+    assert len(world.called('create')) == 1
+    assert [kwargs['type'] for kwargs in world.called('event')].count('DELETED') == 1
+
+
 async def delete_in_vain(world):
     """Let the operator handle the deletion of a new object, but not store that it has done so."""
     await world.create(labels={'app': 'x'})

@@ -23,7 +23,8 @@ class Parts:
     def __init__(self):
         self.calls = []
         self.delay = None
-        self.error = None
+        self.error = self.saving_error = None
+        self.exists = True
         self.pause = 0.0
         self.wanted = {}
 
@@ -46,12 +47,15 @@ class Parts:
 
     async def save(self, record):
         self.calls.append(('save', record.name))
-        if self.error is not None:
-            raise self.error
+        if self.saving_error is not None:
+            raise self.saving_error
 
     async def reload(self, record, raw):
         self.calls.append(('reload', raw['spec']))
-        record.accept(make('newest'))
+        if self.exists:
+            record.accept(make('newest'))
+        else:
+            record.forget_state()
 
 
 class Meter:
@@ -200,19 +204,27 @@ async def test_a_deleted_object_is_forgotten_after_what_is_only_in_memory_is_sto
     assert stepped.record.body is stepped.record.pending_patch is None
 
 
-async def test_a_deleted_object_is_forgotten_even_if_its_results_cannot_be_stored(stepped, caplog):
+@pytest.mark.parametrize('error', [RuntimeError("boo"), kopf.LoginError("no credentials")])
+async def test_an_object_out_of_the_selection_is_known_until_its_results_are_stored(error):
+    stepped = Stepped(observing=True)
+    stepped.record.accept(make('v1'))
     stepped.record.keep_patch(kopf.Patch({'status': {'x': 1}}))
-    stepped.parts.error = RuntimeError("boo")
-    await stepped.step('v2', 'DELETED')
-    assert stepped.record.pending_patch is None
-    assert "The object is gone, and the results of its handlers can't be stored: RuntimeError('boo')" in caplog.text
-
-
-async def test_a_failed_login_ends_the_operator_even_while_the_results_of_a_deleted_object_are_stored(stepped):
-    stepped.record.keep_patch(kopf.Patch({'status': {'x': 1}}))
-    stepped.parts.error = kopf.LoginError("no credentials")
-    with pytest.raises(kopf.LoginError):
+    stepped.parts.saving_error = error
+    with pytest.raises(type(error)):
         await stepped.step('v2', 'DELETED')
+    assert stepped.record.pending_patch and stepped.record.is_vanishing
+    stepped.parts.saving_error = None
+    await stepped.stepper.step(stepped.record, stepped.record.take_pending(), number=1)
+    assert stepped.parts.calls == [('observe', 'DELETED'), ('save', 'obj'), ('reload', 'v1'), ('save', 'obj')]
+    assert stepped.record.pending_patch is stepped.record.pending is None
+
+
+async def test_a_deleted_object_is_forgotten_even_if_its_results_cannot_be_stored(stepped):
+    stepped.record.accept(make('v1'))
+    stepped.record.keep_patch(kopf.Patch({'status': {'x': 1}}))
+    stepped.parts.saving_error, stepped.parts.exists = RuntimeError("boo"), False
+    await stepped.step('v2', 'DELETED')
+    assert stepped.record.pending_patch is stepped.record.pending is None
 
 
 async def test_an_object_that_exists_again_is_not_expected_to_be_absent(stepped):
