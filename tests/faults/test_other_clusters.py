@@ -10,6 +10,7 @@ from kopf._core.reactor import orchestration
 from kopf.testing import Sandbox
 
 PEERING = {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfPeering', 'metadata': {'name': 'default'}}
+WAYS = {'election': {'leader_election': True}, 'shards': {'shards': 'auto'}}
 BOSS = {'boss': {'priority': 100, 'lifetime': 60, 'lastseen': '2100-01-01T00:00:00+00:00'}}
 
 
@@ -201,13 +202,12 @@ async def test_no_work_begins_in_the_other_cluster_before_its_leases_permit_it(w
     world.declare(kopf.on.create, 'create')
     world.declare(kopf.daemon, 'daemon')
     world.settings.leadership.namespace = world.settings.sharding.namespace = 'default'
-    options = {'leader_election': True} if way == 'election' else {'shards': 'auto'}
     name = 'kopf-operator' if way == 'election' else 'kopf-operator-shards'
     spec = {'holderIdentity': 'rival', 'leaseDurationSeconds': 30, 'renewTime': '2030-01-01T00:00:00.000000Z'}
     lease = {'apiVersion': 'coordination.k8s.io/v1', 'kind': 'Lease', 'metadata': {'name': name}, 'spec': spec}
     await other.create(lease)
     await other.create(make_object('theirs'))
-    async with world.operator(namespaces=['default'], **options):
+    async with world.operator(namespaces=['default'], **WAYS[way]):
         await world.create('ours')
         await world.handled('ours')
         await switch()
@@ -217,6 +217,36 @@ async def test_no_work_begins_in_the_other_cluster_before_its_leases_permit_it(w
         await other.patch('leases', name, {'spec': {'holderIdentity': None}})
         assert not world.called('create', name='theirs') and not world.called('daemon', name='theirs')
         await world.until_called('create', name='theirs')
+
+
+@pytest.mark.parametrize('way', ['election', 'shards'])
+async def test_leases_show_that_another_address_leads_to_the_same_cluster(world, way):
+    hosts = iter(['127.0.0.1', 'localhost'])
+    world.registry.activities._handlers.clear()
+
+    @kopf.on.login(registry=world.registry)
+    def login(**_):
+        return kopf.ConnectionInfo(
+            server=world.sandbox.url.replace('127.0.0.1', next(hosts)),
+            ca_data=world.sandbox.ca,
+            token=world.sandbox.issue_token('me', ['system:masters']),
+        )
+
+    @kopf.on.create('kopfexamples', registry=world.registry)
+    async def create(name, **_):
+        world.note('create', name)
+        world.sandbox.faults.expire_tokens()  # its success is stored with the next credentials
+
+    world.declare(kopf.on.update, 'update')
+    world.settings.leadership.namespace = world.settings.sharding.namespace = 'default'
+    async with world.operator(namespaces=['default'], **WAYS[way]):
+        await world.create('obj')
+        await world.handled('obj')
+        await world.edit('obj', field='edited')
+        await world.until_called('update', name='obj')
+    assert len(world.called('create')) == 1
+    assert len(get_lists(world.sandbox)) == 1
+    assert not any("The work of this replica is cancelled" in text for text in world.log.texts)
 
 
 async def test_objects_wait_for_the_conversion_of_the_other_cluster(world, other, switch, monkeypatch):

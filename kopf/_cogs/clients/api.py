@@ -43,6 +43,10 @@ unfenced_var: ContextVar[bool] = ContextVar('unfenced_var', default=False)
 """Whether the current code may write even when the client is fenced: see `ApiClient.fence`."""
 
 
+LANDMARK_TIMEOUT = 10.0
+"""How long all requests wait until a server shows whether it is that of the former cluster (in seconds)."""
+
+
 class ApiClient:
     """
     The client of the Kubernetes API; an async context manager.
@@ -72,7 +76,10 @@ class ApiClient:
         self._default_namespace: str | None = None
         self._lacks: set[str] = set()
         self._streams: set[sessions.Stream] = set()
-        self._cluster_generation = vault.cluster_generation
+        self._cluster_generation = 0
+        self._login_generation = vault.cluster_generation  # the last one that was looked at
+        self._looking_around = asyncio.Lock()
+        self._landmark: tuple[str, str] | None = None  # the path and the uid of an object
         self.listeners: list[Callable[[], None]] = []
         """The functions to call when a login has led to another cluster; they must not start tasks."""
         self._fence: Callable[[], None] | None = None
@@ -124,6 +131,10 @@ class ApiClient:
     def cluster_generation(self) -> int:
         """A number that grows when a login leads to another cluster, where resource versions mean other states."""
         return self._cluster_generation
+
+    def set_landmark(self, path: str, uid: str) -> None:
+        """Recognize the cluster by this object, if a login leads to another address: it can be the same cluster."""
+        self._landmark = path, uid
 
     def lacks(self, feature: str) -> bool:
         """Check whether the server was seen to lack the optional feature; see `note_lack`."""
@@ -445,16 +456,32 @@ class ApiClient:
             if session is not None and session.info is info:
                 session.begin_use()
                 return session
-            try:
-                session = sessions.open_session(key, info)
-            except credentials.PassingLoginError as e:
-                await self._vault.invalidate(key, info, e, backoffs=self._login_backoffs)
+            if self._login_generation == self._vault.cluster_generation:
+                opened = await self._open_session(key, info)
             else:
-                session.begin_use()
-                # Begin its use before this wait: another request can replace the session meanwhile, and would close an
-                # unused one.
-                await self._adopt(session)
-                return session
+                # Hundreds of requests can wait for the login. Only one of them looks around, before the others are
+                # sent there.
+                async with self._looking_around:
+                    if self._login_generation == self._vault.cluster_generation:
+                        continue
+                    opened = await self._open_session(key, info)
+            if opened is not None:
+                return opened
+
+    async def _open_session(self, key: credentials.VaultKey, info: credentials.KubeContext) -> sessions.Session | None:
+        """Open a session and use it; return ``None`` if the credentials cannot be used, so that others are needed."""
+        try:
+            session = sessions.open_session(key, info)
+        except credentials.PassingLoginError as e:
+            await self._vault.invalidate(key, info, e, backoffs=self._login_backoffs)
+            return None
+        session.begin_use()
+        if self._login_generation != self._vault.cluster_generation:
+            await self._look_around(session)
+        # Begin its use before this wait: another request can replace the session meanwhile, and would close an unused
+        # one.
+        await self._adopt(session)
+        return session
 
     async def _adopt(self, session: sessions.Session) -> None:
         info, outdated = session.info, self._sessions.get(session.key)
@@ -465,12 +492,36 @@ class ApiClient:
         if session.server not in self._gates:
             self._gates[session.server] = pacing.Gate(session.server, self._settings)
         self._default_namespace = info.default_namespace or self._default_namespace
-        # This comes before the first request to the other cluster, so that users of the client notice the new
-        # generation together with its response at the latest.
-        if self._cluster_generation != self._vault.cluster_generation:
-            self._leave_cluster(session.server)
         if outdated is not None:
             await self._retire(outdated)
+
+    async def _look_around(self, session: sessions.Session) -> None:
+        """Find out whether the last login has led to another cluster."""
+        try:
+            generation = self._vault.cluster_generation
+            is_same = await self._recognizes(session)
+            self._login_generation = generation
+            if not is_same:
+                self._leave_cluster(session.server)
+        except BaseException:
+            await session.close()
+            raise
+
+    async def _recognizes(self, session: sessions.Session) -> bool:
+        """Check whether there is the landmark, if one is set; not if the server does not show it."""
+        if self._landmark is None:
+            return False
+        path, uid = self._landmark
+        networking = self._settings.networking
+        limits = [limit for limit in (LANDMARK_TIMEOUT, networking.request_timeout) if limit is not None]
+        timeouts = sessions.Timeouts(connecting=networking.connect_timeout, answering=min(limits))
+        try:
+            body = await session.request(sessions.Request('GET', path, meters=self.instruments.meters), timeouts)
+            found = decode_object('GET', path, body)
+        # Why not try it again? To leave the cluster is safe, and the requests of others wait for this one.
+        except errors.APIError:
+            return False
+        return bool(found['metadata'].get('uid') == uid)
 
     def _leave_cluster(self, server: str) -> None:
         """End all streams of the former cluster, which could go on for hours, as a login has led to another one."""
@@ -478,7 +529,8 @@ class ApiClient:
             "The login has led to another API server, %s. All objects are listed again, as it can be another cluster.",
             server,
         )
-        self._cluster_generation = self._vault.cluster_generation
+        self._cluster_generation += 1
+        self._landmark = None
         self._lacks.clear()
         for stream in self._streams:
             stream.abort()

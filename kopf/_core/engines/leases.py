@@ -123,7 +123,9 @@ class LeaseStore:
     async def create(self, record: LeaseRecord) -> Mapping[str, Any]:
         """Create the Lease."""
         metadata = {'name': self.name, 'namespace': self.namespace, 'labels': {MANAGED_BY: 'kopf'}}
-        return await self._request('POST', self._path, self._fill({'metadata': metadata}, record))
+        created = await self._request('POST', self._path, self._fill({'metadata': metadata}, record))
+        self._mark(created)
+        return created
 
     async def replace(self, body: Mapping[str, Any], record: LeaseRecord, *, is_dry: bool = False) -> Mapping[str, Any]:
         """
@@ -135,7 +137,16 @@ class LeaseStore:
             is_dry: whether the API server only checks the request.
         """
         path = f'{self._path}/{self.name}{"?dryRun=All" if is_dry else ""}'
-        return await self._request('PUT', path, self._fill(body, record))
+        replaced = await self._request('PUT', path, self._fill(body, record))
+        self._mark(replaced)
+        return replaced
+
+    def _mark(self, body: Mapping[str, Any]) -> None:
+        """Recognize the cluster by the Lease: a login can lead to another address of the same cluster."""
+        # Otherwise, the holder would lose the Lease, and what its handlers have done while they waited for the login.
+        uid = body['metadata'].get('uid')
+        if uid is not None:
+            self._client.set_landmark(f'{self._path}/{self.name}', uid)
 
     def _fill(self, body: Mapping[str, Any], record: LeaseRecord) -> Mapping[str, Any]:
         metadata = {key: value for key, value in body['metadata'].items() if key != 'managedFields'}

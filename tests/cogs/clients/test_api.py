@@ -474,6 +474,46 @@ async def test_streams_end_when_a_login_leads_to_another_server(server, tls_serv
         assert not client.lacks('feature')
 
 
+@pytest.mark.parametrize(
+    'found, is_same',
+    [
+        ({'metadata': {'uid': 'mine'}}, True),
+        ({'metadata': {'uid': 'theirs'}}, False),
+        ({'metadata': {}}, False),
+        ('<html>', False),
+        (404, False),
+        (500, False),
+        (abort, False),
+    ],
+)
+async def test_a_cluster_is_recognized_by_an_object(
+    server, tls_server, settings, make_vault, monkeypatch, found, is_same
+):
+    opened = []
+
+    def open_session(key, info):
+        opened.append(info.server)
+        return original(key, info)
+
+    original = sessions.open_session
+    monkeypatch.setattr(sessions, 'open_session', open_session)
+    server.add('GET', '/x', 401)
+    tls_server.add('GET', '/x', 200)
+    tls_server.add('GET', '/lease', found)
+    vault = make_vault(ConnectionInfo(server=server.url))
+
+    async def login():
+        return {'login0': ConnectionInfo(server=tls_server.url, insecure=True)}
+
+    vault.authenticate = login
+    async with api.ApiClient(vault, settings) as client:
+        client.set_landmark('/lease', 'mine')
+        await asyncio.gather(*(client.get_json('/x') for _ in range(20)))
+        assert client.cluster_generation == (0 if is_same else 1)
+        assert [seen.path for seen in tls_server.seen].count('/lease') == 1
+        assert opened == [server.url, tls_server.url]
+
+
 @pytest.fixture
 def no_leaks(recwarn):
     """Check that sessions are closed by us, not by the garbage collector."""
