@@ -157,6 +157,13 @@ class Coordinator(Protocol):
             The affected namespaces; ``None`` (all of them) if decisions for other namespaces can have changed, too.
         """
 
+    def note_listing(self, listing: bool) -> None:
+        """
+        Called with true if more namespaces can match the patterns; with false when all of them are listed.
+
+        The former is called before the first call of `adjust`; after the latter, another one follows.
+        """
+
     def note_ending(self, namespace: Namespace, ending: bool) -> None:
         """Called with true when the namespace is being deleted, with false when it was deleted or is created again."""
 
@@ -242,6 +249,10 @@ class Unanimity:
     def note_other_cluster(self) -> None:
         for each in self._coordinators:
             each.note_other_cluster()
+
+    def note_listing(self, listing: bool) -> None:
+        for each in self._coordinators:
+            each.note_listing(listing)
 
     def note_ending(self, namespace: Namespace, ending: bool) -> None:
         for each in self._coordinators:

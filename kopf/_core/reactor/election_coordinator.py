@@ -151,6 +151,9 @@ class ElectionCoordinator(Coordinator):
             self._start()
         return affected
 
+    def note_listing(self, listing: bool) -> None:
+        pass
+
     def note_ending(self, namespace: Namespace, ending: bool) -> None:
         pass
 

@@ -279,6 +279,7 @@ class Orchestrator:
         specific = select_specific_namespaces(self._patterns)
         self._namespaces = {None} if not self._patterns else set(specific)
         self._listing_namespaces = bool(self._patterns) and not self._tools.context.settings.scanning.disabled
+        self.coordinator.note_listing(self._listing_namespaces and len(specific) < len(set(self._patterns)))
         with explaining_discovery_errors():
             # A failure of the first discovery ends the operator. Later ones are retried, because the operator serves
             # the known resources meanwhile.
@@ -562,8 +563,10 @@ class Orchestrator:
 
     def end_listing_namespaces(self) -> None:
         """Called when all namespaces are listed, or when they cannot be listed."""
-        self._listing_namespaces = False
-        self._check_started()
+        if self._listing_namespaces:
+            self._listing_namespaces = False
+            self.coordinator.note_listing(False)
+            self._adjust()
 
     def _check_started(self) -> None:
         """

@@ -70,6 +70,7 @@ class PeeringCoordinator(Coordinator):
         self._complained = False
         self._discovered = False  # whether it is known which kind of peerings exists
         self._holding = False  # after a change of the kind: whether to stay paused until all members have a verdict
+        self._listing = False  # whether there can be more namespaces to join in before any work begins
         self._moved = False  # whether a login has led to another cluster since the last discovery
         self._oriented = False  # whether all members have had verdicts at the same time, at least once
         self._safe_until = 0.0  # before this time, no record can expire, so the members need not be checked
@@ -95,7 +96,7 @@ class PeeringCoordinator(Coordinator):
             return False  # the operator is paused anyway
         if self._resource is None:
             return self._settings.peering.mandatory
-        return bool(self._pausing) or (self._holding and bool(self._unknown))
+        return bool(self._pausing) or (self._holding and not self._is_complete())
 
     @property
     def keeps_warm(self) -> bool:
@@ -147,7 +148,15 @@ class PeeringCoordinator(Coordinator):
             return self._joined[namespace].member.joined
         # At the start, wait for the verdicts of all members. An operator with a lower priority pauses in all of its
         # namespaces as soon as it sees this one in any of them, and needs some time for that.
-        return not self._unknown
+        return self._is_complete()
+
+    def _is_complete(self) -> bool:
+        """Check whether all members have verdicts, and there is a member in each namespace that is to be served."""
+        return not self._unknown and not self._listing
+
+    def note_listing(self, listing: bool) -> None:
+        self._listing = listing and not self._settings.peering.clusterwide
+        self._orient()
 
     def note_ending(self, namespace: Namespace, ending: bool) -> None:
         # Members do not wait for the peering object of a namespace that is being deleted.
@@ -259,7 +268,7 @@ class PeeringCoordinator(Coordinator):
         self._controls.changed([namespace] if namespace is not None and self._oriented == was_oriented else None)
 
     def _orient(self) -> None:
-        if self._joined and not self._unknown:
+        if self._joined and self._is_complete():
             self._oriented, self._holding = True, False
 
     def _stop(self, namespaces: Collection[Namespace]) -> None:

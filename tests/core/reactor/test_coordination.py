@@ -54,6 +54,9 @@ class Switch:
         self.seen.append(('adjust', namespaces, affected))
         return None if self.widening else affected
 
+    def note_listing(self, listing):
+        self.seen.append(('listing', listing))
+
     def note_ending(self, namespace, ending):
         self.seen.append(('ending', namespace, ending))
 

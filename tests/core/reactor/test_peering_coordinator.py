@@ -109,6 +109,7 @@ class World:
         observing=False,
         lingering=False,
         following=False,
+        clustered=False,
         lifetime=60,
         progress_storage=None,
         exit_timeout=None,
@@ -180,6 +181,13 @@ class World:
                 self.indices[identity] = indexers.indices
                 asyncio.get_running_loop().call_soon(self.changed.set)
                 return {name: spec['field']}
+
+        if clustered:
+
+            @kopf.on.create('nodes', registry=registry)
+            async def create_node(name, **_):
+                self.note(identity, 'create', name)
+                await self.gate.wait()
 
         indexers = OperatorIndexers()
         if ticking:
@@ -585,6 +593,30 @@ async def test_takeover_does_not_wait_for_paused_operators_in_namespaces_that_co
         async with world.operator('high', priority=200, **options):
             await world.create('a', field='1')
             await world.until(lambda: ('high', 'create', 'a') in world.calls)
+
+
+@pytest.mark.parametrize('priority', [1, 3])
+@in_virtual_time
+async def test_nothing_begins_anywhere_before_the_peerings_of_all_namespaces_are_joined(world, priority):
+    for name in ['ns-1', 'ns-2']:
+        await world.aio.create({'apiVersion': 'v1', 'kind': 'Namespace', 'metadata': {'name': name}})
+        peering = {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfPeering', 'metadata': {'name': 'default'}}
+        await world.aio.create({**peering, 'metadata': {'name': 'default', 'namespace': name}})
+    world.gate.clear()
+    options = {'clustered': True, 'ticking': True, 'peering_name': 'default'}
+    async with world.operator('former', namespaces=['ns-2'], priority=2, **options):
+        await world.aio.create({'apiVersion': 'v1', 'kind': 'Node', 'metadata': {'name': 'node'}})
+        await world.until(lambda: ('former', 'create', 'node') in world.calls)
+        listed = world.sandbox.faults.error(503, times=5, resource='namespaces')
+        async with world.operator('later', namespaces=['ns-*'], priority=priority, **options):
+            await world.paused()
+            assert not listed.times
+            await asyncio.sleep(5)  # of the virtual time
+            assert not [call for call in world.calls if call[0] == 'later']
+            world.gate.set()
+            if priority == 3:
+                await world.until(lambda: ('later', 'tick') in world.calls)
+    assert [call for call in world.calls if call[1] == 'create'] == [('former', 'create', 'node')]
 
 
 @in_virtual_time
