@@ -177,6 +177,33 @@ async def test_definitions_whose_names_are_taken_are_not_established(client, mak
     assert (await client("GET", f"/apis/{GROUP}/v1/duplicates")).status == 404
 
 
+@pytest.mark.parametrize(
+    "change, fields",
+    [
+        ({"scope": "Cluster"}, {"spec.scope"}),
+        ({"names": {"kind": "Other"}}, {"spec.names.kind"}),
+        ({"names": {"plural": "others"}}, {"spec.names.plural"}),
+        ({"group": "other.example.dev"}, {"spec.group"}),
+        ({"scope": "Cluster", "names": {"kind": "Other"}}, {"spec.scope", "spec.names.kind"}),
+        ({"names": {"singular": "other", "listKind": "OtherList"}}, None),
+    ],
+)
+async def test_what_identifies_a_kind_cannot_be_changed(client, make_crd, change, fields):
+    await client("POST", DEFINITIONS, make_crd("fixed", "Fixed"))
+    answer = await client("PATCH", f"{DEFINITIONS}/fixed.{GROUP}", {"spec": change}, type=MERGE)
+    assert answer.status == (422 if fields else 200)
+    if fields:
+        assert answer.fields == fields
+        assert answer.message.count("field is immutable") == len(fields)
+
+
+async def test_the_scope_can_be_changed_until_the_names_are_accepted(client, make_crd):
+    await client("POST", DEFINITIONS, make_crd("duplicates", "Thing"))
+    change = {"spec": {"scope": "Cluster", "names": {"kind": "Duplicate", "listKind": "DuplicateList"}}}
+    answer = await client("PATCH", f"{DEFINITIONS}/duplicates.{GROUP}", change, type=MERGE)
+    assert answer.status == 200
+
+
 async def test_a_changed_schema_changes_what_is_read(client, make_crd):
     definition = make_crd("turns", "Turn", spec={"type": "object", "properties": {"a": {"type": "integer"}}})
     await client("POST", DEFINITIONS, definition)

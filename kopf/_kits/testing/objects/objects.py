@@ -306,7 +306,7 @@ def problems(body: Body, kind: Kind, subresource: str = '', old: Body | None = N
         if 'scale' in kind.subresources:
             yield from replicas.problems(body, kind.scale, status=status)
     elif kind.plural == crds.PLURAL:
-        yield from crds.problems(body)
+        yield from crds.problems(body, old)
     else:
         yield from builtins.problems(body, kind, old)
 

@@ -42,15 +42,31 @@ def note_storage(body: Body) -> None:
             return
 
 
-def problems(body: Body) -> list[Cause]:
-    """Return all errors of a CRD with its defaults."""
-    return list(_problems(body))
+def problems(body: Body, old: Body | None = None) -> list[Cause]:
+    """Return all errors of a CRD with its defaults; with the former state, also the changes that are not possible."""
+    return [*(() if old is None else _change_problems(body, old)), *_problems(body, is_new=old is None)]
 
 
-def _problems(body: Body) -> Iterator[Cause]:
+def _change_problems(body: Body, old: Body) -> Iterator[Cause]:
+    fixed: list[tuple[str, ...]] = [('group',), ('names', 'plural')]
+    if is_established(old):
+        fixed[:0] = [('scope',), ('names', 'kind')]
+    for path in fixed:
+        value, before = (_look_up(each.get('spec') or {}, path) for each in (body, old))
+        if value and value != before:
+            yield statuses.value_invalid('.'.join(('spec', *path)), statuses.text(value), 'field is immutable')
+
+
+def _look_up(value: Any, path: tuple[str, ...]) -> Any:
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _problems(body: Body, *, is_new: bool) -> Iterator[Cause]:
     spec = body.get('spec') or {}
     wanted = spec.get('names') or {}
-    for key in ('generateName', 'name'):
+    for key in ('generateName', 'name') if is_new else ():
         given = body['metadata'].get(key)
         if given and (not wanted.get('plural') or given != f'{wanted["plural"]}.{spec.get("group")}'):
             yield statuses.value_invalid(f'metadata.{key}', f'"{given}"', 'must be spec.names.plural+"."+spec.group')
@@ -224,10 +240,9 @@ def accept(body: Body, taken: Mapping[str, str]) -> None:
     status['acceptedNames'] = accepted
     reason, message = clashes[0] if clashes else ('NoConflicts', 'no conflicts found')
     _condition(status, 'NamesAccepted', not clashes, reason, message)
-    established = any(item['type'] == 'Established' and item['status'] == 'True' for item in status['conditions'])
     if not clashes:
         _condition(status, 'Established', True, 'InitialNamesAccepted', 'the initial names have been accepted')
-    elif not established:
+    elif not is_established(body):
         _condition(status, 'Established', False, 'NotAccepted', 'not all names are accepted')
 
 
