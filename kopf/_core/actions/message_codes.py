@@ -77,6 +77,7 @@ CODES = {
     "The status is lost: the API has no status endpoint": 'status-lost',
     "The validation rules of custom resources": 'rules-unchecked',
     "There are no handlers%s": 'no-handlers',
+    "There is no namespace to serve": 'peering-nowhere',
     "Traces cannot be exported": 'traces-dropped',
 }
 """The codes by the beginnings of the messages, before their values are inserted."""

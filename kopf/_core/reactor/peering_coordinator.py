@@ -68,6 +68,8 @@ class PeeringCoordinator(Coordinator):
         self._joined: dict[Namespace, JoinedPeering] = {}
         self._loop = asyncio.get_running_loop()
         self._complained = False
+        self._nowhere = False  # whether there is no namespace to be served
+        self._has_warned_of_absence = False
         self._discovered = False  # whether it is known which kind of peerings exists
         self._holding = False  # after a change of the kind: whether to stay paused until all members have a verdict
         self._listing = False  # whether there can be more namespaces to join in before any work begins
@@ -94,9 +96,7 @@ class PeeringCoordinator(Coordinator):
     def paused(self) -> bool:
         if self._standing_by:
             return False  # the operator is paused anyway
-        if self._resource is None:
-            return self._settings.peering.mandatory
-        return bool(self._pausing) or (self._holding and not self._is_complete())
+        return self._is_missing() or bool(self._pausing) or (self._holding and not self._is_complete())
 
     @property
     def keeps_warm(self) -> bool:
@@ -148,7 +148,11 @@ class PeeringCoordinator(Coordinator):
             return self._joined[namespace].member.joined
         # At the start, wait for the verdicts of all members. An operator with a lower priority pauses in all of its
         # namespaces as soon as it sees this one in any of them, and needs some time for that.
-        return self._is_complete()
+        return self._is_complete() and not self._is_missing()
+
+    def _is_missing(self) -> bool:
+        """Check whether there is no mandatory peering to join: neither its kind, nor any of the namespaces."""
+        return self._settings.peering.mandatory and (self._resource is None or (self._nowhere and not self._listing))
 
     def _is_complete(self) -> bool:
         """Check whether all members have verdicts, and there is a member in each namespace that is to be served."""
@@ -201,6 +205,12 @@ class PeeringCoordinator(Coordinator):
         was_oriented = self._oriented
         if self._resource is not None and not self._standing_by:
             self._adjust(self._resource, namespaces, affected)
+            if self._is_missing() and not self._has_warned_of_absence:
+                logger.warning(
+                    "There is no namespace to serve, so the mandatory peering cannot be joined in any. "
+                    "Pausing until there is one."
+                )
+            self._has_warned_of_absence = self._is_missing()
         return affected if self._oriented == was_oriented else None
 
     def _adjust(
@@ -211,6 +221,7 @@ class PeeringCoordinator(Coordinator):
     ) -> None:
         if self._settings.peering.clusterwide:
             namespaces, affected = {None}, [None]
+        self._nowhere = not namespaces
         changed = set(namespaces | self._joined.keys() if affected is None else affected)
         if not self._settings.peering.clusterwide:
             changed.discard(None)

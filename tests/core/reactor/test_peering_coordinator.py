@@ -41,7 +41,8 @@ without_kinds = pytest.mark.parametrize('sandbox', [CRDS], indirect=True)
 def world(sandbox):
     world = World(sandbox)
     handler = Watcher(world)
-    loggers = [logging.getLogger(f'kopf._core.{name}') for name in ('engines.peering_member', 'reactor.orchestration')]
+    names = ('engines.peering_member', 'reactor.orchestration', 'reactor.peering_coordinator')
+    loggers = [logging.getLogger(f'kopf._core.{name}') for name in names]
     for logger in loggers:
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
@@ -617,6 +618,30 @@ async def test_nothing_begins_anywhere_before_the_peerings_of_all_namespaces_are
             if priority == 3:
                 await world.until(lambda: ('later', 'tick') in world.calls)
     assert [call for call in world.calls if call[1] == 'create'] == [('former', 'create', 'node')]
+
+
+@in_virtual_time
+async def test_a_mandatory_peering_needs_a_namespace(world):
+    async def create_node(name):
+        await world.aio.create({'apiVersion': 'v1', 'kind': 'Node', 'metadata': {'name': name}})
+
+    def waits():
+        return sum("There is no namespace to serve" in text for text in world.says)
+
+    async with world.operator('me', namespaces=['ns-*'], clustered=True, ticking=True, peering_name='default'):
+        await create_node('first')
+        await world.until(lambda: waits() == 1)
+        await asyncio.sleep(5)  # of the virtual time
+        assert not world.calls
+        await world.aio.create({'apiVersion': 'v1', 'kind': 'Namespace', 'metadata': {'name': 'ns-1'}})
+        peering = {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfPeering'}
+        await world.aio.create({**peering, 'metadata': {'name': 'default', 'namespace': 'ns-1'}})
+        await world.until(lambda: ('me', 'create', 'first') in world.calls and ('me', 'tick') in world.calls)
+        await world.aio.delete('namespaces', 'ns-1')
+        await world.until(lambda: waits() == 2)
+        await create_node('second')
+        await asyncio.sleep(5)
+        assert ('me', 'create', 'second') not in world.calls
 
 
 @in_virtual_time
