@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 
@@ -238,10 +238,10 @@ class ObjectRecord:
             event: the event.
             observed: whether the handlers of raw events were called for it; see `was_observed`.
         """
-        kept: RawEvent = (
-            _ObservedEvent(type=event['type'], object=event['object'], observed=True) if observed else event
-        )
-        newer, self.pending = self._get_pending(), kept
+        if observed:
+            # Why not in a copy? An event that is kept is no reason for another attempt, as a new one is.
+            cast(_ObservedEvent, event)['observed'] = True
+        newer, self.pending = self._get_pending(), event
         for each in newer:
             self.put_pending(each)
 

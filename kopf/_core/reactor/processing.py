@@ -228,11 +228,10 @@ class Processor(ObjectSink):
         """
         self._host.release(self._successor)
         self._stale_events.release()
+        self._stepper.release()
         for record in watch.get_known():
             if record.daemons is not None and not record.daemons.alive:
                 record.detach_daemons()
-            if self._successor is None and record.throttled:
-                record.abandon()  # the results for a vanished object could not be stored, and never will be
 
     @property
     def processor(self) -> 'Processor':

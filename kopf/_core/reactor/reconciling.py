@@ -554,6 +554,8 @@ class Reconciler:
         if patch or bookkeeping:
             is_done, _ = await self._applier.apply(record, decision, patch, bookkeeping)
             if not is_done and not record.outdated:
+                if record.requeued:
+                    raise APIConflictError("the object has changed meanwhile", status=409)
                 raise APIUnservedError("the resource is not served", status=404)
 
 

@@ -66,10 +66,15 @@ class ObjectStepper:
         self._meter = meter if self._managing else None
         self._api_version = get_api_version(decider.table.resource)
         self._successor: ObjectStepper | None = None
+        self._released = False
 
     def retire(self, successor: 'ObjectStepper') -> None:
         """Called when another processor takes over the objects; this is its stepper."""
         self._successor = successor
+
+    def release(self) -> None:
+        """Called when the objects are not served here any more, e.g. because their kind was deleted."""
+        self._released = True
 
     def step(self, record: ObjectRecord, event: RawEvent | None, *, number: int) -> Coroutine[Any, Any, float | None]:
         """
@@ -156,8 +161,11 @@ class ObjectStepper:
             record.put_back(event)  # the event is the only place that has the state
             raise
         if is_deletion:
-            await self._save_before_forgetting(record, event)
-            self._forget(record, event, body)
+            if await self._save_before_forgetting(record, event):
+                self._forget(record, event, body)
+            else:
+                record.requeue()  # its newer event can be that of the known state
+            self._release_daemons(record)
             return None
         # Without change-detecting handlers or daemons, no state is kept that the event could be compared with.
         if not self._managing and not patch and not releasing and record.body is None:
@@ -217,16 +225,16 @@ class ObjectStepper:
         record.cancel_wakeup()
         record.forget_state()
         self._stale_events.forget(record, event)
-        if record.daemons is not None:
-            record.daemons.forget()
-        # The object exists again: its next event has come while this deletion was waiting for the worker.
-        if record.pending is not None and not record.is_vanishing:
-            if record.expected is not None:
-                record.expected.note_return()
-            if record.daemons is not None:
-                record.daemons.reappear()
+        if record.expected is not None and _has_returned(record):
+            record.expected.note_return()
 
-    async def _save_before_forgetting(self, record: ObjectRecord, event: RawEvent) -> None:
+    def _release_daemons(self, record: ObjectRecord) -> None:
+        if record.daemons is not None:
+            record.daemons.forget()  # this detaches them if none of them runs
+        if record.daemons is not None and _has_returned(record):
+            record.daemons.reappear()
+
+    async def _save_before_forgetting(self, record: ObjectRecord, event: RawEvent) -> bool:
         """
         Store progress and patches that are only in memory yet, before the record is forgotten.
 
@@ -234,32 +242,45 @@ class ObjectStepper:
         exists, and can match again. Then, its handlers would run again. Deleted objects usually have nothing left to
         store.
 
+        Returns:
+            False if the record must be kept: nothing can be stored, and the object is back already.
+
         Raises:
             Exception: if nothing can be stored, although the object can still exist. The event is kept for the next
                 attempt.
         """
         if not record.in_memory_only:
-            return
+            return True
         try:
             await self.save(record)
         except Exception:
             # Why not try it again in any case? The refusal can be the same for a deleted object, e.g. if the operator
             # is not permitted to patch, so there would be attempts for ever.
-            if not await self._is_gone(record):
+            if await self._can_exist(record):
+                if _has_returned(record):
+                    return False
                 record.put_back(event, observed=True)
                 raise
+        return True
 
-    async def _is_gone(self, record: ObjectRecord) -> bool:
-        """Ask the API server whether the object is deleted; if it does not answer now, the object is not."""
+    async def _can_exist(self, record: ObjectRecord) -> bool:
+        """Ask the API server whether the object exists; if there is no answer now, it can."""
         if self._successor is not None:
-            return await self._successor._is_gone(record)
+            return await self._successor._can_exist(record)
+        if self._released:
+            return False
         if record.body is not None:
             with contextlib.suppress(Exception):  # the failure to store is reported, and it has the same cause
                 await self._applier.reload(record, record.body)
-        return record.body is None
+        return record.body is not None
 
     async def save(self, record: ObjectRecord) -> None:
         """Store progress and patches that are only in memory yet on the object, without running any handlers."""
         # A step that began before another processor took over can save only now: then, use the API version of that
         # processor.
         await (self._reconciler if self._successor is None else self._successor).save(record)
+
+
+def _has_returned(record: ObjectRecord) -> bool:
+    """Check whether the object exists again: its next event has come while its deletion was waiting for the worker."""
+    return record.pending is not None and not record.is_vanishing

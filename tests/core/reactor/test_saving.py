@@ -2,6 +2,7 @@
 
 import asyncio
 import datetime
+import time
 
 import pytest
 from operatorworld import in_virtual_time
@@ -158,12 +159,16 @@ async def test_successes_that_cannot_be_stored_yet_are_kept_while_the_object_is_
         await world.until(failures)
         await world.edit(metadata={'labels': {'app': 'y'}})
         await world.until(lambda: failures() == 3)
+        started = time.monotonic()
         if way == 'is deleted':
             await world.delete()
         else:
             if way == 'comes back':
                 await world.edit(metadata={'labels': {'app': 'x'}})
             await world.until(lambda: failures() == 5)
+            assert time.monotonic() - started > (5 if way == 'comes back' else 9)
+            if way == 'comes back':
+                assert world.called('event')[-1]['type'] == 'ADDED'
             world.sandbox.faults.clear()
             await world.handled()
             await world.edit(field='edited', metadata={'labels': {'app': 'x'}})

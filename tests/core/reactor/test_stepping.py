@@ -204,6 +204,29 @@ async def test_a_deleted_object_is_forgotten_after_what_is_only_in_memory_is_sto
     assert stepped.record.body is stepped.record.pending_patch is None
 
 
+async def test_an_object_that_is_back_in_the_selection_is_handled_although_its_results_are_not_stored_yet(stepped):
+    stepped.record.accept(make('v1'))
+    stepped.record.keep_patch(kopf.Patch({'status': {'x': 1}}))
+    stepped.record.attach_daemons(daemons := Daemons())
+    stepped.record.put_pending({'type': 'ADDED', 'object': make('v3')})
+    stepped.parts.saving_error = RuntimeError("boo")
+    await stepped.step('v2', 'DELETED')
+    assert daemons.calls == ['forget', 'reappear']
+    assert stepped.record.pending_patch and stepped.record.requeued
+    assert stepped.record.take_pending()['type'] == 'ADDED'
+
+
+@pytest.mark.parametrize('exists, released', [(False, False), (True, True)])
+async def test_a_deleted_object_is_forgotten_even_if_its_results_cannot_be_stored(stepped, exists, released):
+    stepped.record.accept(make('v1'))
+    stepped.record.keep_patch(kopf.Patch({'status': {'x': 1}}))
+    stepped.parts.saving_error, stepped.parts.exists = RuntimeError("boo"), exists
+    if released:
+        stepped.stepper.release()
+    await stepped.step('v2', 'DELETED')
+    assert stepped.record.pending_patch is stepped.record.pending is None
+
+
 @pytest.mark.parametrize('error', [RuntimeError("boo"), kopf.LoginError("no credentials")])
 async def test_an_object_out_of_the_selection_is_known_until_its_results_are_stored(error):
     stepped = Stepped(observing=True)
@@ -216,14 +239,6 @@ async def test_an_object_out_of_the_selection_is_known_until_its_results_are_sto
     stepped.parts.saving_error = None
     await stepped.stepper.step(stepped.record, stepped.record.take_pending(), number=1)
     assert stepped.parts.calls == [('observe', 'DELETED'), ('save', 'obj'), ('reload', 'v1'), ('save', 'obj')]
-    assert stepped.record.pending_patch is stepped.record.pending is None
-
-
-async def test_a_deleted_object_is_forgotten_even_if_its_results_cannot_be_stored(stepped):
-    stepped.record.accept(make('v1'))
-    stepped.record.keep_patch(kopf.Patch({'status': {'x': 1}}))
-    stepped.parts.saving_error, stepped.parts.exists = RuntimeError("boo"), False
-    await stepped.step('v2', 'DELETED')
     assert stepped.record.pending_patch is stepped.record.pending is None
 
 
