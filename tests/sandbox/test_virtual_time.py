@@ -1,6 +1,7 @@
 """Virtual time as users see it: whole operators against the sandbox, in the process of the test."""
 
 import asyncio
+import contextlib
 import datetime
 import logging
 import os
@@ -241,6 +242,58 @@ def test_webhooks_are_called_in_memory(kopf_sandbox, kopf_operator, write):
         assert "checks small" in operator.output
         with pytest.raises(kopf.testing.Refusal, match="It is too large."):
             kopf_sandbox.create("kex", "large", spec={"size": 11})
+
+
+@virtual
+@pytest.mark.parametrize("options", [[], ["--namespace=def*"], ["--leader-election"], ["--shards=auto"]])
+def test_webhooks_and_schedules_wait_for_their_indices(kopf_sandbox, kopf_operator, write, options):
+    handlers = """
+        import asyncio
+
+        @kopf.on.startup()
+        def configure(settings, **_):
+            settings.admission.server = kopf.WebhookServer(addr='127.0.0.1', port=9443)
+            settings.admission.managed = 'sizes.example.com'
+            settings.leadership.namespace = settings.sharding.namespace = 'default'
+
+        @kopf.on.leading()
+        async def lead(**_):
+            await asyncio.sleep(3)
+
+        @kopf.index('configmaps')
+        def sizes(name, **_):
+            return {name: 1}
+
+        @kopf.on.validate('kopfexamples', persistent=True)
+        def check(name, sizes, **_):
+            print(f'{name} is checked with {len(sizes)} sizes')
+
+        @kopf.on.validate('kopfexamples', persistent=True)
+        def other(name, **_):
+            print(f'{name} is checked without sizes')
+
+        @kopf.on.schedule(interval=3600)
+        def tick(sizes, **_):
+            print(f'tick with {len(sizes)} sizes')
+    """
+    file = write(handlers)
+    for name in "abc":
+        kopf_sandbox.create("configmaps", name)
+    with kopf_operator(file, *options):
+        pass
+    for seconds in 4, 40:
+        # The watch that streams the list is given up soon, and then the list is requested.
+        kopf_sandbox.faults.delay(seconds, times=None, resource="configmaps")
+        operator = kopf_operator(file, *options)
+        operator.start()
+        with contextlib.nullcontext() if seconds == 4 else pytest.raises(kopf.testing.Refusal, match="not complete"):
+            kopf_sandbox.create("kex", f"x{seconds}")
+        assert ("tick with" in operator.output) == (seconds == 4)
+        operator.wait_for_output("tick with 3 sizes", timeout=600)
+        kopf_sandbox.faults.clear()
+        assert f"x{seconds} is checked without sizes" in operator.output
+        assert "with 0 sizes" not in operator.output
+        operator.stop()
 
 
 @virtual

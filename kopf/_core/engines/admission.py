@@ -9,6 +9,7 @@ in the documentation's "Check and change requests by webhooks".
 
 import asyncio
 import base64
+import contextlib
 import copy
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,11 +25,13 @@ from kopf._cogs.structs.patches import Patch
 from kopf._cogs.structs.references import Resource
 from kopf._cogs.structs.reviews import Headers, Request, Response, ResponsePayload, SSLPeer, time_limit_var
 from kopf._core.actions.execution import HandlerTimeoutError, PermanentError, TemporaryError
+from kopf._core.engines.indexing import IndexBarrier
 from kopf._core.engines.responders import Memos, Responder, ReviewError, describe
 from kopf._core.engines.webhook_configurations import Served, get_aliases, name_endpoints
 from kopf._core.intents import filters
 from kopf._core.intents.causes import TYPED_GETTERS, WebhookCause
 from kopf._core.intents.contexts import OperatorContext
+from kopf._core.intents.dependencies import find_arguments
 from kopf._core.intents.handlers import WebhookHandler, WebhookType
 
 logger = logging.getLogger(__name__)
@@ -159,6 +162,11 @@ class AdmissionReviewer(Responder):
     Answers admission reviews by running the handlers; webhook servers call it for each request.
 
     It serves no handlers until the resources are discovered and `serve` is called.
+
+    Args:
+        context: what the operator shares.
+        memos: finds the memos of objects.
+        barrier: tells whether the indices are complete that the handlers can use; ``None`` not to wait for them.
     """
 
     def __init__(
@@ -166,8 +174,10 @@ class AdmissionReviewer(Responder):
         context: OperatorContext,
         *,
         memos: Memos,
+        barrier: IndexBarrier | None = None,
     ) -> None:
         super().__init__(context, memos=memos)
+        self._barrier = barrier
         self._warned: set[WebhookHandler] = set()
         self._resources: dict[_Key, Resource] = {}
         self._endpoints: dict[str, list[WebhookHandler]] = {}
@@ -275,6 +285,15 @@ class AdmissionReviewer(Responder):
         limit: float,
     ) -> None:
         """Run the handler if it matches the object, and add its outcome to the verdict and to the cause's patch."""
+        if self._barrier is not None and not self._barrier.is_complete:
+            # If callbacks are among the filters, they can use indices, too.
+            if not any(handler.iter_callbacks()) and not _matches(handler, cause, verdict):
+                return
+            if not await _await_indices(self._barrier, handler, deadline, limit):
+                verdict.add_failure(
+                    handler, HandlerTimeoutError(f"{handler} is not called, as its indices are not complete."), cause
+                )
+                return
         if not _matches(handler, cause, verdict):
             return
         if (obstacle := _find_obstacle(handler, cause)) is not None:
@@ -342,6 +361,17 @@ class AdmissionReviewer(Responder):
             return
         self._warned.add(handler)
         cause.logger.warning("%s %s", handler, text, extra={'message_code': 'webhook-result-ignored'})
+
+
+async def _await_indices(barrier: IndexBarrier, handler: WebhookHandler, deadline: float, limit: float) -> bool:
+    """Wait until the indices are complete that the handler can use; return false if they are not in time."""
+    arguments = find_arguments([handler])
+    if handler.ignore_failures:
+        deadline -= limit / 2  # the other handlers of the request, which matter more, need some of the time
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout_at(deadline):
+            await barrier.wait_filled(arguments)
+    return barrier.is_filled(arguments)
 
 
 def _matches(handler: WebhookHandler, cause: WebhookCause, verdict: '_Verdict') -> bool:

@@ -34,6 +34,20 @@ _K = TypeVar('_K')
 _V = TypeVar('_V')
 
 
+class IndexBarrier(Protocol):
+    """What handlers wait for that need complete indices: see `indexing_gate.IndexingGate`."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Return whether all indices are complete."""
+
+    def is_filled(self, arguments: frozenset[str] | None) -> bool:
+        """Check whether the indices among these arguments are complete; ``None`` means all arguments."""
+
+    async def wait_filled(self, arguments: frozenset[str] | None) -> None:
+        """Wait until the indices among these arguments are complete; ``None`` means all arguments."""
+
+
 class Store(ephemera.Store[_V], Generic[_V]):
     """The values of one key of an index: one value for each object with this key."""
 

@@ -13,8 +13,10 @@ from collections.abc import Callable
 from kopf._cogs.aiokits.loops import end, make_threadsafe
 from kopf._core.actions.execution import Outcome, run_handler, utcnow
 from kopf._core.actions.handler_states import HandlerState
+from kopf._core.engines.indexing import IndexBarrier
 from kopf._core.intents.causes import Activity, ActivityCause
 from kopf._core.intents.contexts import OperatorContext
+from kopf._core.intents.dependencies import find_arguments_of
 from kopf._core.intents.handlers import ScheduleHandler
 from kopf._core.intents.registries import OperatorRegistry
 
@@ -28,13 +30,23 @@ EXIT_TIMEOUT = 5.0
 
 
 class Schedules:
-    """All the schedules of one operator. No run begins before `permit` is called."""
+    """
+    All the schedules of one operator. No run begins before `permit` is called.
+
+    Args:
+        registry: the handlers of the operator.
+        context: what the operator shares.
+        barrier: tells whether the indices are complete that the handlers can use; ``None`` not to wait for them.
+    """
 
     def __init__(
         self,
         registry: OperatorRegistry,
         context: OperatorContext,
+        *,
+        barrier: IndexBarrier | None = None,
     ) -> None:
+        self._barrier = barrier
         self._registry = registry
         self._context = context
         self._cause = ActivityCause(
@@ -68,6 +80,18 @@ class Schedules:
 
     def _is_halted(self) -> bool:
         return not self._permitted.is_set() or self.is_overdue()
+
+    def _is_ready(self, handler: ScheduleHandler) -> bool:
+        """Check whether the handler may run now: the indices are complete that it can use."""
+        if self._is_halted():
+            return False
+        return self._barrier is None or self._barrier.is_filled(find_arguments_of([handler.fn]))
+
+    async def _wait_until_ready(self, handler: ScheduleHandler) -> None:
+        while not self._is_ready(handler):
+            await self._wait_for_permission()
+            if self._barrier is not None:
+                await self._barrier.wait_filled(find_arguments_of([handler.fn]))
 
     async def _wait_for_permission(self) -> None:
         await self._permitted.wait()
@@ -115,11 +139,13 @@ class Schedules:
             base = due
             state = HandlerState(started=utcnow())
             while not state.finished:
-                if self._is_halted():
-                    await self._wait_for_permission()
+                if not self._is_ready(handler):
+                    is_new = self._is_halted() or not state.retries
+                    await self._wait_until_ready(handler)
                     # A standby can wait for days: this must not use up the time of the handler. And if its run was
                     # interrupted by a pause, another operator can have repeated it meanwhile: so it begins anew.
-                    state = HandlerState(started=utcnow())
+                    if is_new:
+                        state = HandlerState(started=utcnow())
                 outcome = await self._run_once(handler, state)
                 if outcome is None:
                     # The whole run is repeated: an attempt that the operator itself has cancelled must not use up the

@@ -9,6 +9,7 @@ accesses the arguments that it names, or any argument if it uses its ``**kwargs`
 import dis
 import functools
 import inspect
+import itertools
 import types
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -22,16 +23,21 @@ _REVEALING = frozenset({'locals', 'vars', 'dir', 'eval', 'exec', 'subhandler', '
 
 def find_arguments(handlers: Iterable[ResourceHandler]) -> frozenset[str] | None:
     """Return the arguments that the functions and filters of the handlers can access; ``None`` for any arguments."""
+    callbacks = ((handler.fn, *(callback for _, callback, _ in handler.iter_callbacks())) for handler in handlers)
+    return find_arguments_of(itertools.chain.from_iterable(callbacks))
+
+
+def find_arguments_of(functions: Iterable[Callable[..., Any]]) -> frozenset[str] | None:
+    """Return the arguments that the functions can access; ``None`` for any arguments."""
     found: set[str] = set()
-    for handler in handlers:
-        for fn in (handler.fn, *(callback for _, callback, _ in handler.iter_callbacks())):
-            parameters = get_parameters(fn)
-            # A function with an unknown signature could use any index.
-            if parameters is None:
-                return None
-            if any(each.kind is each.VAR_KEYWORD for each in parameters.values()) and _is_reading_kwargs(fn):
-                return None
-            found.update(parameters)
+    for fn in functions:
+        parameters = get_parameters(fn)
+        # A function with an unknown signature could use any index.
+        if parameters is None:
+            return None
+        if any(each.kind is each.VAR_KEYWORD for each in parameters.values()) and _is_reading_kwargs(fn):
+            return None
+        found.update(parameters)
     return frozenset(found)
 
 

@@ -24,11 +24,13 @@ EXIT_TIMEOUT = 2.0
 class AwaitedList:
     """A list that handlers wait for, and the number of its objects that are being indexed."""
 
-    __slots__ = ('indices', 'initial', 'listing', 'objects', 'title')
+    __slots__ = ('indices', 'initial', 'listing', 'objects', 'refilling', 'title')
 
-    def __init__(self, title: str, indices: Collection[str]) -> None:
+    def __init__(self, title: str, indices: Collection[str], *, refilling: bool) -> None:
         self.title = title
         self.indices = indices
+        self.refilling = refilling
+        """Whether its indices were complete before: they have only missed the last changes."""
         self.initial = True
         """Whether all handlers wait for the list, not only those that can use its indices."""
         self.listing = False
@@ -55,6 +57,8 @@ class IndexingGate:
         self._awaited: dict[Hashable, AwaitedList] = {}
         self._initial = 0  # the number of lists that delay all handlers
         self._filling: collections.Counter[str] = collections.Counter()  # the number of lists by index
+        self._incomplete: collections.Counter[str] = collections.Counter()  # the same without refilling lists
+        self._waiters: set[asyncio.Future[None]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         self._reminder: asyncio.TimerHandle | None = None
@@ -72,7 +76,33 @@ class IndexingGate:
             return False
         return arguments.isdisjoint(self._filling)
 
-    def expect(self, key: Hashable, title: str, indices: Collection[str] = (), *, initial: bool = True) -> None:
+    def is_filled(self, arguments: frozenset[str] | None) -> bool:
+        """
+        Check whether the indices among these arguments are complete; ``None`` means all arguments.
+
+        Unlike `is_open`, this is for webhooks and schedules: they also work while all objects are listed once more.
+        """
+        return not self._incomplete or (arguments is not None and arguments.isdisjoint(self._incomplete))
+
+    async def wait_filled(self, arguments: frozenset[str] | None) -> None:
+        """Wait until the indices among these arguments are complete; ``None`` means all arguments."""
+        while not self.is_filled(arguments):
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.add(waiter)
+            try:
+                await waiter
+            finally:
+                self._waiters.discard(waiter)
+
+    def expect(
+        self,
+        key: Hashable,
+        title: str,
+        indices: Collection[str] = (),
+        *,
+        initial: bool = True,
+        refilling: bool = False,
+    ) -> None:
         """
         Delay handlers until a list is complete, and its objects are indexed.
 
@@ -81,11 +111,14 @@ class IndexingGate:
             title: the name of the list for log messages.
             indices: the names of the indices that get values from it.
             initial: whether to delay all handlers, or only those that can use these indices.
+            refilling: whether the list was complete before.
         """
         awaited = self._awaited.get(key)
         if awaited is None:
-            awaited = self._awaited[key] = AwaitedList(title, indices)
+            awaited = self._awaited[key] = AwaitedList(title, indices, refilling=refilling)
             self._filling.update(awaited.indices)
+            if not refilling:
+                self._incomplete.update(awaited.indices)
         else:
             self._initial -= awaited.initial
         awaited.listing, awaited.initial = True, initial
@@ -143,9 +176,12 @@ class IndexingGate:
         self._initial -= awaited.initial
         self._filling.subtract(awaited.indices)
         filled = [index for index in awaited.indices if not self._filling[index]]
+        if not awaited.refilling:
+            self._incomplete.subtract(awaited.indices)
         # Why not keep counters of zero? `is_open` checks only the keys.
         for index in filled:
             del self._filling[index]
+        self._incomplete = +self._incomplete
         self._notify(bool(filled) or not self._awaited or (awaited.initial and not self._initial))
 
     def _notify(self, is_opening: bool) -> None:
@@ -154,6 +190,9 @@ class IndexingGate:
         if is_opening and not self._closed:
             for listener in self.listeners:
                 listener()
+            for waiter in self._waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
 
     async def close(self) -> None:
         """Cancel all indexing tasks. Those that do not end in time are logged and abandoned."""

@@ -148,10 +148,10 @@ class Informer(ForwardingSink):
         self._dropped = False
         self._successor: ObjectSink | None = None
 
-    def expect(self, title: str, *, initial: bool = True) -> None:
+    def expect(self, title: str, *, initial: bool = True, refilling: bool = False) -> None:
         """Delay handlers until all objects of the watch are listed and indexed; see `IndexingGate.expect`."""
         self._counting, self._refusals, self._failures = True, 0, 0
-        self._indexing_gate.expect(self, title, self._names, initial=initial)
+        self._indexing_gate.expect(self, title, self._names, initial=initial, refilling=refilling)
 
     def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
         state = record.indexing
@@ -205,7 +205,7 @@ class Informer(ForwardingSink):
             if record.indexing is not None:
                 for event, listed_since in record.indexing.take_outdated():
                     self._sink.receive(record, event, listed_since=listed_since)
-        self.expect(str(watch))
+        self.expect(str(watch), refilling=not self._counting)
         self._sink.resumed(watch)
 
     def relisting(self, watch: ResourceWatch, taken: Callable[[ObjectRecord], bool]) -> None:

@@ -289,7 +289,7 @@ class Operator:
                 await self._trace(stack)
             indexing_gate = IndexingGate()
             workers = WorkerPool(self.settings, indexing_gate, self.instruments, clusterwide=not self._namespaces)
-            schedules = Schedules(self.registry, self._context)
+            schedules = Schedules(self.registry, self._context, barrier=indexing_gate)
             tasks = asyncio.TaskGroup()
             orchestrator = Orchestrator(
                 Tools(

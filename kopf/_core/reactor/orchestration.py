@@ -242,6 +242,7 @@ class Orchestrator:
             client=tools.client,
             vault=tools.vault,
             memos=self.get_memo,
+            barrier=tools.indexing_gate,
         )
 
     def _make_checks(self) -> Iterator[SchemaCheck]:
@@ -278,8 +279,11 @@ class Orchestrator:
         """Discover the resources, and start the watches and the observers."""
         specific = select_specific_namespaces(self._patterns)
         self._namespaces = {None} if not self._patterns else set(specific)
-        self._listing_namespaces = bool(self._patterns) and not self._tools.context.settings.scanning.disabled
-        self.coordinator.note_listing(self._listing_namespaces and len(specific) < len(set(self._patterns)))
+        self._begin_listing_namespaces()
+        # Webhooks are called as soon as their resources are known, before the lists of the indices begin.
+        if indices := {handler.id for handler in self._tools.context.registry.indexing}:
+            # Other handlers need not wait, as no objects are watched yet.
+            self._tools.indexing_gate.expect(self, 'the discovered resources', indices, initial=False)
         with explaining_discovery_errors():
             # A failure of the first discovery ends the operator. Later ones are retried, because the operator serves
             # the known resources meanwhile.
@@ -300,7 +304,7 @@ class Orchestrator:
             self._changed.set()
         if self._patterns:
             sink = NamespaceSink(self, self._patterns, self._tools.indexing_gate)
-            if indices := {handler.id for handler in self._tools.context.registry.indexing}:
+            if indices:
                 sink.expect(indices)
             self._observe(NAMESPACE, sink)
         for resource in CRDS.select(self._resources or ()):
@@ -521,6 +525,7 @@ class Orchestrator:
         asyncio.get_running_loop().call_soon(self._move, context=self._context)
 
     def _move(self) -> None:
+        self._begin_listing_namespaces()
         self.coordinator.note_other_cluster()  # before the watches list the objects of that cluster
         self._changed.set()
         if self.webhooks is not None:
@@ -561,6 +566,12 @@ class Orchestrator:
             logger.warning("These namespaces are served as soon as they exist: %s.", join_names(missing))
             self.remove_namespaces(missing)
 
+    def _begin_listing_namespaces(self) -> None:
+        """Called when the namespaces that match the patterns are not known yet."""
+        self._listing_namespaces = bool(self._patterns) and not self._tools.context.settings.scanning.disabled
+        has_patterns = len(select_specific_namespaces(self._patterns)) < len(set(self._patterns))
+        self.coordinator.note_listing(self._listing_namespaces and has_patterns)
+
     def end_listing_namespaces(self) -> None:
         """Called when all namespaces are listed, or when they cannot be listed."""
         if self._listing_namespaces:
@@ -574,8 +585,12 @@ class Orchestrator:
 
         From then on, handlers wait only for the indices that they can use.
         """
-        if not self._listing_namespaces and not self._paused and self.coordinator.is_open(None):
-            self._starting = False
+        if self._listing_namespaces:
+            return
+        if self.coordinator.is_open(None):
+            self._tools.indexing_gate.dismiss(self)  # from now on, handlers wait for the lists themselves
+            if not self._paused:
+                self._starting = False
 
     def _adjust(self, affected: Collection[Namespace] | None = None) -> None:
         """

@@ -20,6 +20,7 @@ from kopf._cogs.structs.reviews import Headers, SSLPeer
 from kopf._core.engines.admission import AdmissionReviewer, vault_var
 from kopf._core.engines.conversion_reviews import KIND, Converter
 from kopf._core.engines.conversion_strategies import ConversionStrategies
+from kopf._core.engines.indexing import IndexBarrier
 from kopf._core.engines.responders import Memos
 from kopf._core.engines.webhook_configurations import WebhookConfigurations
 from kopf._core.engines.webhook_registration import CLEANUP_TIMEOUT, WebhookRegistration
@@ -54,6 +55,13 @@ class WebhookRuntime:
     """
     Serves the admission and conversion handlers of an operator, if there are any.
 
+    Args:
+        context: what the operator shares.
+        client: the client of the API.
+        vault: the credentials.
+        memos: finds the memos of objects.
+        barrier: tells whether the indices are complete that the handlers can use; ``None`` not to wait for them.
+
     Raises:
         ServerMissingError: if no webhook server is configured.
     """
@@ -65,6 +73,7 @@ class WebhookRuntime:
         client: ApiClient,
         vault: Vault,
         memos: Memos,
+        barrier: IndexBarrier | None = None,
     ) -> None:
         self._client = client
         registry = context.registry
@@ -73,7 +82,7 @@ class WebhookRuntime:
         if self._settings.server is None:
             raise ServerMissingError()
         self._vault = vault
-        self._reviewer = AdmissionReviewer(context, memos=memos)
+        self._reviewer = AdmissionReviewer(context, memos=memos, barrier=barrier)
         self._converter = Converter(context, memos=memos)
         managed = self._settings.managed
         self._configurations = WebhookConfigurations(client, managed) if managed and len(registry.webhooks) else None

@@ -10,15 +10,17 @@ import kopf
 from kopf._core.engines import schedules
 from kopf._core.engines.schedules import Schedules
 from kopf._core.intents.contexts import OperatorContext
+from kopf._core.reactor.indexing_gate import IndexingGate
 from kopf.testing import Sandbox
 
 
 @pytest.fixture
 def make(registry):
-    def make(permitted=True):
+    def make(permitted=True, barrier=None):
         made = Schedules(
             registry,
             OperatorContext(settings=kopf.OperatorSettings(), memo='memo', indices={'index': 'content'}),
+            barrier=barrier,
         )
         made.permit(permitted)
         return made
@@ -180,6 +182,46 @@ async def test_nothing_begins_until_it_is_permitted(registry, make):
         made.permit(True)
         await asyncio.sleep(1)
         assert seen == [35, 88]
+
+
+@pytest.mark.looptime
+async def test_runs_wait_for_the_indices_that_they_can_use(registry, make):
+    seen = []
+
+    @kopf.on.schedule(interval=10, registry=registry)
+    async def using(index, **_):
+        seen.append(('using', now()))
+
+    @kopf.on.schedule(interval=10, registry=registry)
+    async def other(**_):
+        seen.append(('other', now()))
+
+    gate = IndexingGate()
+    gate.expect('pods', 'pods', ['index'])
+    async with run(make(barrier=gate)):
+        await asyncio.sleep(15)
+        gate.dismiss('pods')
+        await asyncio.sleep(1)
+    await gate.close()
+    assert seen == [('other', 0), ('other', 10), ('using', 15)]
+
+
+@pytest.mark.looptime
+async def test_waits_for_indices_between_the_attempts_do_not_reset_them(registry, make):
+    seen = []
+
+    @kopf.on.schedule(interval=100, retries=2, registry=registry)
+    async def fn(index, retry, **_):
+        seen.append((now(), retry))
+        gate.expect('pods', 'pods', ['index'])
+        asyncio.get_running_loop().call_later(3, gate.dismiss, 'pods')
+        raise kopf.TemporaryError("again", delay=1)
+
+    gate = IndexingGate()
+    async with run(make(barrier=gate)):
+        await asyncio.sleep(50)
+    await gate.close()
+    assert seen == [(0, 0), (3, 1)]
 
 
 async def test_no_function_begins_in_a_thread_while_the_operator_is_overdue(registry, make):

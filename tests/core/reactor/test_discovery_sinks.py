@@ -225,6 +225,21 @@ async def test_temporary_failures_to_watch_namespaces_are_retried(scoped):
         await scoped.served('one-a')
 
 
+async def test_handlers_without_indices_run_while_namespaces_cannot_be_listed(scoped):
+    await scoped.make('one')
+    scoped.sandbox.faults.error(500, times=None, resource='namespaces', user_agent='kopf/')
+    kopf.index('configmaps', registry=scoped.registry)(lambda **_: {})
+    seen = asyncio.Event()
+
+    @kopf.on.event('secrets', registry=scoped.registry)
+    async def see(name):
+        seen.set()
+
+    await scoped.aio.create({'apiVersion': 'v1', 'kind': 'Secret', 'metadata': {'name': 'x', 'namespace': 'one'}})
+    async with scoped.operator(namespaces=['one']):
+        await seen.wait()
+
+
 async def test_only_named_namespaces_are_served_if_scanning_is_disabled(scoped):
     await scoped.make('one', 'two-a')
     scoped.settings.scanning.disabled = True

@@ -53,6 +53,40 @@ async def test_later_lists_delay_only_handlers_that_can_use_their_indices(gate, 
     assert is_open(gate) == [True, True, True] and openings() == 1
 
 
+@pytest.mark.parametrize('initial', [True, False])
+async def test_waits_for_single_indices_end_when_these_are_complete(gate, initial):
+    gate.expect('pods', 'pods', ['idx'], initial=initial)
+    gate.expect('jobs', 'jobs', ['other'], initial=initial)
+    await gate.wait_filled(NONE)
+    waiting = [asyncio.create_task(gate.wait_filled(arguments)) for arguments in (USER, ANY, USER)]
+    await asyncio.sleep(0)
+    waiting[2].cancel()
+    gate.dismiss('pods')
+    await waiting[0]
+    assert gate.is_filled(USER) and not gate.is_filled(ANY) and not waiting[1].done()
+    gate.dismiss('jobs')
+    await waiting[1]
+
+
+async def test_indices_count_as_complete_while_their_objects_are_listed_once_more(gate):
+    gate.expect('pods', 'pods', ['idx'], refilling=True)
+    assert not gate.is_open(USER) and gate.is_filled(USER) and gate.is_filled(ANY)
+    gate.expect('jobs', 'jobs', ['idx'], refilling=False)
+    assert not gate.is_filled(USER) and not gate.is_filled(ANY)
+    gate.dismiss('jobs')
+    assert gate.is_filled(USER) and not gate.is_complete
+    gate.dismiss('pods')
+    assert gate.is_complete
+
+
+async def test_an_incomplete_index_stays_incomplete_if_its_objects_are_listed_once_more(gate):
+    gate.expect('pods', 'pods', ['idx'])
+    gate.expect('pods', 'pods', ['idx'], refilling=True)
+    assert not gate.is_filled(USER)
+    gate.dismiss('pods')
+    assert gate.is_filled(USER)
+
+
 async def test_an_index_of_several_lists_is_complete_with_the_last_one(gate, openings):
     gate.expect('pods', 'pods', ['idx'], initial=False)
     gate.expect('jobs', 'jobs', ['idx'], initial=False)
