@@ -298,6 +298,10 @@ class Applier:
         if record.daemons is not None:
             if not record.daemons.update(raw, patch, asked_at=asked_at):
                 raw = record.daemons.packed.copy()  # a daemon's patch or the stream has brought a newer state
+        if record.unverified:
+            # Why not accept it? The list after the pause must be compared with the state from before the pause, to see
+            # whether another operator has handled the object. And it must not count as the echo of this patch.
+            return
         record.accept(raw)
         timeout = self._settings.persistence.consistency_timeout
         record.expect(Expectation.after_patch(raw, record.expected, timeout=timeout))

@@ -111,6 +111,7 @@ class World:
         lingering=False,
         following=False,
         clustered=False,
+        patching=False,
         lifetime=60,
         progress_storage=None,
         exit_timeout=None,
@@ -164,11 +165,13 @@ class World:
             annotations={'daemon': 'yes'},
             cancellation_backoff=60 if lingering else None,
         )
-        async def daemon(name, stopped, **_):
+        async def daemon(name, stopped, patch, **_):
             self.note(identity, 'daemon starts', name)
             await stopped.wait()
             if lingering:
                 await self.lingering.wait()
+            if patching:
+                patch.status['daemon'] = 'ended'
             self.note(identity, 'daemon stops', name)
 
         if observing:
@@ -594,6 +597,30 @@ async def test_takeover_does_not_wait_for_paused_operators_in_namespaces_that_co
         async with world.operator('high', priority=200, **options):
             await world.create('a', field='1')
             await world.until(lambda: ('high', 'create', 'a') in world.calls)
+
+
+@in_virtual_time
+async def test_a_success_from_before_a_pause_is_stored_after_it_although_a_daemon_patches_the_object_first(world):
+    await world.join()
+    async with world.operator('me', lingering=True, patching=True):
+        await world.create('a', daemon='yes')
+        await world.until(lambda: ('me', 'daemon starts', 'a') in world.calls)
+        world.gate.clear()
+        await world.aio.delete('kopfexamples', 'a')
+        await world.until(lambda: ('me', 'delete', 'a') in world.calls)
+        world.sandbox.faults.error(403, times=None, method='PATCH', resource='kopfexamples')
+        await world.put('boss')
+        await world.paused()
+        world.gate.set()
+        await asyncio.sleep(0.5)  # of the virtual time: the success is not stored, and tried again only later
+        world.sandbox.faults.clear()
+        world.sandbox.faults.delay(5, times=None, method='GET', resource='kopfexamples')
+        await world.remove('boss')
+        await world.until(lambda: any(text.startswith('Resuming operations') for text in world.says))
+        world.lingering.set()
+        await world.aio.wait_for('kopfexamples', 'a', lambda body: body.get('status', {}).get('daemon') == 'ended')
+        await world.aio.wait_gone('kopfexamples', 'a')
+    assert world.calls.count(('me', 'delete', 'a')) == 1
 
 
 @pytest.mark.parametrize('priority', [1, 3])
