@@ -252,7 +252,7 @@ def test_webhooks_and_schedules_wait_for_their_indices(kopf_sandbox, kopf_operat
 
         @kopf.on.startup()
         def configure(settings, **_):
-            settings.admission.server = kopf.WebhookServer(addr='127.0.0.1', port=9443)
+            settings.admission.server = kopf.WebhookServer(addr='127.0.0.1')
             settings.admission.managed = 'sizes.example.com'
             settings.leadership.namespace = settings.sharding.namespace = 'default'
 
@@ -264,11 +264,11 @@ def test_webhooks_and_schedules_wait_for_their_indices(kopf_sandbox, kopf_operat
         def sizes(name, **_):
             return {name: 1}
 
-        @kopf.on.validate('kopfexamples', persistent=True)
+        @kopf.on.validate('kopfexamples')
         def check(name, sizes, **_):
             print(f'{name} is checked with {len(sizes)} sizes')
 
-        @kopf.on.validate('kopfexamples', persistent=True)
+        @kopf.on.validate('kopfexamples')
         def other(name, **_):
             print(f'{name} is checked without sizes')
 
@@ -279,8 +279,6 @@ def test_webhooks_and_schedules_wait_for_their_indices(kopf_sandbox, kopf_operat
     file = write(handlers)
     for name in "abc":
         kopf_sandbox.create("configmaps", name)
-    with kopf_operator(file, *options):
-        pass
     for seconds in 4, 40:
         # The watch that streams the list is given up soon, and then the list is requested.
         kopf_sandbox.faults.delay(seconds, times=None, resource="configmaps")
