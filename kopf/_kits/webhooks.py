@@ -193,6 +193,7 @@ class WebhookServer(WebhookContextManager):
                 fresh = _FilesState.of(self._files())
                 try:
                     context, bundle = self._load(generated)
+                    _check_replacement(bundle, shown)
                 except (OSError, ValueError) as error:  # another process can be writing them at this moment
                     logger.warning("The changed certificates of the webhook server cannot be used yet: %s", error)
                     await asyncio.sleep(self.file_check_interval)
@@ -276,6 +277,21 @@ class WebhookDockerDesktopServer(WebhookServer):
     """Listens on this machine for a cluster of Docker Desktop on it."""
 
     DEFAULT_HOST = 'host.docker.internal'
+
+
+def _check_replacement(bundle: bytes, former: bytes) -> None:
+    """Raise an error if the bundle is incomplete: then, the API server would not trust the webhook server any more."""
+    # Why not without a former one? It is for the API server to decide what it accepts.
+    if _has_certificates(former) and not _has_certificates(bundle):
+        raise ValueError("The bundle of authorities has no certificates.")
+
+
+def _has_certificates(bundle: bytes) -> bool:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=bundle.decode('ascii', 'ignore'))
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 @dataclasses.dataclass(frozen=True)

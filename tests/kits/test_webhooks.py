@@ -671,6 +671,29 @@ async def test_broken_files_are_waited_for(
     assert base64.b64decode((await upcoming)['caBundle']) == good[0]
 
 
+@pytest.mark.parametrize('content', ['', '-----BEGIN CERTIFICATE-----\nMII', 'nonsense'])
+async def test_broken_authorities_are_waited_for(
+    tmp_path: pathlib.Path, start: Any, caplog: pytest.LogCaptureFixture, content: str
+) -> None:
+    pair, cafile = make_server(tmp_path), tmp_path / 'ca.pem'
+    shutil.copy(pair.certificate, cafile)
+    configs = await start(
+        kopf.WebhookServer(certfile=pair.certificate, pkeyfile=pair.key, cafile=cafile, file_check_interval=0.01)
+    )
+    await anext(configs)
+    upcoming = asyncio.create_task(anext(configs))
+    cafile.write_text(content)
+    async with asyncio.timeout(60):
+        while 'cannot be used yet' not in caplog.text:
+            await asyncio.sleep(0.01)
+    assert not upcoming.done()
+    bundle = (
+        '# Főtanúsítvány\n' + pair.certificate.read_text() + certificates.build_certificate(['localhost'])[0].decode()
+    )
+    cafile.write_text(bundle)
+    assert base64.b64decode((await upcoming)['caBundle']).decode() == bundle
+
+
 async def test_changed_authorities_of_clients(
     tmp_path: pathlib.Path, start: Any, fn: Seen, client: Pair, stranger: Pair
 ) -> None:
