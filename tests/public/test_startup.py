@@ -10,6 +10,8 @@ import threading
 import pytest
 from kinds import define
 
+from kopf.testing import Operator, Sandbox
+
 CRD = define('kopfexamples', 'KopfExample', group='kopf.dev')
 OBJECT = {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'metadata': {'name': 'x'}}
 HANDLERS = """
@@ -191,3 +193,27 @@ def test_an_operator_without_logging_says_why_there_are_no_logs(tmp_path):
     text = "The logs are not shown, as there is no logging: call kopf.configure() before kopf.run()."
     assert text in run("")
     assert text not in run("kopf.configure()")
+
+
+@pytest.mark.parametrize('level', ['1', '2'])
+def test_operators_work_without_assertions_and_docstrings(tmp_path, level):
+    handlers = tmp_path / 'handlers.py'
+    handlers.write_text(
+        textwrap.dedent("""
+            import kopf
+
+            @kopf.on.create('kopfexamples')
+            def create(patch, **_):
+                patch.status['state'] = 'created'
+
+            @kopf.daemon('kopfexamples')
+            async def daemon(stopped, **_):
+                await stopped.wait()
+        """)
+    )
+    with Sandbox(crds=[CRD]) as sandbox:
+        with Operator(sandbox, handlers, env={'PYTHONOPTIMIZE': level}):
+            sandbox.create('kopfexamples', 'obj')
+            sandbox.wait_for('kopfexamples', 'obj', lambda body: body.get('status', {}).get('state') == 'created')
+            sandbox.delete('kopfexamples', 'obj')
+            sandbox.wait_gone('kopfexamples', 'obj')

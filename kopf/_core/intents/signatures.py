@@ -53,7 +53,8 @@ def describing_options(shape: type[Any], /, **defaults: Any) -> Callable[[FnT], 
         signature: inspect.Signature = show(fn).__dict__['__signature__']
         parameters = signature.parameters.values()
         names = [each.name for each in parameters]
-        fn.__doc__ = add_descriptions(fn.__doc__ or '', names)
+        if fn.__doc__ is not None:  # with the option -OO of Python, there are no docstrings
+            fn.__doc__ = add_descriptions(fn.__doc__, names)
         return fn
 
     return decorator
