@@ -16,7 +16,7 @@ handlers count as having seen the changes made by the operator's own patches.
 
 import dataclasses
 import datetime
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from kopf._cogs.structs.bodies import Body, BodyEssence
@@ -326,6 +326,21 @@ class Cycles:
         chosen.update(handler for handler in relevant if handler.id in cycle.revived and is_for_updates(handler))
         # Keep the order of declaration, because lifecycles depend on it.
         return [handler for handler in relevant if handler in chosen]
+
+    def find_called(self, cycle: Cycle, handlers: Iterable[ChangingHandler]) -> list[ChangingHandler]:
+        """
+        Return those of the handlers that were called for a state in between, and must learn of the state after it.
+
+        Those that have failed temporarily are tried again: a part of the change may be applied already.
+        """
+        called = []
+        for handler in handlers:
+            record = cycle.state.get(handler.id)
+            if cycle.state.purpose == Reason.UPDATE and record is not None and record.retries and not record.finished:
+                cycle.revived.setdefault(handler.id, None)
+            if handler.id in cycle.missed or handler.id in cycle.revived:
+                called.append(handler)
+        return called
 
     def follow(self, cycle: Cycle, cause: ChangingCause, essence: BodyEssence) -> Cycle | None:
         """

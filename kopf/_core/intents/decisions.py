@@ -26,7 +26,7 @@ from kopf._cogs.structs.patches import Patch, combine_values, subtract_values
 from kopf._core.actions.handler_states import digest_essence, is_of_edited
 from kopf._core.intents import filters
 from kopf._core.intents.causes import ChangingCause, Reason
-from kopf._core.intents.cycles import UNCHANGED, Cycle, Cycles
+from kopf._core.intents.cycles import UNCHANGED, Cycle, Cycles, is_for_updates
 from kopf._core.intents.edits import find_leaves, find_written, is_edited, is_touched
 from kopf._core.intents.essences import Essences
 from kopf._core.intents.handlers import ChangingHandler
@@ -135,6 +135,7 @@ class Decider:
 
     __slots__ = (
         '_awaiting_fields',
+        '_with_fields',
         '_cycles',
         '_held_if_settled',
         'essences',
@@ -153,6 +154,7 @@ class Decider:
         self._held_if_settled: bool | None = False if not table.finalizing else None
         if any(filters.is_unconditional(handler) for handler in table.finalizing):
             self._held_if_settled = True
+        self._with_fields = tuple(handler for handler in table.changing if handler.field and is_for_updates(handler))
         # The update handlers that do not match objects without their field, but must run when the field is added.
         self._awaiting_fields = tuple(
             handler for handler in table.changing if handler.reason is Reason.UPDATE and handler.field
@@ -194,12 +196,20 @@ class Decider:
         failed: filters.Failures = {}
         relevant = filters.sift(self.table.changing, cause, filters.prematch, failed)
         needed = holding or any(handler.requires_finalizer for handler in relevant)
+        # Some handlers can have been called for a field that an edit has removed since.
+        absent = [handler for handler in self._with_fields if handler not in relevant]
+        resuming = bool(absent) and not deleting and self._is_begun(body, memory)
         # Not even the last handled state is written to such an object: users exclude objects of other operators by
         # filters.
-        if not relevant and not needed and not held:
+        if not relevant and not needed and not held and not resuming:
             self._skip(cause, failed, failures)
             return None
         cycle = self._cycles.continue_(memory.cycle, cause, essence, last, now)
+        if resuming:
+            relevant = self._add_called(relevant, absent, cause, cycle, failed)
+            if not relevant and not needed and not held:
+                self._skip(cause, failed, failures)
+                return None
         if recalled is not None:
             cycle.recall(recalled, creating=cause.reason is Reason.CREATE)
         if cause.reason in UNCHANGED and relevant and (cycle.missed or cycle.revived):
@@ -214,6 +224,30 @@ class Decider:
         if not (decision.add_finalizer or cause.reason is Reason.FREE or (deleting and memory.deletion_handled)):
             self._choose_handlers(decision, relevant, failed, failures, now)
         return decision
+
+    def _is_begun(self, body: Body, memory: ObjectMemory) -> bool:
+        """Check whether some handlers of a change were called, but not all of them have finished."""
+        return memory.cycle is not None or bool(self.records.fetch_all(self.table.changing_ids, body))
+
+    def _add_called(
+        self,
+        relevant: list[ChangingHandler],
+        absent: Sequence[ChangingHandler],
+        cause: ChangingCause,
+        cycle: Cycle,
+        failed: filters.Failures,
+    ) -> list[ChangingHandler]:
+        """
+        Add the handlers that were called for a state in between, and must learn of the state after it.
+
+        They match neither the last handled state nor the present one: both lack the field, or have another value in it.
+        """
+        called = self._cycles.find_called(cycle, absent)
+        added = filters.sift(called, cause, filters.matches_besides_field, failed)
+        if not added:
+            return relevant
+        chosen = {*relevant, *added}
+        return [handler for handler in self.table.changing if handler in chosen]
 
     def _find_last(
         self,

@@ -410,6 +410,37 @@ def test_what_has_failed_temporarily_is_tried_again_if_only_its_field_is_reverte
     assert not sim.progress
 
 
+FAILURE = Outcome(final=False, delay=10, exception=TemporaryError())
+
+
+@pytest.mark.parametrize('restarting', [False, True])
+@pytest.mark.parametrize('outcome', [None, FAILURE], ids=['succeeded', 'failed'])
+@pytest.mark.parametrize('others', [False, True], ids=['alone', 'with others'])
+@pytest.mark.parametrize('reason', [None, Reason.UPDATE], ids=['field', 'update'])
+@pytest.mark.parametrize(
+    'values, options', [((None, 1, None), {}), (('y', 'x', 'z'), {'value': 'x'}), (('y', 'x', 'y'), {'value': 'x'})]
+)
+def test_handlers_of_a_field_are_told_of_its_removal_although_it_is_in_no_handled_state(
+    restarting, outcome, others, reason, values, options
+):
+    before, between, after = values
+    mine = make_handler('mine', field=('spec', 'c'), needs_change=True, reason=reason, **options)
+    sim = Simulation(mine, *(updates()[:2] if others else [make_handler('create', reason=Reason.CREATE)]))
+    sim.edit(c=before)
+    sim.settle()
+    sim.runs.clear()
+    sim.edit(a=1, c=between)
+    sim.step() if outcome is None else sim.step(outcome)
+    if restarting:
+        sim.restart()
+    sim.edit(c=after)
+    sim.settle()
+    seen = [spec['c'] for id, _, spec, _ in sim.runs if id == 'mine']
+    # Alone, it has ended its update if it has succeeded, and the next one is for the removal.
+    assert seen == [between, after]
+    assert not sim.progress
+
+
 def test_what_is_tried_again_for_a_reverted_edit_waits_until_it_is_due():
     sim = Simulation(*updates())
     sim.settle()
