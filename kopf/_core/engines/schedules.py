@@ -81,17 +81,15 @@ class Schedules:
     def _is_halted(self) -> bool:
         return not self._permitted.is_set() or self.is_overdue()
 
-    def _is_ready(self, handler: ScheduleHandler) -> bool:
-        """Check whether the handler may run now: the indices are complete that it can use."""
-        if self._is_halted():
-            return False
-        return self._barrier is None or self._barrier.is_filled(find_arguments_of([handler.fn]))
+    def _is_ready(self, arguments: frozenset[str] | None) -> bool:
+        """Check whether a handler may run now: the indices are complete among the arguments that it can use."""
+        return not self._is_halted() and (self._barrier is None or self._barrier.is_filled(arguments))
 
-    async def _wait_until_ready(self, handler: ScheduleHandler) -> None:
-        while not self._is_ready(handler):
+    async def _wait_until_ready(self, arguments: frozenset[str] | None) -> None:
+        while not self._is_ready(arguments):
             await self._wait_for_permission()
             if self._barrier is not None:
-                await self._barrier.wait_filled(find_arguments_of([handler.fn]))
+                await self._barrier.wait_filled(arguments)
 
     async def _wait_for_permission(self) -> None:
         await self._permitted.wait()
@@ -133,15 +131,16 @@ class Schedules:
     async def _repeat(self, handler: ScheduleHandler) -> None:
         """Run one handler at its intervals, with the retries of each run."""
         loop = asyncio.get_running_loop()
+        arguments = find_arguments_of([handler.fn])
         due = loop.time() + (handler.initial_delay or 0)
         while True:
             await self._sleep_until(due)
             base = due
             state = HandlerState(started=utcnow())
             while not state.finished:
-                if not self._is_ready(handler):
+                if not self._is_ready(arguments):
                     is_new = self._is_halted() or not state.retries
-                    await self._wait_until_ready(handler)
+                    await self._wait_until_ready(arguments)
                     # A standby can wait for days: this must not use up the time of the handler. And if its run was
                     # interrupted by a pause, another operator can have repeated it meanwhile: so it begins anew.
                     if is_new:
