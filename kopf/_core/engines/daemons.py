@@ -100,6 +100,11 @@ class Daemon:
         return f'{self.handler} of {self.owner.record!r}'
 
     @property
+    def waits_for_edit(self) -> bool:
+        """Return whether it is a timer that waits until another client changes the object."""
+        return self.task is None and self._due == math.inf and not (self.state is not None and self.state.failure)
+
+    @property
     def is_running(self) -> bool:
         """Return whether the function runs, even if it was signalled to stop, or was abandoned."""
         return self.task is not None and not self.task.done()
@@ -131,6 +136,13 @@ class Daemon:
             return
         # Timers with `idle` check the time of the last change when they are due: see `_schedule`.
         self._schedule(self._now())
+
+    def suspend(self) -> None:
+        """Called when the edit that has resumed the timer turns out to be none: unless it runs, it waits again."""
+        if self.task is None and self._timer_handle is not None:
+            self._timer_handle.cancel()
+            self._timer_handle = None
+            self._due = math.inf
 
     def _schedule(self, at: float) -> None:
         """Start the next attempt at this time of the loop, but not before the object has been idle long enough."""

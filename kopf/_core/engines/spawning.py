@@ -174,10 +174,23 @@ class OperatorDaemons:
             task.cancel()
 
 
+class _BeforeEdit(NamedTuple):
+    """What was known before an edit; it is needed to undo the edit if it turns out to be the operator's own patch."""
+
+    body: Mapping[str, Any]
+    essence: BodyEssence | None
+    changed_at: float
+    changes: int
+    waiting: Sequence[Daemon]
+    """The timers that have waited for an edit."""
+
+
 class ObjectDaemons:
     """The daemons and timers of one object, with the body that they share."""
 
     __slots__ = (
+        '_before_edit',
+        '_in_flight',
         'body',
         'changed_at',
         'changes',
@@ -216,6 +229,9 @@ class ObjectDaemons:
         """How many times other clients have changed the object since it was first seen."""
         # Built only for timers with `idle`, as it is built again for each event.
         self.essence: BodyEssence | None = spawner.essence_of(self.body) if spawner.idling else None
+        self._in_flight = 0  # how many patches of the operator have no response yet
+        # What was known before the first edit while a patch was in flight: the edit can be the patch.
+        self._before_edit: _BeforeEdit | None = None
 
     def __iter__(self) -> Iterator[Daemon]:
         # Iterate over a copy: a daemon that does not run right now is removed at once when it is signalled to stop.
@@ -315,29 +331,61 @@ class ObjectDaemons:
         if not version or (is_older_version(version, self.version) and (asked_at is None or asked_at <= self.seen_at)):
             return False  # a state without a version is not a full body, but the identity of a deleted object
         # Called before the body is replaced, as the effect of the patch is predicted from the former body.
-        changed = self.spawner.idling and self._detect_edit(raw, patch)
+        edited = self.spawner.idling and self._detect_edit(raw, patch)
         self.packed[0], self.version, self.seen_at = raw, version, time.monotonic()
-        if changed:
-            self.changed_at = asyncio.get_running_loop().time()
-            self.changes += 1
-        if changed or self.spawner.typed:
+        if edited or self.spawner.typed:
             for daemon in self:
-                daemon.resume(edited=changed)
+                daemon.resume(edited=edited)
         return True
 
     def _detect_edit(self, raw: RawBody, patch: Patch | None) -> bool:
+        """Note the essence of the new state, and whether another client has changed the object."""
+        former, before = self.essence, self._before_edit
+        if patch is not None:
+            self._before_edit = None
         try:
-            expected = self.essence if patch is None else self.spawner.predict(self.body, patch)
-            essence = self.spawner.essence_of(Body(raw))
+            essence = self.essence = self.spawner.essence_of(Body(raw))
+            # The event of a patch can precede its response, and then it looks as if it was of another client.
+            if patch is not None and before is not None:
+                if not self._is_edited(Body(before.body), before.essence, essence, patch):
+                    self._undo_edit(before)
+                    return False
+            edited = self._is_edited(self.body, former, essence, patch)
         except StorageError:  # the processing of the object reports it; a false change only delays idle timers
-            return True
-        former, self.essence = self.essence, essence
+            edited = True
+        if edited:
+            if patch is None and before is None and self._in_flight:
+                waiting = [daemon for daemon in self if daemon.waits_for_edit]
+                self._before_edit = _BeforeEdit(self.packed[0], former, self.changed_at, self.changes, waiting)
+            self.changed_at = asyncio.get_running_loop().time()
+            self.changes += 1
+        return edited
+
+    def _undo_edit(self, before: _BeforeEdit) -> None:
+        self.changed_at, self.changes = before.changed_at, before.changes
+        for daemon in before.waiting:
+            daemon.suspend()
+
+    def _is_edited(self, body: Body, former: BodyEssence | None, essence: BodyEssence, patch: Patch | None) -> bool:
+        """Check whether the object was changed by more than the patch. Raises StorageError."""
+        expected = former if patch is None else self.spawner.predict(body, patch)
         if is_same(essence, expected):
             return False
         if patch is None or former is None or expected is None:
             return True
         # What the API server makes of the patch is no edit, e.g. if it adds defaults or drops unknown fields.
         return is_edited(expected, essence, patch, find_written(former, expected, patch))
+
+    @contextlib.contextmanager
+    def sending(self) -> Iterator[None]:
+        """Note that a patch of the operator is in flight: the edit of an event in this time can be that patch."""
+        if not self._in_flight:
+            self._before_edit = None
+        self._in_flight += 1
+        try:
+            yield
+        finally:
+            self._in_flight -= 1
 
     def restore(self, text: str | bytes, version: str | None) -> str | None:
         """

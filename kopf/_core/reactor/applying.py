@@ -6,6 +6,7 @@ from the response is the newest known one; its echo in the stream is recognized 
 """
 
 import asyncio
+import contextlib
 import copy
 import time
 import types
@@ -252,18 +253,20 @@ class Applier:
         bookkeeping: Patch | None = None,
         first: Mapping[str, Any] = types.MappingProxyType({}),
     ) -> patching.PatchResult:
-        return await patching.patch_obj(
-            self._client,
-            resource=self._decider.table.resource,
-            namespace=record.namespace,
-            name=record.name,
-            uid=uid,
-            patch=patch,
-            body=body,
-            logger=logger,
-            bookkeeping=bookkeeping,
-            first=first,
-        )
+        daemons = record.daemons
+        with contextlib.nullcontext() if daemons is None else daemons.sending():
+            return await patching.patch_obj(
+                self._client,
+                resource=self._decider.table.resource,
+                namespace=record.namespace,
+                name=record.name,
+                uid=uid,
+                patch=patch,
+                body=body,
+                logger=logger,
+                bookkeeping=bookkeeping,
+                first=first,
+            )
 
     def keep_unsaved(
         self,

@@ -198,3 +198,31 @@ async def test_refused_patches_of_finalizers_are_repeated_for_newer_states(world
         await world.edit(metadata={'labels': {'x': 'y'}})
         await world.gone()
     assert len(world.called('create', 'obj')) == len(world.called('delete', 'obj')) == 1
+
+
+@pytest.mark.parametrize('is_late', [True, False], ids=['event first', 'response first'])
+@pytest.mark.parametrize('subresource', ['spec', 'both'])
+@in_virtual_time
+async def test_own_patches_do_not_disturb_idle_timers_whatever_comes_first(world, is_late, subresource):
+    loop, runs, patching = asyncio.get_running_loop(), [], []
+
+    async def patch_it(patch, **_):
+        patch.spec['seen'] = patch.meta.labels['seen'] = str(len(patching))
+        if subresource == 'both':
+            patch.status['seen'] = len(patching)
+        patching.append(loop.time())
+        if is_late:
+            world.sandbox.faults.call(lambda: asyncio.sleep(1), late=True, verb='patch', name='obj')
+
+    async def observe(**_):
+        runs.append(loop.time())
+
+    world.declare(kopf.timer, 'patching', does=patch_it, idle=10)
+    world.declare(kopf.timer, 'watching', does=observe, idle=20)
+    async with world.operator():
+        await world.create()
+        await asyncio.sleep(100)
+        assert (len(patching), len(runs)) == (1, 1)
+        await world.edit(field='v2')
+        await asyncio.sleep(100)
+    assert (len(patching), len(runs)) == (2, 2)
