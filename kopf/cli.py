@@ -1211,8 +1211,23 @@ def _run_command(
         running.run(loop=loop, **options)
 
 
+def _occupy_standard_streams() -> None:
+    """
+    Open the null device in place of the standard streams that the parent has closed.
+
+    Otherwise, the first sockets would get their numbers: what is printed would go into them, and libuv, under uvloop,
+    aborts the process when it closes one.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number is this one
+
+
 def launch(controls: CLIControls | None = None) -> None:
     """Run the command line as a program, with the controls for ``kopf run``, if any; always raises `SystemExit`."""
+    _occupy_standard_streams()
     # Objects of events have no reference cycles, so they are freed without the collector. With the default thresholds,
     # the collector takes a third of the time of large lists. But handlers and their libraries create cycles: if the
     # collector ran too rarely, these would grow to megabytes that are never returned to the system.

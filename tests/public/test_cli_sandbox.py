@@ -128,6 +128,25 @@ def test_the_kubeconfig_where_it_is_wanted(start_sandbox, tmp_path):
     assert (tmp_path / "config").exists()
 
 
+@pytest.mark.parametrize("closed", ["<&-", "<&- >&-"])
+def test_an_operator_without_standard_streams_ends_well(tmp_path, closed):
+    """Their numbers must not be those of sockets: libuv aborts when it closes one, and prints would go into them."""
+    names = "started", "ended"
+    handlers = zip(["startup", "cleanup"], names, strict=True)
+    code = "".join(f"@kopf.on.{activity}()\ndef {name}(): open({name!r}, 'w').close()\n" for activity, name in handlers)
+    (tmp_path / "marking.py").write_text(f"import kopf\n{code}")
+    command = [sys.executable, "-m", "kopf", "run", "--sandbox", "marking.py"]
+    with open("errors", "w") as errors:
+        process = subprocess.Popen(["sh", "-c", f'exec "$@" {closed}', "sh", *command], stderr=errors)
+        try:
+            wait((tmp_path / "started").exists, "the startup handler")
+            process.terminate()
+            assert process.wait(60) == 0, (tmp_path / "errors").read_text()
+        finally:
+            process.kill()
+    assert all((tmp_path / name).exists() for name in names)
+
+
 @pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM])
 def test_an_operator_with_a_sandbox(tmp_path, monkeypatch, sig):
     args = ["--sandbox", "--crd", "crd.yaml", "--load", "good.yaml", "handlers.py"]
