@@ -300,7 +300,10 @@ class Cycles:
         now: datetime.datetime,
     ) -> list[ChangingHandler]:
         """Restart the finished handlers that have missed an edit; return all matching ones, with the restarted ones."""
-        # In a creation, the update that follows handles the edit; in a deletion, the edit does not matter any more.
+        # In a creation, the update that follows handles the edit, except for handlers that had failed when their field
+        # was removed; in a deletion, the edit does not matter any more.
+        if cause.reason is Reason.CREATE and cycle.revived:
+            return [handler for handler in relevant if handler in matching or handler.id in cycle.revived]
         if cause.reason is not Reason.UPDATE or not (cycle.missed or cycle.revived):
             return matching
         for key in [key for key in cycle.revived if key in cycle.state and cycle.state[key].finished]:
@@ -336,7 +339,9 @@ class Cycles:
         called = []
         for handler in handlers:
             record = cycle.state.get(handler.id)
-            if cycle.state.purpose == Reason.UPDATE and record is not None and record.retries and not record.finished:
+            # Creation handlers need not learn that a field is gone: nothing is created for it any more.
+            is_concerned = cycle.state.purpose == Reason.UPDATE or handler.reason is None
+            if is_concerned and record is not None and record.retries and not record.finished:
                 cycle.revived.setdefault(handler.id, None)
             if handler.id in cycle.missed or handler.id in cycle.revived:
                 called.append(handler)

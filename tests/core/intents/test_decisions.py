@@ -441,6 +441,27 @@ def test_handlers_of_a_field_are_told_of_its_removal_although_it_is_in_no_handle
     assert not sim.progress
 
 
+@pytest.mark.parametrize('restarting', [False, True])
+@pytest.mark.parametrize('outcome', [None, FAILURE], ids=['succeeded', 'failed'])
+@pytest.mark.parametrize('others', [[], ['create'], ['create', 'update']], ids=len)
+@pytest.mark.parametrize('options', [{}, {'value': 1}], ids=['any', 'value'])
+def test_handlers_of_a_field_are_told_of_its_removal_during_a_creation(restarting, outcome, others, options):
+    mine = make_handler('mine', field=('spec', 'c'), needs_change=True, **options)
+    sim = Simulation(mine, *(make_handler(id, reason=Reason(id)) for id in others))
+    sim.edit(c=1)
+    sim.step() if outcome is None else sim.step(outcome)
+    if restarting:
+        sim.restart()
+    sim.edit(c=None)
+    sim.settle()
+    assert [spec['c'] for id, _, spec, _ in sim.runs if id == 'mine'] == [1, None]
+    assert not sim.progress
+    sim.runs.clear()
+    sim.edit(a=2)
+    sim.settle()
+    assert 'mine' not in [id for id, *_ in sim.runs]
+
+
 def test_what_is_tried_again_for_a_reverted_edit_waits_until_it_is_due():
     sim = Simulation(*updates())
     sim.settle()
