@@ -30,6 +30,7 @@ OPTIONAL = {
     'children': {'child': 4, 'secret': 4},
     'forbidding': {'forbid': 4},
     'applying': {'meddle': 6, 'refuse_children': 2},
+    'fleeting': {'come_and_go': 8},
 }
 
 FORBIDDEN = ['kopfexamples'] * 4 + ['kopfpeerings', 'clusterkopfpeerings', 'namespaces', 'configmaps', 'leases']
@@ -89,7 +90,7 @@ class Actions:
                     name = 'create'
                 else:
                     meta = body['metadata']
-                    self._ledger.note(f'{name} {meta["namespace"]}/{meta["name"]} {meta["uid"][-4:]}')
+                    self._ledger.note(f'{name} {meta.get("namespace")}/{meta["name"]} {meta["uid"][-4:]}')
                     await getattr(self, name)(body)
                     return
             self._ledger.note(name)
@@ -123,6 +124,14 @@ class Actions:
         await self._cluster.patch(body, {'spec': numbers})
         await self._sleep(0, 0.01, 0.1, 1)
         await self._cluster.patch(body, {'spec': {key: body['spec'].get(key) for key in numbers}})
+
+    async def come_and_go(self, body):
+        for _ in range(self._rng.choice([1, 1, 2])):
+            await self._cluster.patch(body, {'spec': {'c': self._cluster.number()}})
+            await self._sleep(0, 0.01, 0.1, 0.5, 2)
+            if self._rng.random() < 0.7:
+                await self._cluster.patch(body, {'spec': {'c': None}})
+                await self._sleep(0, 0.01, 0.1)
 
     async def touch(self, body):
         await self._cluster.patch(body, {'metadata': {'annotations': {'x': str(self._cluster.number())}}})
@@ -170,7 +179,7 @@ class Actions:
         await self._cluster.delete(body)
         if self._rng.random() < 0.5:
             await self._cluster.force(body)
-        await self._cluster.create(body['metadata']['name'], body['metadata']['namespace'])
+        await self._cluster.create(body['metadata']['name'], body['metadata'].get('namespace'))
 
     async def child(self, body):
         await self._cluster.change_child(body)
@@ -420,8 +429,8 @@ class Actions:
 
 
 _OF_OBJECTS = {
-    'edit', 'revert', 'touch', 'status', 'app', 'leave_and_return', 'daemon', 'finalizer', 'delete', 'unfinalize',
-    'recreate', 'child', 'secret',
+    'edit', 'revert', 'come_and_go', 'touch', 'status', 'app', 'leave_and_return', 'daemon', 'finalizer', 'delete',
+    'unfinalize', 'recreate', 'child', 'secret',
 }  # fmt: skip
 
 

@@ -75,7 +75,8 @@ class Cluster:
     def _make_crd(self, versions):
         options = self._options
         status, pruning = options.status_subresource, options.pruning
-        return make_crd(PLURAL, 'KopfExample', versions=versions, status=status, pruning=pruning)
+        scope = 'Cluster' if options.clusterwide_kind else 'Namespaced'
+        return make_crd(PLURAL, 'KopfExample', versions=versions, scope=scope, status=status, pruning=pruning)
 
     async def undefine(self, pause):
         """Delete the kind with all its objects, and define it anew."""
@@ -111,7 +112,8 @@ class Cluster:
         if self._rng.random() < 0.1:
             meta['finalizers'] = [FOREIGN_FINALIZER]
         body = {'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'metadata': meta, 'spec': spec}
-        created = await self.api.create(body, None, namespace, {})
+        place = None if self._options.clusterwide_kind else namespace
+        created = await self.api.create(body, None, place, {})
         self.known[created['metadata']['uid']] = created
         return created
 
@@ -122,11 +124,11 @@ class Cluster:
         return [f'i{self.number()}' for _ in range(self._rng.choice([0, 1, 3]))]
 
     async def get(self, body):
-        return await self.api.get(PLURAL, body['metadata']['name'], body['metadata']['namespace'])
+        return await self.api.get(PLURAL, body['metadata']['name'], body['metadata'].get('namespace'))
 
     async def patch(self, body, patch, *, subresource=''):
         meta = body['metadata']
-        patched = await self.api.patch(PLURAL, meta['name'], patch, meta['namespace'], subresource)
+        patched = await self.api.patch(PLURAL, meta['name'], patch, meta.get('namespace'), subresource)
         self._ledger.history[patched['metadata']['uid']].append((self._ledger.now, look_at(patched)))
         return patched
 
@@ -134,7 +136,7 @@ class Cluster:
         await self.patch(body, {'metadata': {'labels': labels}})
 
     async def delete(self, body):
-        await self.api.delete(PLURAL, body['metadata']['name'], body['metadata']['namespace'], '')
+        await self.api.delete(PLURAL, body['metadata']['name'], body['metadata'].get('namespace'), '')
 
     async def force(self, body):
         """Remove the finalizers of a deleted object, whatever they are for."""
@@ -171,15 +173,16 @@ class Cluster:
         await self._change('secrets', 'Secret', name, user['metadata'], {}, {'used-by': user['metadata']['name']})
 
     async def _change(self, resource, kind, name, meta, fields, labels):
+        namespace = meta.get('namespace', 'ns-0')
         labels = {**labels, 'v': str(self.number())}
         body = {'apiVersion': 'v1', 'kind': kind, 'metadata': {'name': name, 'labels': labels, **fields}}
         try:
-            await self.api.create(body, None, meta['namespace'], {})
+            await self.api.create(body, None, namespace, {})
         except Refusal:
             if self._rng.random() < 0.5:
-                await self.api.delete(resource, name, meta['namespace'], '')
+                await self.api.delete(resource, name, namespace, '')
             else:
-                await self.api.patch(resource, name, {'metadata': {'labels': labels}}, meta['namespace'], '')
+                await self.api.patch(resource, name, {'metadata': {'labels': labels}}, namespace, '')
 
     # Namespaces and peerings.
 
@@ -213,7 +216,7 @@ class Cluster:
         await self.api.delete('namespaces', name, None, '')
         if forced:
             for body in await self.list():
-                if body['metadata']['namespace'] == name:
+                if body['metadata'].get('namespace') == name:
                     await self.force(body)
         for _ in range(patience):
             try:
@@ -227,6 +230,6 @@ class Cluster:
 
     def is_served(self, body):
         """Check whether the operators handle the object, according to their options."""
-        if self._options.scope == 'specific' and body['metadata']['namespace'] not in ('ns-0', 'ns-1'):
+        if self._options.scope == 'specific' and body['metadata'].get('namespace', 'ns-0') not in ('ns-0', 'ns-1'):
             return False
         return not self._options.selecting or (body['metadata'].get('labels') or {}).get('app') == 'x'

@@ -95,9 +95,19 @@ class Handlers:
             (kopf.on.delete, 'd1', 'all', sync, {}),
             (kopf.on.delete, 'd2', 'all', False, {'optional': True}),
             (kopf.on.resume, 'r', 'all', False, {}),
+            *(self._list_fleeting() if self._options.fleeting else ()),
         ]:
             fn = self._make_changing(id, part, retries=options.get('retries'), threaded=threaded)
             decorator(RESOURCE, id=id, **options, **common)(fn)
+
+    @staticmethod
+    def _list_fleeting():
+        """Return the handlers of a field that comes and goes."""
+        return [
+            (kopf.on.field, 'fc', 'c', False, {'field': 'spec.c'}),
+            (kopf.on.update, 'uc', 'c', False, {'field': 'spec.c'}),
+            (kopf.on.field, 'fp', 'c', False, {'field': 'spec.c', 'value': kopf.PRESENT}),
+        ]
 
     def _make_changing(self, id, part, *, retries=None, threaded=False):
         run = functools.partial(self._run, id, part, retries)
@@ -309,6 +319,8 @@ class Handlers:
             self._ledger.tick(id, uid, value)
             if self._ledger.chaos and self._rng.random() < 0.02:
                 patch.status['tk'] = self._ledger.number()
+            if self._ledger.chaos and self._options.disturbing and self._rng.random() < 0.05:
+                patch.spec['x_tick'] = self._ledger.number()
             if self._ledger.chaos and id != 'idle' and self._rng.random() < 0.05:
                 raise self._rng.choice([ValueError('timer'), kopf.TemporaryError('timer', delay=0.2)])
         finally:

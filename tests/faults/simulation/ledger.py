@@ -70,6 +70,7 @@ def look_at(body):
         tuple(spec.get('items') or ()),
         labels,
         (meta.get('annotations') or {}).get('x'),
+        spec.get('c'),
     )
 
 
@@ -78,6 +79,7 @@ PARTS = {
     'a': lambda seen: seen[0],
     'b': lambda seen: seen[1],
     'labels': lambda seen: seen[3],
+    'c': lambda seen: seen[5],
 }
 
 
@@ -185,6 +187,8 @@ class Ledger:
             return False  # a patch cannot be sent any more
         if not before.stored and run.uid in self.undefined:
             return False
+        if not before.stored and self._is_unverifiable:
+            return False
         if self.deaths and self._options.storage == 'database':
             return False  # the database is written before the object: the records of a handled deletion can be purged
         if self._options.pruning and run.reason in ('create', 'delete'):
@@ -193,12 +197,17 @@ class Ledger:
             return True
         if run.reason != 'update' or before.value != run.value or before is not self.runs[run.uid, run.id][-1]:
             return False
-        if self._options.patching_spec and run.part == 'all':
+        if (self._options.patching_spec or self._options.disturbing) and run.part == 'all':
             return False
         since = before.called - 5  # an edit can be seen late
         states = [PARTS[run.part](seen) for at, seen in self.history[run.uid] if at < since][-1:]
         states += [PARTS[run.part](seen) for at, seen in self.history[run.uid] if at >= since]
         return len(set(states)) <= 1
+
+    @property
+    def _is_unverifiable(self):
+        """Return whether it can be unknown after a pause if another operator has handled the object: then, it is."""
+        return self._options.storage == 'flaky' and bool(self._options.peering)
 
     def excuse(self):
         """Called when an operator has announced that it loses successes: handlers are going to be called again."""
@@ -232,6 +241,7 @@ class Ledger:
             self.fault(f'attempts skipped: {attempt} after {last}')
         if last is not None and last.reason == attempt.reason == 'create' and not self.restored and not self.excused:
             kept = (last.process is attempt.process or last.process.clean) and attempt.uid not in self.undefined
+            kept = kept and not self._is_unverifiable
             kept = kept and last.process.lost_at < last.since  # with its Lease, it loses what it has not stored
             if last.final and kept and not self._options.pruning:
                 self.fault(f'done twice: {attempt} after {last}')

@@ -62,6 +62,9 @@ class Options:
     odd: bool = False  # whether there are timers and indices with unusual options
     observing: bool = False  # whether handlers of raw events take their time, fail, and patch
     pausing: bool = False  # whether peers come and go all the time
+    fleeting: bool = False  # whether fields come and go, with handlers of their own
+    disturbing: bool = False  # whether timers patch what other handlers are for
+    clusterwide_kind: bool = False  # whether the objects are in no namespace
     blind: bool = False  # never drawn: whether the operators serve another label than the checks expect
 
 
@@ -125,6 +128,7 @@ def draw(rng):
     options.forbidding, options.odd = chance(0.3), chance(0.4)
     options.pruning = options.storage == 'status' and chance(0.5)
     options.observing, options.pausing = chance(0.3), chance(0.3)
+    options.fleeting, options.disturbing, options.clusterwide_kind = chance(0.4), chance(0.2), chance(0.15)
     fit(options)
     options.remote = options.remote and options.scope == 'cluster'  # where no namespace is deleted
     if options.peering:
@@ -139,3 +143,5 @@ def fit(options):
     if options.pruning:  # all is only in memory
         options.killing = options.rivals = options.downtimes = options.migrating = options.restoring = False
         options.conditions = False
+    if options.clusterwide_kind:
+        options.children = options.applying = False  # they are in the namespaces of the objects

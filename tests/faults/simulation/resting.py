@@ -35,7 +35,7 @@ class Rest:
             return ['no operator works']
         boss = self._boss
         for uid, body in self._bodies.items():
-            self._name = f'{body["metadata"]["namespace"]}/{body["metadata"]["name"]} {uid}'
+            self._name = f'{body["metadata"].get("namespace")}/{body["metadata"]["name"]} {uid}'
             self._served = self._cluster.is_served(body)
             self._boss = electing.find_boss(self._simulation, body)
             if self._boss is None:
@@ -210,7 +210,7 @@ class Rest:
     def _check_runs(self, uid, seen):
         runs, ledger = self._ledger.runs, self._ledger
         # Sub-handlers count, too: the first success of any handler decides where the update after the creation begins.
-        ids = ['c1', 'c2', 'fa', 'p', *(f'p/{item}' for item in ledger.subhandlers[uid])]
+        ids = ['c1', 'c2', 'fa', 'fc', 'fp', 'p', *(f'p/{item}' for item in ledger.subhandlers[uid])]
         creations = [run for id in ids for run in runs[uid, id] if run.reason == Reason.CREATE]
         for id in ('c1', 'c2'):
             if not any(run.reason == Reason.CREATE for run in runs[uid, id]):
@@ -223,6 +223,8 @@ class Rest:
         updating = [('u', 'all'), ('ua', 'a'), ('ub', 'b'), ('ul', 'labels'), ('fa', 'a')]
         if dict(seen[3]).get('w') == 'on':
             updating.append(('uw', 'all'))
+        if self._options.fleeting:
+            updating += [(id, 'c') for id in ('fc', 'uc', 'fp')]
         for id, part in updating:
             self._check_updates(uid, id, PARTS[part], seen, bases)
         for item in seen[2]:
@@ -243,7 +245,9 @@ class Rest:
             self._tell(f'it was not resumed by {self._boss}')
 
     def _check_updates(self, uid, id, part, seen, bases):
-        runs = [run for run in self._ledger.runs[uid, id] if id == 'fa' or run.reason in ('update', 'resume')]
+        runs = [
+            run for run in self._ledger.runs[uid, id] if id in ('fa', 'fc', 'fp') or run.reason in ('update', 'resume')
+        ]
         # An edit that was reverted is known only by the record of its handler.
         lost = runs and not runs[-1].stored and (runs[-1].process.dead or self._ledger.excused)
         if runs and runs[-1].value != part(seen) and not lost:
