@@ -19,8 +19,9 @@ READING := tests/style tests/core/test_owners.py $(addprefix tests/docs/test_,ch
 	redirects.py references.py)
 
 # The operators of other tests, which handle all namespaces, would change the objects of the first two on a shared control
-# plane. The last two measure how soon something happens.
-ALONE := $(addprefix tests/e2e/test_,clients.py kubectl.py election.py sharding.py)
+# plane. The next two measure how soon something happens. The webhooks of the last two are called for all namespaces, and the
+# API refuses the objects of other tests while their operators are gone.
+ALONE := $(addprefix tests/e2e/test_,clients.py kubectl.py election.py sharding.py webhooks.py webhook_service.py)
 
 # Deferred on purpose: looked for only when .venv has to be made.
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11 python,\
