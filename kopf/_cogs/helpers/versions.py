@@ -14,3 +14,6 @@ compatibility = 'a new implementation, compatible with upstream kopf 1.45.2'
 
 user_agent = f'kopf/{version}'
 """The value of the HTTP header ``User-Agent`` of all requests of the framework."""
+
+field_manager = user_agent.partition('/')[0]
+"""The manager of the fields that the framework patches, in ``metadata.managedFields``: the API derives it from that."""

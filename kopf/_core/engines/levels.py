@@ -50,7 +50,7 @@ from kopf._core.intents import filters
 from kopf._core.intents.causes import ReconcilingCause, make_conditions
 from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.decisions import Decider
-from kopf._core.intents.edits import find_written, is_edited
+from kopf._core.intents.edits import find_written, is_edited, is_edited_by_others
 from kopf._core.intents.handlers import ReconcilingHandler, ResourceHandler, Source
 from kopf._core.intents.storage_errors import StorageError
 
@@ -707,7 +707,9 @@ class Leveler:
             is_ours = False
         if observed is not None and observed != raw['metadata'].get('generation'):
             is_ours = False  # clients wait for conditions with the newer generation, so the handler must run again
-        if not is_ours:
+        # A webhook or a policy can write something new at each update, so that the patches of a handler trigger it
+        # endlessly. So only edits end the chain of runs.
+        if not is_ours and is_edited_by_others(level.packed[0], raw):
             level.note_edit()
         if level.renew(raw, asked_at=None):
             self._compare_all(level, raw, Trigger.CHANGE, own=run.plan if is_ours else None)

@@ -27,7 +27,7 @@ from kopf._core.actions.handler_states import digest_essence, is_of_edited
 from kopf._core.intents import filters
 from kopf._core.intents.causes import ChangingCause, Reason
 from kopf._core.intents.cycles import UNCHANGED, Cycle, Cycles, is_for_updates
-from kopf._core.intents.edits import find_leaves, find_written, is_edited, is_touched
+from kopf._core.intents.edits import find_leaves, find_written, is_edited, is_edited_by_others, is_touched
 from kopf._core.intents.essences import Essences
 from kopf._core.intents.handlers import ChangingHandler
 from kopf._core.intents.progress_records import ProgressRecords
@@ -391,6 +391,20 @@ class Decider:
         except StorageError:
             return EMPTY
         return diff(decision.stored, essence)
+
+    def find_mutations(self, decision: Decision, raw: RawBody | None) -> Diff:
+        """
+        Return the differences from the expected state after the operator's own patch, unless others have edited it.
+
+        They are made by a webhook or a policy of the API server.
+        """
+        if raw is None or is_edited_by_others(decision.cause.body._data(), raw):
+            return EMPTY
+        expected = decision.cycle.known if decision.stored is None else decision.stored
+        try:
+            return diff(expected, self.essences.of(Body(raw)))
+        except StorageError:
+            return EMPTY
 
     def _is_caused_by_functions(self, decision: Decision, patch: Patch, essence: BodyEssence) -> bool:
         if not patch.fns:

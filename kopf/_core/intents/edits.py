@@ -8,6 +8,7 @@ adjust the values, e.g. normalise a quantity. All other changes are edits.
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
+from kopf._cogs.helpers.versions import field_manager
 from kopf._cogs.structs.bodies import BodyEssence
 from kopf._cogs.structs.dicts import FieldPath, resolve
 from kopf._cogs.structs.diffs import Diff, diff
@@ -34,6 +35,27 @@ def is_edited(
         written: the fields that the functions of the patch write; see `find_written`.
     """
     return not is_explained(diff(old, new), patch, written)
+
+
+def is_edited_by_others(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """
+    Check whether other clients have written to the object between two states, apart from its status.
+
+    Their entries in ``metadata.managedFields`` tell. What webhooks and policies of the API server add to a request
+    changes no entry but that of the request. Without entries, it is unknown, and counts as an edit.
+    """
+    entries = after['metadata'].get('managedFields')
+    times = {_identify(entry): entry.get('time') for entry in before['metadata'].get('managedFields') or ()}
+    return not entries or any(
+        entry.get('manager') != field_manager
+        and entry.get('subresource') != 'status'
+        and (_identify(entry) not in times or times[_identify(entry)] != entry.get('time'))
+        for entry in entries
+    )
+
+
+def _identify(entry: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(entry.get(key) for key in ('manager', 'operation', 'subresource', 'apiVersion'))
 
 
 def find_written(old: BodyEssence, new: BodyEssence, patch: Patch) -> Collection[FieldPath]:

@@ -12,13 +12,11 @@ from collections.abc import Mapping
 from typing import Any, Final, cast
 
 from kopf._cogs.configs import digests, storage_formats
-from kopf._cogs.helpers.versions import user_agent
+from kopf._cogs.helpers.versions import field_manager
 from kopf._cogs.structs.bodies import Body, BodyEssence
 
 RESERVE: Final = 32 * 1024
 """The part of the size limit of annotations that is left to other records and other clients (in bytes)."""
-
-_MANAGER: Final = user_agent.partition('/')[0]
 
 
 def pack(essence: BodyEssence, body: Body) -> str | None:
@@ -56,9 +54,9 @@ def _is_labelled_by_others(body: Body) -> bool:
         if isinstance(entry, Mapping) and not entry.get('subresource')
     ]
     # Only changes after the last write of this operator count as edits; without any such write, no change counts.
-    ours = max((_get_time(entry) for entry in entries if entry.get('manager') == _MANAGER), default='')
+    ours = max((_get_time(entry) for entry in entries if entry.get('manager') == field_manager), default='')
     return bool(ours) and any(  # an edit in the same second is not detected: the times are in whole seconds
-        entry.get('manager') != _MANAGER and _get_time(entry) > ours and _has_essential_metadata(entry)
+        entry.get('manager') != field_manager and _get_time(entry) > ours and _has_essential_metadata(entry)
         for entry in entries
     )
 

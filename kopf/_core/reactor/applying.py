@@ -20,6 +20,8 @@ from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import Body, RawBody
 from kopf._cogs.structs.patches import Patch, combine_values
 from kopf._core.intents.decisions import Decider, Decision
+from kopf._core.intents.edits import is_edited_by_others
+from kopf._core.intents.storage_errors import StorageError
 from kopf._core.reactor.echoes import Expectation
 from kopf._core.reactor.object_records import ObjectRecord, make_logger
 
@@ -139,6 +141,7 @@ class Applier:
             if result.body is not None and not record.daemons.gone:
                 at_rest = record.body is None
                 self._accept(record, result.body, patch, asked_at)
+                self._continue_chain(record, raw, result.body)
                 # The echo of the operator's own patch will be dropped. So, check here whether this patch is a change
                 # for the handlers: otherwise, it would never reach them.
                 if record.has_worker or not is_settled(record, cast(RawBody, record.body)):
@@ -182,6 +185,7 @@ class Applier:
             self._forget(record)
         elif result.body is not None:
             self._accept(record, result.body, patch, asked_at)
+            self._continue_chain(record, seen, result.body)
             # The echo will be dropped, so the other handlers get this state from here.
             if self._decider.table.managing:
                 record.requeue()
@@ -308,6 +312,17 @@ class Applier:
         record.accept(raw)
         timeout = self._settings.persistence.consistency_timeout
         record.expect(Expectation.after_patch(raw, record.expected, timeout=timeout))
+
+    def _continue_chain(self, record: ObjectRecord, before: RawBody | None, raw: RawBody) -> None:
+        """
+        Let the pauses of handlers that trigger themselves go on.
+
+        Where a webhook or a policy writes something new at each update, this patch has changed the object, too, and it
+        would look like an edit by another client.
+        """
+        if record.selftriggering is not None and before is not None and not is_edited_by_others(before, raw):
+            with contextlib.suppress(StorageError):
+                record.selftriggering.follow(self._decider.essences.of(Body(raw)))
 
 
 def _check_served(result: patching.PatchResult) -> patching.PatchResult:

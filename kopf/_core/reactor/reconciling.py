@@ -20,7 +20,7 @@ from kopf._cogs.structs.diffs import EMPTY, Diff
 from kopf._cogs.structs.finalizers import append_finalizer, remove_finalizer
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.instruments import Instruments, ObjectStep, Unsampled, get_current_activity
-from kopf._cogs.structs.patches import Patch
+from kopf._cogs.structs.patches import Patch, is_merged
 from kopf._cogs.structs.references import Resource
 from kopf._core.actions.execution import ErrorsMode, Outcome, run_handler, utcnow
 from kopf._core.actions.handler_states import HandlerState
@@ -211,7 +211,7 @@ class Reconciler:
             done, delay = await self._handle(record, decision, patch, bookkeeping)
         else:
             complete(record, patch, make_logger(record, self._decider.table.resource, self._settings, ObjectLogger))
-        if patch or bookkeeping:
+        if bookkeeping or (patch and not (decision is None and _is_vain(record, patch))):
             # Why check the urgency only now? While the handlers ran, an edit can have made the object urgent.
             with background(not self._workers.is_urgent(record), self._workers.pressure):
                 applied, retry_delay = await self._applier.apply(record, decision, patch, bookkeeping)
@@ -220,7 +220,7 @@ class Reconciler:
                 # state.
                 return retry_delay
         record.keep_patch(None)
-        if decision is None and deciding:
+        if decision is None and deciding and not pause:
             record.leave_cycle()
             if self._former_finalizer is not None:
                 delay = await self._remove_former_finalizer(record, self._former_finalizer)
@@ -230,8 +230,11 @@ class Reconciler:
                 pause = self._end_cycle(record, decision, patch, bookkeeping)
             # If the object is requeued, the next step determines the delay from the newer state. Otherwise, a timer
             # with the returned delay starts the retries. Upstream kopf sends a dummy patch instead, to get an event.
-            elif not record.requeued and record.body is not None:
-                delay = self._find_delay(record, decision) or delay
+            else:
+                if bookkeeping or patch:
+                    pause = self._note_step(record, decision)
+                if not record.requeued and record.body is not None:
+                    delay = self._find_delay(record, decision) or delay
         # The response to the patch has requeued the object, but a step during the pause would do nothing.
         if pause:
             record.cancel_requeue()
@@ -267,13 +270,22 @@ class Reconciler:
 
     def _check_selftriggering(self, record: ObjectRecord, body: Body) -> float:
         """Return the remaining pause before an update that the handlers have triggered themselves (in seconds)."""
-        # Do not pause a cycle that has begun: its retries have their own delays.
-        if record.selftriggering is None or record.cycle is not None:
+        chain = record.selftriggering
+        # Do not pause a cycle that has begun, unless it cannot end: its retries have their own delays.
+        if chain is None or (record.cycle is not None and not chain.is_within):
             return 0
-        pause = self._selftriggers.check(record.selftriggering, body)
+        pause = self._selftriggers.check(chain, body)
         if pause is None:
             record.watch_selftriggering(None)
         return pause or 0
+
+    def _note_step(self, record: ObjectRecord, decision: Decision) -> float:
+        """Return the pause before the next step of a change that goes on (in seconds)."""
+        if decision.reason is not Reason.UPDATE:
+            return 0
+        triggering, pause = self._selftriggers.note_step(record.selftriggering, decision, record.body)
+        record.watch_selftriggering(triggering)
+        return pause
 
     def _end_cycle(self, record: ObjectRecord, decision: Decision, patch: Patch, bookkeeping: Patch) -> float:
         """End the cycle of a handled change; return the pause before the next one (in seconds)."""
@@ -572,6 +584,17 @@ def _tell_decision(decision: Decision, instruments: Instruments, record: ObjectR
         activity = activity.rejoin(carried, instruments, get_key(record, resource))
     if isinstance(activity, ObjectStep):
         activity.decide(decision.reason.value, [handler.id for handler in decision.due], carried)
+
+
+def _is_vain(record: ObjectRecord, patch: Patch) -> bool:
+    """
+    Check whether the patch would change nothing in the newest known state.
+
+    Handlers of raw events often set the same values for each event. Where a webhook or a policy writes something new at
+    each update, even such patches would bring the next event.
+    """
+    known = record.body
+    return known is not None and not record.outdated and not patch.fns and is_merged(dict(patch), known)
 
 
 def _is_held_by_daemons(record: ObjectRecord, decision: Decision) -> bool:

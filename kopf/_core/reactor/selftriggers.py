@@ -4,25 +4,27 @@ Detection of handlers that trigger themselves, such as an update handler that pa
 Such a loop often ends after some steps. An endless loop would take all of the CPU and flood the API. So the framework
 logs it once, and slows it down with growing pauses until another client edits the object. If a handler sends a request
 itself, instead of using the argument ``patch``, this counts as an edit by another client. Custom storages can also
-cause loops: if their own data, or data that changes with each patch, belong to the essence.
+cause loops: if their own data, or data that changes with each patch, belong to the essence. So can mutating webhooks
+and policies that write something new into the object at each update, such as the current time: the operator's own
+patches are updates, too.
 
 Handlers of raw events (``@kopf.on.event``) must be called for each event, including those of status changes. So their
 calls are not paused; instead, their patches are held back.
 """
 
 import time
-from collections.abc import Collection
-from typing import cast
+from collections.abc import Collection, Mapping
+from typing import Any, cast
 
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import Body, BodyEssence, RawBody
 from kopf._cogs.structs.dicts import FieldPath
-from kopf._cogs.structs.diffs import diff, is_same
+from kopf._cogs.structs.diffs import Diff, diff, is_same
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.patches import Patch
 from kopf._core.actions.loggers import ObjectLogger
 from kopf._core.intents.decisions import Decider, Decision
-from kopf._core.intents.edits import is_explained
+from kopf._core.intents.edits import is_edited_by_others, is_explained
 
 MAX_UPDATES = 20
 """The number of consecutive updates, each triggered by the patch of the former one, that run without pauses."""
@@ -42,6 +44,12 @@ _CAUSED_BY_STORAGES = (
     "change (%s): by now, %d times in a row. From now on, there are growing pauses between the calls, until another "
     "client edits the object. Let build() of the diff-base storage omit the data that change with each patch."
 )
+_CAUSED_BY_MUTATIONS = (
+    "%s is called again because the object has other changes (%s) each time that the operator has patched it: by now, "
+    "%d times in a row. From now on, there are growing pauses between the calls, until another client edits the object."
+    " Probably, a mutating webhook or a policy writes a new value at each update: let it do so only if something else "
+    "has changed, or omit these fields by build() of the diff-base storage."
+)
 _CAUSED_BY_EVENTS = (
     "%s of raw events changes the object by its patch (%s), and is called for the event of this change again: by now, "
     "%d times in a row. From now on, its patches are sent after growing pauses, until another client edits the object. "
@@ -52,25 +60,32 @@ _CAUSED_BY_EVENTS = (
 class SelfTriggeredChain:
     """Consecutive changes of one object, each triggered by the patch of the former one."""
 
-    __slots__ = ('_count', '_essence', '_noticed_at', '_resumes_at')
+    __slots__ = ('_count', '_essence', '_is_within', '_noticed_at', '_raw', '_resumes_at')
 
     def __init__(self) -> None:
         self._count = 0
         self._essence: BodyEssence | None = None
+        self._raw: Mapping[str, Any] | None = None
+        self._is_within = False
         self._noticed_at = self._resumes_at = 0.0
+
+    @property
+    def is_within(self) -> bool:
+        """Return whether the last change has not ended its update, so that the pause is for the next step of it."""
+        return self._is_within
 
     @property
     def count(self) -> int:
         """The number of changes in the chain."""
         return self._count
 
-    def note(self, essence: BodyEssence) -> float:
+    def note(self, essence: BodyEssence, *, within: bool = False) -> float:
         """Count a change with the resulting essence; return the pause before the next one (in seconds)."""
         now = time.monotonic()
         # The time is counted from the end of the pause: otherwise, the first long pause would end the chain.
         since = now - max(self._noticed_at, self._resumes_at)
         self._count = self._count + 1 if since <= MAX_GAP else 1
-        self._essence, self._noticed_at = essence, now
+        self._essence, self._noticed_at, self._is_within = essence, now, within
         excess = self._count - MAX_UPDATES
         # Limit the exponent: the power would overflow after a thousand changes.
         pause = 0.0 if excess < 0 else min(MAX_PAUSE, MIN_PAUSE * 2.0 ** min(excess, 16))
@@ -81,9 +96,19 @@ class SelfTriggeredChain:
         """Check whether another client has edited the object since the last change."""
         return not is_same(essence, self._essence)
 
-    def is_edited(self, essence: BodyEssence, fields: Collection[FieldPath]) -> bool:
-        """Check whether other fields than these have changed since the last change of the chain."""
-        return self._essence is not None and not all(
+    def follow(self, essence: BodyEssence) -> None:
+        """Called when the operator has patched the object for its daemons, or for level-triggered handlers."""
+        self._essence = essence
+
+    def keep(self, raw: Mapping[str, Any]) -> None:
+        """Keep the state of the last change, to see later who has edited the object since."""
+        self._raw = raw
+
+    def is_edited(self, essence: BodyEssence, fields: Collection[FieldPath], raw: Mapping[str, Any]) -> bool:
+        """Check whether another client has changed other fields than these since the last change of the chain."""
+        if self._essence is None or (self._raw is not None and not is_edited_by_others(self._raw, raw)):
+            return False
+        return not all(
             # Compare in both directions: a patch can replace a whole mapping when one key has changed, or set one key
             # in a new mapping.
             any(item.field[: len(field)] == field or field[: len(item.field)] == item.field for field in fields)
@@ -143,20 +168,47 @@ class SelfTriggerDetector:
         """
         changes = self._decider.find_own_changes(decision, patch, bookkeeping, raw)
         if not changes:
+            return self._note_mutation(chain, decision, raw) if patch or bookkeeping else (None, 0)
+        chain, body = chain or SelfTriggeredChain(), Body(cast(RawBody, raw))
+        pause = chain.note(self._decider.essences.of(body))
+        if pause:
+            text = _CAUSED_BY_HANDLERS if patch.fns or is_explained(changes, patch) else _CAUSED_BY_STORAGES
+            self._tell(chain, decision, changes, cast(RawBody, raw), text)
+        return chain, pause
+
+    def note_step(
+        self, chain: SelfTriggeredChain | None, decision: Decision, raw: RawBody | None
+    ) -> tuple[SelfTriggeredChain | None, float]:
+        """
+        Called after the patch of a step that has not ended its update: count it if the object has been mutated.
+
+        Handlers that have finished before are called again for mutations, and so the update could never end.
+        """
+        noted, pause = self._note_mutation(chain, decision, raw, within=True)
+        return noted or chain, pause
+
+    def _note_mutation(
+        self, chain: SelfTriggeredChain | None, decision: Decision, raw: RawBody | None, *, within: bool = False
+    ) -> tuple[SelfTriggeredChain | None, float]:
+        changes = self._decider.find_mutations(decision, raw)
+        if not changes:
             return None, 0
         chain = chain or SelfTriggeredChain()
-        body = Body(cast(RawBody, raw))
-        pause = chain.note(self._decider.essences.of(body))
+        pause = chain.note(self._decider.essences.of(Body(cast(RawBody, raw))), within=within)
+        if pause:
+            self._tell(chain, decision, changes, cast(RawBody, raw), _CAUSED_BY_MUTATIONS)
+        return chain, pause
+
+    def _tell(self, chain: SelfTriggeredChain, decision: Decision, changes: Diff, raw: RawBody, text: str) -> None:
         keys = frozenset(handler.id for handler in decision.matching)
-        if pause and keys not in self._told:
+        if keys not in self._told:
             self._told.add(keys)
-            ObjectLogger(body=body, settings=self._settings).warning(
-                _CAUSED_BY_HANDLERS if patch.fns or is_explained(changes, patch) else _CAUSED_BY_STORAGES,
+            ObjectLogger(body=Body(raw), settings=self._settings).warning(
+                text,
                 ", ".join(f"Handler {key!r}" for key in sorted(keys)),
                 ', '.join(dict.fromkeys('.'.join(item.field) for item in changes)),
                 chain.count,
             )
-        return chain, pause
 
     def note_event(
         self, chain: SelfTriggeredChain | None, patch: Patch, body: Body, *, own: bool
@@ -178,9 +230,10 @@ class SelfTriggerDetector:
         """
         fields = _find_changed_fields(patch, body) if own else ()
         chain = chain or SelfTriggeredChain()
-        if not fields or chain.is_edited(essence := self._decider.essences.of(body), fields):
+        if not fields or chain.is_edited(essence := self._decider.essences.of(body), fields, body._data()):
             return None, 0
         pause = chain.get_pause() or chain.note(essence)
+        chain.keep(body._data())
         if pause and not self._told_of_events:
             self._told_of_events = True
             ObjectLogger(body=body, settings=self._settings).warning(

@@ -1,5 +1,6 @@
 """Handlers and storages that trigger themselves by their own patches."""
 
+import asyncio
 import itertools
 import time
 
@@ -7,6 +8,7 @@ import pytest
 from operatorworld import in_virtual_time
 
 import kopf
+from kopf._cogs.structs import dicts as kopf_dicts
 
 
 async def increment(spec, patch, **_):
@@ -101,6 +103,78 @@ async def test_a_storage_that_triggers_handlers_is_reported_and_slowed_down(worl
         await world.edit(x=1)  # what others edit is handled at once
         await world.until(lambda: world.called('update')[-1]['new']['spec'].get('x') == 1)
         assert time.monotonic() - started < 10
+
+
+def stamp(world, *fields):
+    """Let a mutating webhook write something new into this field at each request."""
+    server = kopf.WebhookServer()
+    world.settings.admission.server, world.settings.admission.managed = server, 'stamps.example.com'
+
+    @kopf.on.mutate('kopfexamples', registry=world.registry, operations=['CREATE', 'UPDATE'])
+    async def mutate(patch, **_):
+        kopf_dicts.ensure(patch, fields, str(next(NUMBERS)))
+
+
+@pytest.mark.parametrize('field', [('metadata', 'annotations', 'stamp'), ('metadata', 'labels', 'x'), ('spec', 'n')])
+@pytest.mark.parametrize('others', ['', 'field', 'level', 'event', 'patching field level timer'])
+@in_virtual_time
+async def test_webhooks_that_write_something_new_at_each_update_are_reported_and_slowed_down(world, field, others):
+    async def patch_status(patch, **_):
+        patch.status['count'] = next(NUMBERS)
+
+    stamp(world, *field)
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.update, 'update', does=patch_status if 'patching' in others else None)
+    if 'field' in others:
+        world.declare(kopf.on.field, 'field', field=field)
+    if 'level' in others:
+        world.declare(kopf.on.reconcile, 'level', does=patch_status)
+    if 'event' in others:
+        world.declare(kopf.on.event, 'event', does=patch_status)
+    if 'timer' in others:
+        world.declare(kopf.timer, 'timer', does=patch_status, interval=5)
+    async with world.operator():
+        await world.create()
+        await world.until_logged('each time that the operator has patched it')
+        requests, calls = len(world.sandbox.requests), len(world.called('update'))
+        await asyncio.sleep(30)
+        assert len(world.sandbox.requests) - requests < 400
+        assert len(world.called('update')) - calls < 200  # without pauses, thousands
+        await world.edit(edited=1)  # what others edit is handled at once
+        await world.until(lambda: any(call['spec'].get('edited') for call in world.called('update')), timeout=2)
+        await world.delete()
+        await world.gone()
+
+
+@pytest.mark.parametrize('does', [None, kopf.TemporaryError('later', delay=0.01)], ids=['succeeding', 'failing'])
+@in_virtual_time
+async def test_updates_that_such_webhooks_never_let_end_are_slowed_down_too(world, does):
+    stamp(world, 'spec', 'n')
+    world.declare(kopf.on.create, 'create')
+    for number in range(3):
+        world.declare(kopf.on.update, f'update{number}', does=does if number == 2 else None)
+    async with world.operator(lifecycle=kopf.lifecycles.one_by_one):
+        await world.create()
+        await world.until_logged('each time that the operator has patched it')
+        requests = len(world.sandbox.requests)
+        await asyncio.sleep(30)
+        assert len(world.sandbox.requests) - requests < 100
+
+
+@in_virtual_time
+async def test_handlers_of_raw_events_that_change_nothing_send_nothing(world):
+    async def mark(patch, **_):
+        patch.spec['seen'] = True
+
+    stamp(world, 'spec', 'n')
+    world.declare(kopf.on.event, 'marking', does=mark)
+    async with world.operator():
+        await world.create()
+        await world.aio.wait_for('kopfexamples', 'obj', lambda body: body['spec'].get('seen'), timeout=5)
+        await asyncio.sleep(5)
+        assert len([seen for seen in world.sandbox.requests if seen.verb == 'patch' and seen.name == 'obj']) == 1
+        await world.edit(seen=False)
+        await world.aio.wait_for('kopfexamples', 'obj', lambda body: body['spec']['seen'], timeout=5)
 
 
 async def count_in_status(status, patch, **_):
