@@ -120,7 +120,7 @@ class Cycle:
 class Cycles:
     """Begins and continues the cycles of all objects of one resource."""
 
-    __slots__ = ('_changed_ids', '_essences', '_fields', '_records', '_table', '_updating')
+    __slots__ = ('_changed_ids', '_concerned', '_essences', '_fields', '_records', '_table', '_updating')
 
     def __init__(self, table: HandlerTable, essences: Essences, records: ProgressRecords) -> None:
         self._table = table
@@ -128,6 +128,10 @@ class Cycles:
         self._records = records
         # The handlers that run for an edit during a creation.
         self._updating = frozenset(handler.id for handler in table.changing if is_for_updates(handler))
+        # The handlers whose work is outdated by an edit during a creation.
+        self._concerned = self._updating.union(
+            handler.id for handler in table.changing if handler.reason is Reason.CREATE and not handler.initial
+        )
         self._fields = find_fields(table)
         # The handlers that run for changes of fields, whatever the reason is. If they have succeeded in an update, and
         # its object is deleted before the update ends, the deletion does not call them again for the same change.
@@ -229,11 +233,14 @@ class Cycles:
         elif purpose is Reason.CREATE:
             if last is None and self._is_edited_without_digests(state, cause.body):
                 outdated = [key for key, record in state.items() if record.finished]
-            cycle.missed = {key: None for key in outdated if key in self._updating}
             if outdated and last is None:
                 # The object was edited while no operator was running. If its former state is unknown, all fields count
                 # as changed.
                 cycle.base, cycle.edited = self._essences.unpack(state.base, essence, cause.body), True
+            for key in outdated:
+                if key in self._concerned:
+                    is_first = key not in self._updating and state[key].digest == self._digest(key, cycle.base)
+                    cycle.missed[key] = cycle.base if is_first else None
         return cycle
 
     def _is_edited_without_digests(self, state: State, body: Body) -> bool:
@@ -272,7 +279,7 @@ class Cycles:
                 cycle.edited = True
             else:
                 cycle.base = essence
-            finished = [key for key in finished if key in self._updating]
+            finished = [key for key in finished if key in self._concerned]
         if cycle.state.purpose in (Reason.CREATE, Reason.UPDATE):
             for key in finished:
                 # After several edits, keep the state before the first edit, because the handler has seen that one.
@@ -352,25 +359,40 @@ class Cycles:
         Return the update that follows an edited creation, if any; it is stored together with the end of the creation.
 
         The update starts from the state that the first creation handler has seen. Handlers that have seen another state
-        are run in the update even if the object is back in that first state.
+        are run in the update even if the object is back in that first state. If handlers of the creation alone have
+        seen another state, the update handlers are run that match the change since then.
         """
         if cycle.state.purpose != Reason.CREATE or (is_same(cycle.base, essence) and not cycle.missed):
             return None
         followup = Cycle(State(Reason.UPDATE), known=essence, base=essence)
+        # What has changed since the base is an update in any case. If a state is unknown, a needless run is better than
+        # a lost update.
+        outdated = [
+            key
+            for key, seen in cycle.missed.items()
+            if key not in self._updating and (seen is None or not is_same(seen, cycle.base))
+        ]
         for handler in self._table.changing:
             record = cycle.state.get(handler.id)
-            if record is None or not record.finished or not is_for_updates(handler):
+            if not is_for_updates(handler) or (record is not None and not record.finished):
                 continue
-            seen = cycle.missed.get(handler.id, essence)
-            if seen is None or filters.may_match(
-                handler,
-                dataclasses.replace(cause, reason=Reason.UPDATE, old=cycle.base, new=seen, diff=diff(cycle.base, seen)),
-            ):
-                followup.revived[handler.id] = seen
-                # The digest in the record shows which state the handler has seen, so another operator can tell that it
-                # is outdated.
-                followup.state.inherit(handler.id, record, '' if seen is None else self._digest(handler.id, seen))
+            for key in outdated if record is None else (handler.id,):
+                seen = cycle.missed.get(key, essence)
+                old, new = (cycle.base, seen) if record is not None else (seen, essence)
+                if old is None or new is None or self._is_concerned(handler, cause, old, new):
+                    followup.revived[handler.id] = seen
+                    # The digest in the record shows which state was seen, so another operator can tell that it is
+                    # outdated.
+                    digest = '' if seen is None else self._digest(handler.id, seen)
+                    followup.state.inherit(handler.id, cycle.state[key], digest)
+                    break
         return followup if followup.revived else None
+
+    @staticmethod
+    def _is_concerned(handler: ChangingHandler, cause: ChangingCause, old: BodyEssence, new: BodyEssence) -> bool:
+        """Check whether the handler matches the update from one state to the other."""
+        update = dataclasses.replace(cause, reason=Reason.UPDATE, old=old, new=new, diff=diff(old, new))
+        return filters.may_match(handler, update)
 
     def advance(self, cycle: Cycle, body: Body, essence: BodyEssence, patch: Patch) -> None:
         """Treat the changes of the patch as seen by all handlers."""
@@ -402,6 +424,9 @@ class Cycles:
         if not is_same(predicted, essence) and cycle.state.purpose == Reason.CREATE:
             same = is_same(cycle.base, essence)
             cycle.base = predicted if same else self._essences.predict_change(cycle.base, patch)
+            for key, seen in cycle.missed.items():
+                if key not in self._updating and seen is not None:
+                    cycle.missed[key] = self._essences.predict_change(seen, patch)
         cycle.known = predicted
 
 

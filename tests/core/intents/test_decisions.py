@@ -991,6 +991,29 @@ def test_edits_of_a_creation_that_are_reverted_during_its_last_handler_are_shown
 
 
 @pytest.mark.parametrize('restarting', [False, True])
+@pytest.mark.parametrize('field, is_concerned', [(None, True), (('spec', 'a'), True), (('spec', 'b'), False)])
+@pytest.mark.parametrize('final', [{'a': 0}, {'a': 0, 'c': 5}], ids=['reverted', 'partly reverted'])
+def test_edits_that_creation_handlers_have_seen_are_undone_by_update_handlers(restarting, field, is_concerned, final):
+    sim = Simulation(
+        *(make_handler(id, reason=Reason.CREATE) for id in ('first', 'second', 'third')),
+        make_handler('update', reason=Reason.UPDATE, field=field, needs_change=True),
+    )
+    sim.edit(a=0)
+    sim.step()
+    sim.edit(a=1)
+    sim.step()
+    if restarting:
+        sim.restart()
+    sim.edit(**final)
+    sim.settle()
+    seen = [(id, spec['a']) for id, _, spec, _ in sim.runs]
+    expected = is_concerned or restarting  # what they have seen is unknown then
+    assert seen[:3] == [('first', 0), ('second', 1), ('third', 0)]
+    assert seen[3:] == [('update', 0)] * expected
+    assert not sim.progress and sim.cycle is None
+
+
+@pytest.mark.parametrize('restarting', [False, True])
 def test_handlers_that_saw_an_edit_in_a_creation_are_told_when_it_is_reverted_after_its_end(restarting):
     sim = Simulation(
         make_handler('create', reason=Reason.CREATE),
