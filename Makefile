@@ -19,16 +19,19 @@ READING := tests/style tests/core/test_owners.py $(addprefix tests/docs/test_,ch
 	redirects.py references.py)
 
 # The operators of other tests, which handle all namespaces, would change the objects of the first two on a shared control
-# plane. The next two measure how soon something happens. The webhooks of the last two are called for all namespaces, and the
-# API refuses the objects of other tests while their operators are gone.
-ALONE := $(addprefix tests/e2e/test_,clients.py kubectl.py election.py sharding.py webhooks.py webhook_service.py)
+# plane. The webhooks of the others are called for all namespaces, and the API refuses the objects of other tests while their
+# operators are gone.
+APART := $(addprefix tests/e2e/test_,clients.py kubectl.py webhooks.py webhook_service.py)
+
+# These measure how soon something happens, so nothing else may run.
+TIMED := $(addprefix tests/e2e/test_,election.py sharding.py)
 
 # Deferred on purpose: looked for only when .venv has to be made.
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11 python,\
 	$(shell $(name) -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $(name))))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test long unit e2e lint demo docs bench
+.PHONY: help venv test long unit e2e e2e-together e2e-apart e2e-timed lint demo docs bench
 
 help:  ## show this list
 	@sed -n 's/^\([a-z0-9]*\):.*## \(.*\)/  make \1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 14
@@ -49,10 +52,17 @@ unit: $(STAMP)  ## run the unit tests alone; on another version of Python with V
 	@$(VENV)/bin/python -m compileall -q kopf
 	$(VENV)/bin/python -m pytest $(PARALLEL) $(addprefix --ignore=,$(READING)) $(UNIT)
 
-e2e: $(STAMP)  ## run the end-to-end tests on a real control plane: that of KUBECONFIG, or with Go one of their own
+e2e: e2e-together e2e-apart e2e-timed  ## run the end-to-end tests on a real control plane: that of KUBECONFIG, or with Go one of their own
+
+e2e-together: $(STAMP)
 	$(VENV)/bin/python -m pytest --cluster=real --forks 3 --whole-files -p no:xdist --reruns 2 -r R \
-		$(addprefix --ignore=,$(ALONE)) tests/e2e
-	$(VENV)/bin/python -m pytest --cluster=real --reruns 2 -r R $(ALONE)
+		$(addprefix --ignore=,$(APART) $(TIMED)) tests/e2e
+
+e2e-apart: $(STAMP)
+	$(VENV)/bin/python -m pytest --cluster=real --reruns 2 -r R $(APART)
+
+e2e-timed: $(STAMP)
+	$(VENV)/bin/python -m pytest --cluster=real --reruns 2 -r R $(TIMED)
 
 lint: $(STAMP)  ## check style, types and layers, also by the tests that only read the sources
 	$(VENV)/bin/ruff check
