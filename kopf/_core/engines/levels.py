@@ -100,7 +100,7 @@ class Host(Protocol):
 class HandlerPlan(Plan):
     """The plan of one handler for one object: the next run, and the digest of the state that it has seen last."""
 
-    __slots__ = ('carried', 'children', 'controller', 'digest', 'level', 'chain', 'verdict')
+    __slots__ = ('carried', 'chain', 'children', 'controller', 'digest', 'level', 'nonconformity', 'verdict')
 
     def __init__(self, level: 'ObjectLevel', controller: 'Controller') -> None:
         super().__init__(level)
@@ -122,6 +122,8 @@ class HandlerPlan(Plan):
         The current chain of runs, in which the patch of one run triggers the next run. It is ``None`` if something else
         than a patch of a handler was the last trigger.
         """
+        self.nonconformity: str | None = None
+        """Why the object did not conform to the class of its kind in the last run, if the run has failed for that."""
         self.children: ChildrenMemory | None = None
         """The children that the handler has applied for the object; ``None`` if it has not applied any yet."""
 
@@ -134,6 +136,10 @@ class HandlerPlan(Plan):
     def leave_chain(self) -> None:
         """Called when a trigger other than a patch of a handler runs the handler."""
         self.chain = None
+
+    def note_conformity(self, nonconformity: str | None) -> None:
+        """Called with the reason if the last run has failed because the object does not conform to its class."""
+        self.nonconformity = nonconformity
 
     def remember_children(self) -> ChildrenMemory:
         """Return the memory of the children that the handler has applied; create it at the first call."""
@@ -571,6 +577,17 @@ class Leveler:
         for plan in level.plans:
             if plan in digests:
                 self._compare(plan, digests[plan], reason, is_own=plan is own)
+            if plan.nonconformity is not None:
+                self._compare_conformity(plan, raw)
+
+    @staticmethod
+    def _compare_conformity(plan: HandlerPlan, raw: RawBody) -> None:
+        """Trigger the handler if the object does not conform to the class of its kind for another reason, or does."""
+        model = plan.controller.handler.model
+        # The status can be what does not conform, and it is no part of the digest.
+        if plan.digest and (model is None or model.find_nonconformity(Body(raw)) != plan.nonconformity):
+            plan.note_conformity(None)
+            plan.controller.trigger(plan, Trigger.CHANGE, plan.level.patched)
 
     def _compare(self, plan: HandlerPlan, digest: str | None, reason: Trigger, *, is_own: bool) -> None:
         former, plan.digest = plan.digest, digest
@@ -880,6 +897,12 @@ class Leveler:
         now = asyncio.get_running_loop().time()
         recurring = plan.digest != FIELDLESS
         planner.end(plan, outcome if is_served else None, now, held=thread is not None, recurring=recurring)
+        model = plan.controller.handler.model
+        if model is not None:
+            is_failed = outcome is not None and model.is_nonconformity(outcome.exception, Body(run.raw))
+            plan.note_conformity(model.find_nonconformity(Body(run.raw)) if is_failed else None)
+            if is_failed and is_served:
+                self._compare_conformity(plan, cast(RawBody, plan.level.packed[0]))  # it can have changed during the run
         if is_served and recurring and outcome is not None and not (outcome.final and outcome.is_error):
             self._plan_for_contests(plan, now)
         if thread is not None:

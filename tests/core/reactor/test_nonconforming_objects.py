@@ -247,3 +247,28 @@ async def test_functions_that_raise_the_error_themselves_have_failed_for_good(wo
         await world.edit(n=2)
         await rest()
     assert get_seen(world) == [1]
+
+
+@pytest.mark.parametrize('is_restarted', [False, True])
+@in_virtual_time
+async def test_level_triggered_handlers_run_when_only_the_status_is_corrected(world, model, is_restarted):
+    @kopf.on.reconcile(model, registry=world.registry, id='fn')
+    async def fn(name, spec: Spec, **_):
+        world.note('fn', name, n=spec.n)
+
+    async with world.operator():
+        await world.create(spec={'n': 1})
+        await world.until_called('fn')
+        await world.aio.patch('kopfexamples', 'obj', {'status': {'seen': 'bad'}})
+        await world.edit(n=2)
+        await world.until_logged(ERROR)
+        if not is_restarted:
+            await world.aio.patch('kopfexamples', 'obj', {'status': {'seen': 5}})
+            await world.until_called('fn', 2)
+    if is_restarted:
+        async with world.operator():
+            await world.until(lambda: len([text for text in world.log.texts if ERROR in text]) == 2)
+            await world.aio.patch('kopfexamples', 'obj', {'status': {'seen': 5}})
+            await world.until_called('fn', 2)
+            await asyncio.sleep(60)
+    assert [call['n'] for call in world.called('fn')] == [1, 2]
