@@ -8,6 +8,7 @@ nothing themselves, except for those of developers, such as a database.
 
 import abc
 import datetime
+import re
 from collections.abc import Collection, Mapping
 from typing import Any, Final, TypedDict, cast
 
@@ -65,6 +66,7 @@ _TYPES: Final[Mapping[str, type]] = {
 
 
 _TIMES: Final = frozenset({'started', 'stopped', 'delayed'})
+_DIGEST: Final = re.compile('[0-9a-f]{0,12}')
 
 _EXTRAS: Final = ('base', 'carried', 'delay', 'digest', 'edited', 'waits')
 """The fields of records that upstream kopf does not know."""
@@ -411,6 +413,9 @@ def _check_record(value: Any, body: bodies.Body, where: str) -> ProgressRecord |
         if field is not None and (type(field) is not expected or (name in _TIMES and not _is_time(str(field)))):
             storage_formats.warn_of_broken(body, where, f"{name} is {field!r:.100}")
             return None
+    if not _DIGEST.fullmatch(value.get('digest') or ''):
+        storage_formats.warn_of_broken(body, where, f"digest is {value['digest']!r:.100}")
+        return None
     if not all(type(subref) is str for subref in value.get('subrefs') or ()):
         storage_formats.warn_of_broken(body, where, f"subrefs are {value['subrefs']!r:.100}")
         return None

@@ -110,9 +110,9 @@ class HandlerState(NamedTuple):
             self
             if not shift
             else self._replace(
-                started=self.started + shift,
-                stopped=None if self.stopped is None else self.stopped + shift,
-                delayed=None if self.delayed is None else self.delayed + shift,
+                started=_shift(self.started, shift),
+                stopped=None if self.stopped is None else _shift(self.stopped, shift),
+                delayed=None if self.delayed is None else _shift(self.delayed, shift),
             )
         )
 
@@ -426,6 +426,14 @@ def _shorten(message: str | None) -> str | None:
     if message is None or len(message) <= MAX_MESSAGE:
         return message
     return f'{message[: MAX_MESSAGE // 2]}...{message[3 - MAX_MESSAGE // 2 :]}'
+
+
+def _shift(time: datetime.datetime, shift: datetime.timedelta) -> datetime.datetime:
+    """Return the shifted time; the time itself if there is no such date, as in records that were edited by hand."""
+    try:
+        return time + shift
+    except OverflowError:
+        return time
 
 
 def _add_digest(time: str, digest: str) -> str:

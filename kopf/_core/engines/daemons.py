@@ -331,7 +331,12 @@ class Daemon:
         if not callable(delay):
             return delay or 0
         try:
-            return delay(**self._make_delay_kwargs(delay)) or 0
+            value: object = delay(**self._make_delay_kwargs(delay))
+            if value is None:
+                return 0
+            if not isinstance(value, int | float) or not math.isfinite(value):
+                raise TypeError(f"it has returned {value!r}, which is no number of seconds")
+            return value
         except INTERRUPTIONS:
             raise
         except BaseException as error:

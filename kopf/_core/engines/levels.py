@@ -902,7 +902,8 @@ class Leveler:
             is_failed = outcome is not None and model.is_nonconformity(outcome.exception, Body(run.raw))
             plan.note_conformity(model.find_nonconformity(Body(run.raw)) if is_failed else None)
             if is_failed and is_served:
-                self._compare_conformity(plan, cast(RawBody, plan.level.packed[0]))  # it can have changed during the run
+                # The object can have changed during the run.
+                self._compare_conformity(plan, cast(RawBody, plan.level.packed[0]))
         if is_served and recurring and outcome is not None and not (outcome.final and outcome.is_error):
             self._plan_for_contests(plan, now)
         if thread is not None:

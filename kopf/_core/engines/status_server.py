@@ -119,7 +119,9 @@ class StatusServer:
         self._quiet = quiet
         self._purpose = purpose
         self._listening: concurrent.futures.Future[int] = concurrent.futures.Future()
+        self._listening.set_running_or_notify_cancel()  # so that whoever waits for it cannot cancel it
         self._closing: Callable[[], object] = lambda: None
+        self._is_ending = False
         self._closed: concurrent.futures.Future[None] = concurrent.futures.Future()
         self.port = port
         """The port at which the server listens: the requested one, unless that is 0."""
@@ -140,6 +142,8 @@ class StatusServer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        # In this order: if the thread has not begun to serve yet, it sees the flag then.
+        self._is_ending = True
         self._closing()
         await asyncio.wrap_future(self._closed)
 
@@ -167,6 +171,8 @@ class StatusServer:
                 loop.call_soon_threadsafe(closing.set)
 
         self._closing = close
+        if self._is_ending:
+            return
         app = web.Application()
         for path, respond in self._routes.items():
             app.router.add_get(path, respond)

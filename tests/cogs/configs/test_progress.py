@@ -149,6 +149,7 @@ def test_own_annotations_are_cleared():
         '{"subrefs":"fn"}',
         '{"subrefs":[1]}',
         '{"message":{}}',
+        '{"digest":"xyz"}',
         5,
         {'retries': 1},
     ],

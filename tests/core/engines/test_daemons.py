@@ -5,6 +5,7 @@ The time is virtual: it goes on only when all tasks wait.
 
 import asyncio
 import contextlib
+import datetime
 import gc
 import logging
 import math
@@ -167,6 +168,19 @@ async def test_the_initial_delay_precedes_the_start(host, clock, delay, expected
     await host.look()
     await let_it_run(10)
     assert host.memo.time == expected
+
+
+@pytest.mark.parametrize('value', ['5', math.nan, math.inf, datetime.timedelta(seconds=5)])
+async def test_a_function_of_the_initial_delay_that_returns_no_number_is_reported(host, caplog, value):
+    @kopf.daemon('kopfexamples', id='fn', registry=host.registry, initial_delay=lambda **_: value)
+    async def fn(memo, **_):
+        memo.called = True
+
+    await host.look()
+    await let_it_run()
+    assert host.memo.called
+    [message] = [message for message in caplog.messages if 'initial_delay' in message]
+    assert f"failed: TypeError: it has returned {value!r}, which is no number of seconds. Daemon 'fn' begins" in message
 
 
 async def test_a_failing_function_of_the_initial_delay_is_reported(host, caplog):
