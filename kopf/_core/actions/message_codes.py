@@ -24,6 +24,7 @@ CODES = {
     "%s has failed %d times and is called again": 'retries-without-pause',
     "%s has returned %r, which has no effect": 'result-without-effect',
     "%s is called again because a storage": 'storage-counts-itself',
+    "%s is called again because the object has other changes": 'mutations-repeated',
     "%s is run again and again because of": 'runs-repeated',
     "%s of %s is contested by": 'child-contested',
     "%s of raw events changes the object": 'events-repeated',

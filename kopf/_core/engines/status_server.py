@@ -119,7 +119,7 @@ class StatusServer:
         self._quiet = quiet
         self._purpose = purpose
         self._listening: concurrent.futures.Future[int] = concurrent.futures.Future()
-        self._listening.set_running_or_notify_cancel()  # so that whoever waits for it cannot cancel it
+        self._listening.set_running_or_notify_cancel()  # a cancelled start must not cancel it
         self._closing: Callable[[], object] = lambda: None
         self._is_ending = False
         self._closed: concurrent.futures.Future[None] = concurrent.futures.Future()

@@ -171,9 +171,13 @@ class SelfTriggerDetector:
             return self._note_mutation(chain, decision, raw) if patch or bookkeeping else (None, 0)
         chain, body = chain or SelfTriggeredChain(), Body(cast(RawBody, raw))
         pause = chain.note(self._decider.essences.of(body))
-        if pause:
-            text = _CAUSED_BY_HANDLERS if patch.fns or is_explained(changes, patch) else _CAUSED_BY_STORAGES
-            self._tell(chain, decision, changes, cast(RawBody, raw), text)
+        if pause and self._tell_once(decision):
+            ObjectLogger(body=body, settings=self._settings).warning(
+                _CAUSED_BY_HANDLERS if patch.fns or is_explained(changes, patch) else _CAUSED_BY_STORAGES,
+                _name_handlers(decision),
+                _name_fields(changes),
+                chain.count,
+            )
         return chain, pause
 
     def note_step(
@@ -193,22 +197,20 @@ class SelfTriggerDetector:
         changes = self._decider.find_mutations(decision, raw)
         if not changes:
             return None, 0
-        chain = chain or SelfTriggeredChain()
-        pause = chain.note(self._decider.essences.of(Body(cast(RawBody, raw))), within=within)
-        if pause:
-            self._tell(chain, decision, changes, cast(RawBody, raw), _CAUSED_BY_MUTATIONS)
+        chain, body = chain or SelfTriggeredChain(), Body(cast(RawBody, raw))
+        pause = chain.note(self._decider.essences.of(body), within=within)
+        if pause and self._tell_once(decision):
+            ObjectLogger(body=body, settings=self._settings).warning(
+                _CAUSED_BY_MUTATIONS, _name_handlers(decision), _name_fields(changes), chain.count
+            )
         return chain, pause
 
-    def _tell(self, chain: SelfTriggeredChain, decision: Decision, changes: Diff, raw: RawBody, text: str) -> None:
+    def _tell_once(self, decision: Decision) -> bool:
+        """Note that these handlers are logged; return whether they were not logged yet."""
         keys = frozenset(handler.id for handler in decision.matching)
-        if keys not in self._told:
-            self._told.add(keys)
-            ObjectLogger(body=Body(raw), settings=self._settings).warning(
-                text,
-                ", ".join(f"Handler {key!r}" for key in sorted(keys)),
-                ', '.join(dict.fromkeys('.'.join(item.field) for item in changes)),
-                chain.count,
-            )
+        is_first = keys not in self._told
+        self._told.add(keys)
+        return is_first
 
     def note_event(
         self, chain: SelfTriggeredChain | None, patch: Patch, body: Body, *, own: bool
@@ -243,6 +245,14 @@ class SelfTriggerDetector:
                 chain.count,
             )
         return chain, pause
+
+
+def _name_handlers(decision: Decision) -> str:
+    return ", ".join(f"Handler {key!r}" for key in sorted({handler.id for handler in decision.matching}))
+
+
+def _name_fields(changes: Diff) -> str:
+    return ', '.join(dict.fromkeys('.'.join(item.field) for item in changes))
 
 
 def _find_changed_fields(patch: Patch, body: Body) -> Collection[FieldPath]:
