@@ -398,13 +398,16 @@ class Decider:
 
         They are made by a webhook or a policy of the API server.
         """
-        if raw is None or is_edited_by_others(decision.cause.body._data(), raw):
+        if raw is None:
             return EMPTY
         expected = decision.cycle.known if decision.stored is None else decision.stored
         try:
-            return diff(expected, self.essences.of(Body(raw)))
+            essence = self.essences.of(Body(raw))
         except StorageError:
             return EMPTY
+        if is_same(expected, essence) or is_edited_by_others(decision.cause.body._data(), raw):
+            return EMPTY
+        return diff(expected, essence)
 
     def _is_caused_by_functions(self, decision: Decision, patch: Patch, essence: BodyEssence) -> bool:
         if not patch.fns:
