@@ -17,7 +17,7 @@ handlers count as having seen the changes made by the operator's own patches.
 import dataclasses
 import datetime
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from kopf._cogs.structs.bodies import Body, BodyEssence
 from kopf._cogs.structs.dicts import FieldPath, resolve
@@ -38,6 +38,14 @@ LONG_DELAY = 1.0
 
 UNCHANGED = (Reason.NOOP, Reason.RESUME)
 """The reasons that exclude a change since the last handled state."""
+
+
+class Expected(NamedTuple):
+    """The essences that are expected after the operator's own patch."""
+
+    known: BodyEssence
+    base: BodyEssence
+    missed: dict[HandlerId, BodyEssence | None]
 
 
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
@@ -95,12 +103,18 @@ class Cycle:
         self.known = original if self.known is changed else self.known
         self.base = original if self.base is changed else self.base
 
-    def retract(self, before: tuple[BodyEssence, BodyEssence], *, lost: bool) -> None:
+    @property
+    def expected(self) -> Expected:
+        """The essences that are expected now; see `retract`."""
+        return Expected(self.known, self.base, dict(self.missed))
+
+    def retract(self, before: Expected, *, lost: bool) -> None:
         """Undo the expected effect of a patch that was refused, or, with ``lost``, whose response was lost."""
         unconfirmed = self.known, self.base
-        self.known, self.base = before
+        self.known, self.base, self.missed = before
         if lost:
-            self.unconfirmed = None if all(map(is_same, unconfirmed, before)) else unconfirmed
+            unchanged = is_same(unconfirmed[0], before.known) and is_same(unconfirmed[1], before.base)
+            self.unconfirmed = None if unchanged else unconfirmed
 
     def adjust(self, actual: BodyEssence, patch: Mapping[str, Any], written: Collection[FieldPath]) -> None:
         """
@@ -372,13 +386,15 @@ class Cycles:
             for key, seen in cycle.missed.items()
             if key not in self._updating and (seen is None or not is_same(seen, cycle.base))
         ]
+        # If it is taken back before the update begins, those creation handlers that have seen it are not up to date.
+        current = [] if is_same(cycle.base, essence) else self._find_current(cycle)
         for handler in self._table.changing:
             record = cycle.state.get(handler.id)
             if not is_for_updates(handler) or (record is not None and not record.finished):
                 continue
-            for key in outdated if record is None else (handler.id,):
+            for key in [*outdated, *current] if record is None else [handler.id]:
                 seen = cycle.missed.get(key, essence)
-                old, new = (cycle.base, seen) if record is not None else (seen, essence)
+                old, new = (seen, essence) if key in outdated else (cycle.base, seen)
                 if old is None or new is None or self._is_concerned(handler, cause, old, new):
                     followup.revived[handler.id] = seen
                     # The digest in the record shows which state was seen, so another operator can tell that it is
@@ -387,6 +403,11 @@ class Cycles:
                     followup.state.inherit(handler.id, cycle.state[key], digest)
                     break
         return followup if followup.revived else None
+
+    def _find_current(self, cycle: Cycle) -> list[HandlerId]:
+        """Return the finished handlers of the creation alone that have seen the present state."""
+        keys = self._concerned - self._updating - cycle.missed.keys()
+        return [key for key, record in cycle.state.items() if record.finished and key in keys]
 
     @staticmethod
     def _is_concerned(handler: ChangingHandler, cause: ChangingCause, old: BodyEssence, new: BodyEssence) -> bool:
@@ -412,6 +433,11 @@ class Cycles:
             for key in finished:
                 if key in fields:
                     cycle.state.see([key], digest_field(cycle.known, fields[key]))
+        if creating:
+            # With the digest of the base, the next operator knows that these handlers have seen nothing else.
+            for key, seen in cycle.missed.items():
+                if key not in self._updating and seen is not None and is_same(seen, cycle.base):
+                    cycle.state.see([key], self._digest(key, cycle.base))
 
     def _digest(self, key: HandlerId, essence: BodyEssence) -> str:
         """Return the digest of the essence for an update handler; for a handler of one field, only of this field."""

@@ -26,7 +26,7 @@ from kopf._cogs.structs.patches import Patch, combine_values, subtract_values
 from kopf._core.actions.handler_states import digest_essence, is_of_edited
 from kopf._core.intents import filters
 from kopf._core.intents.causes import ChangingCause, Reason
-from kopf._core.intents.cycles import UNCHANGED, Cycle, Cycles, is_for_updates
+from kopf._core.intents.cycles import UNCHANGED, Cycle, Cycles, Expected, is_for_updates
 from kopf._core.intents.edits import find_leaves, find_written, is_edited, is_edited_by_others, is_touched
 from kopf._core.intents.essences import Essences
 from kopf._core.intents.handlers import ChangingHandler
@@ -106,7 +106,7 @@ class Decision:
     """
     Whether any change-detecting handler is for the object at all, regardless of the change; see `filters.prematch`.
     """
-    before: tuple[BodyEssence, BodyEssence] | None = None
+    before: Expected | None = None
     """The essences `known` and `base` of the cycle before the patch of this step."""
     stored: BodyEssence | None = None
     """The essence that is (or already was) stored as the last handled one; ``None`` if the cycle continues."""
@@ -549,7 +549,7 @@ class Decider:
                 decision.first = self._store_last(body, decision.stored, bookkeeping)
         else:
             # Keep them until the patch is stored: `retract` restores them if the patch fails.
-            decision.before = cycle.known, cycle.base
+            decision.before = cycle.expected
             self._cycles.advance(cycle, body, decision.essence, patch)
             cycle.state.store(storage=self.records, body=body, patch=bookkeeping)
             if cycle.edited and not is_same(cycle.base, decision.last):

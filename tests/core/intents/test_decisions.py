@@ -1014,6 +1014,43 @@ def test_edits_that_creation_handlers_have_seen_are_undone_by_update_handlers(re
 
 
 @pytest.mark.parametrize('restarting', [False, True])
+@pytest.mark.parametrize('field, is_concerned', [(None, True), (('spec', 'a'), True), (('spec', 'b'), False)])
+def test_edits_that_are_taken_back_at_the_end_of_a_creation_are_undone_too(restarting, field, is_concerned):
+    sim = Simulation(
+        *(make_handler(id, reason=Reason.CREATE) for id in ('first', 'second')),
+        make_handler('update', reason=Reason.UPDATE, field=field, needs_change=True),
+    )
+    sim.edit(a=0)
+    sim.step()
+    sim.edit(a=1)
+    sim.step(edit_meanwhile={'a': 0})
+    if restarting:
+        sim.restart()
+    sim.settle()
+    seen = [(id, spec['a']) for id, _, spec, _ in sim.runs]
+    assert seen == [('first', 0), ('second', 1), *([('update', 0)] * is_concerned)]
+    assert not sim.progress and sim.cycle is None
+
+
+@pytest.mark.parametrize('restarting', [False, True])
+def test_edits_during_a_creation_concern_only_the_update_handlers_of_their_fields(restarting):
+    sim = Simulation(
+        *(make_handler(id, reason=Reason.CREATE) for id in ('first', 'second', 'third')),
+        make_handler('a', reason=Reason.UPDATE, field=('spec', 'a'), needs_change=True),
+        make_handler('b', reason=Reason.UPDATE, field=('spec', 'b'), needs_change=True),
+    )
+    sim.edit(a=0, b=0)
+    sim.step()
+    sim.edit(b=1)
+    sim.step()
+    if restarting:
+        sim.restart()
+    sim.settle()
+    assert [id for id, *_ in sim.runs] == ['first', 'second', 'third', 'b']
+    assert not sim.progress and sim.cycle is None
+
+
+@pytest.mark.parametrize('restarting', [False, True])
 def test_handlers_that_saw_an_edit_in_a_creation_are_told_when_it_is_reverted_after_its_end(restarting):
     sim = Simulation(
         make_handler('create', reason=Reason.CREATE),
