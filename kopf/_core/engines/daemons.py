@@ -191,7 +191,7 @@ class Daemon:
             began, patch, seen = self._now(), Patch(body=self.owner.body), self._take_snapshot()
             # Why a counter, not the time of the change? Two changes can have the same time of the loop. Why not
             # `resume`? It ignores daemons that run.
-            changes = self.owner.changes
+            edits = self.owner.edits
             outcome: Outcome | None = None
             # Check it again, after `_enter`: if the process was suspended since then, another operator can have taken
             # over.
@@ -204,7 +204,7 @@ class Daemon:
                     pass  # apply the patch nevertheless: it has the changes that the function has made so far
             at = await self._apply(outcome, patch, began, seen) if is_permitted else began + HALTED_DELAY
             del outcome  # see `Outcome.without_exception`
-            if at == math.inf and self.owner.changes != changes:
+            if at == math.inf and self.owner.last_edit > edits:
                 at = self._now()  # the timer waits for a change, and the object has changed while the function ran
         except asyncio.CancelledError:
             pass  # not raised, because no other task awaits this one, and it ends here anyway

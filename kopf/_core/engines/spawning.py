@@ -180,7 +180,11 @@ class _BeforeEdit(NamedTuple):
     body: Mapping[str, Any]
     essence: BodyEssence | None
     changed_at: float
-    changes: int
+    last_edit: int
+    number: int
+    """The number of this edit."""
+    result: BodyEssence | None
+    """The essence after it."""
     waiting: Sequence[Daemon]
     """The timers that have waited for an edit."""
 
@@ -193,16 +197,18 @@ class ObjectDaemons:
         '_in_flight',
         'body',
         'changed_at',
-        'changes',
+        'edits',
         'essence',
         'gone',
         'identity',
         'known',
+        'last_edit',
         'logger',
         'record',
         'seen_at',
         'spawner',
         'packed',
+        'patches',
         'version',
     )
 
@@ -225,8 +231,13 @@ class ObjectDaemons:
         """Whether the object does not exist in the cluster any more, so that its daemons need no further requests."""
         self.changed_at = asyncio.get_running_loop().time()
         """When another client has changed the object, or when it was first seen; by the clock of the loop."""
-        self.changes = 0
-        """How many times other clients have changed the object since it was first seen."""
+        self.edits = self.last_edit = 0
+        """
+        How many edits by other clients were seen, and the number of the last one that has not turned out to be a patch
+        of the operator.
+        """
+        self.patches = 0
+        """How many patches of the daemons themselves were applied to the object."""
         # Built only for timers with `idle`, as it is built again for each event.
         self.essence: BodyEssence | None = spawner.essence_of(self.body) if spawner.idling else None
         self._in_flight = 0  # how many patches of the operator have no response yet
@@ -328,8 +339,12 @@ class ObjectDaemons:
             Whether the body is replaced.
         """
         version = raw['metadata'].get('resourceVersion')
-        if not version or (is_older_version(version, self.version) and (asked_at is None or asked_at <= self.seen_at)):
-            return False  # a state without a version is not a full body, but the identity of a deleted object
+        if not version:
+            return False  # it is not a full body, but the identity of a deleted object
+        if is_older_version(version, self.version) and (asked_at is None or asked_at <= self.seen_at):
+            if patch is not None and self._before_edit is not None:
+                self._reconsider(self._before_edit, raw, patch)
+            return False
         # Called before the body is replaced, as the effect of the patch is predicted from the former body.
         edited = self.spawner.idling and self._detect_edit(raw, patch)
         self.packed[0], self.version, self.seen_at = raw, version, time.monotonic()
@@ -339,15 +354,16 @@ class ObjectDaemons:
         return True
 
     def _detect_edit(self, raw: RawBody, patch: Patch | None) -> bool:
-        """Note the essence of the new state, and whether another client has changed the object."""
+        """Return whether another client has changed the object; note the essence of the new state."""
         former, before = self.essence, self._before_edit
-        if patch is not None:
+        if not self._in_flight:
             self._before_edit = None
         try:
             essence = self.essence = self.spawner.essence_of(Body(raw))
             # The event of a patch can precede its response, and then it looks as if it was of another client.
             if patch is not None and before is not None:
                 if not self._is_edited(Body(before.body), before.essence, essence, patch):
+                    self._before_edit = None
                     self._undo_edit(before)
                     return False
             edited = self._is_edited(self.body, former, essence, patch)
@@ -356,13 +372,27 @@ class ObjectDaemons:
         if edited:
             if patch is None and before is None and self._in_flight:
                 waiting = [daemon for daemon in self if daemon.waits_for_edit]
-                self._before_edit = _BeforeEdit(self.packed[0], former, self.changed_at, self.changes, waiting)
+                self._before_edit = _BeforeEdit(
+                    self.packed[0], former, self.changed_at, self.last_edit, self.edits + 1, self.essence, waiting
+                )
             self.changed_at = asyncio.get_running_loop().time()
-            self.changes += 1
+            self.edits += 1
+            self.last_edit = self.edits
         return edited
 
+    def _reconsider(self, before: _BeforeEdit, raw: RawBody, patch: Patch) -> None:
+        """Undo the edit if it was the patch, although newer states came before its response, but no newer edits."""
+        if self.last_edit == before.number:
+            with contextlib.suppress(StorageError):
+                essence = self.spawner.essence_of(Body(raw))
+                if is_same(essence, before.result):
+                    if not self._is_edited(Body(before.body), before.essence, essence, patch):
+                        self._before_edit = None
+                        self._undo_edit(before)
+
     def _undo_edit(self, before: _BeforeEdit) -> None:
-        self.changed_at, self.changes = before.changed_at, before.changes
+        # If another client has edited the same fields in that moment, that edit is undone, too: it looks the same.
+        self.changed_at, self.last_edit = before.changed_at, before.last_edit
         for daemon in before.waiting:
             daemon.suspend()
 
@@ -386,6 +416,21 @@ class ObjectDaemons:
             yield
         finally:
             self._in_flight -= 1
+            if self._before_edit is not None:
+                asyncio.get_running_loop().call_soon(self._forget_edit)  # when the response is taken, if there is one
+
+    def _forget_edit(self) -> None:
+        if not self._in_flight:
+            self._before_edit = None
+
+    @property
+    def is_patching(self) -> bool:
+        """Return whether a patch of the operator is in flight."""
+        return self._in_flight > 0
+
+    def note_patch(self) -> None:
+        """Called when a patch of one of the daemons was applied."""
+        self.patches += 1
 
     def restore(self, text: str | bytes, version: str | None) -> str | None:
         """

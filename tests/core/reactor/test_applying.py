@@ -1,11 +1,13 @@
 """Patches that the API refuses, loses, or cannot apply to the newest state."""
 
 import asyncio
+import gc
 
 import pytest
 from operatorworld import Gate, in_virtual_time
 
 import kopf
+from kopf._core.engines.spawning import ObjectDaemons
 
 
 async def create_but_tell_that_it_is_gone(world):
@@ -226,3 +228,48 @@ async def test_own_patches_do_not_disturb_idle_timers_whatever_comes_first(world
         await world.edit(field='v2')
         await asyncio.sleep(100)
     assert (len(patching), len(runs)) == (2, 2)
+
+
+@pytest.mark.parametrize('disturbing', ['status', 'handler'])
+@in_virtual_time
+async def test_own_patches_do_not_disturb_idle_timers_whatever_comes_between(world, disturbing):
+    runs = []
+
+    async def wait():
+        await asyncio.sleep(0.3)
+        if disturbing == 'status':
+            await world.aio.patch('kopfexamples', 'obj', {'status': {'other': 1}})
+        await asyncio.sleep(0.3)
+
+    async def patch_it(patch, **_):
+        runs.append(1)
+        patch.spec['seen'] = len(runs)
+        world.sandbox.faults.call(wait, late=True, verb='patch', name='obj')
+
+    world.declare(kopf.timer, 'patching', does=patch_it, idle=10)
+    if disturbing == 'handler':
+        world.declare(kopf.on.create, 'create')
+        world.declare(kopf.on.update, 'update', does='result')  # its patch is answered before that of the timer
+    async with world.operator():
+        await world.create()
+        await asyncio.sleep(200)
+    assert len(runs) == 1
+
+
+@in_virtual_time
+async def test_nothing_is_kept_of_edits_that_come_while_a_patch_is_refused(world):
+    async def edit():
+        await world.edit(edited=1)
+        await asyncio.sleep(0.5)
+
+    async def patch_it(patch, spec, **_):
+        if 'edited' not in spec:
+            patch.metadata.labels['no label!'] = 'x'
+            world.sandbox.faults.call(edit, verb='patch', name='obj')
+
+    world.declare(kopf.timer, 'patching', does=patch_it, idle=10)
+    async with world.operator():
+        await world.create()
+        await world.until_called('patching', 2)
+        kept = [each for each in gc.get_objects() if type(each) is ObjectDaemons and each._before_edit is not None]
+        assert not kept
