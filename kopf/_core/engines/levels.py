@@ -50,7 +50,7 @@ from kopf._core.intents import filters
 from kopf._core.intents.causes import ReconcilingCause, make_conditions
 from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.decisions import Decider
-from kopf._core.intents.edits import find_written, is_edited, is_edited_by_others
+from kopf._core.intents.edits import find_written, is_edited
 from kopf._core.intents.handlers import ReconcilingHandler, ResourceHandler, Source
 from kopf._core.intents.storage_errors import StorageError
 
@@ -726,11 +726,18 @@ class Leveler:
             is_ours = False  # clients wait for conditions with the newer generation, so the handler must run again
         # A webhook or a policy can write something new at each update, so that the patches of a handler trigger it
         # endlessly. So only edits end the chain of runs.
-        if not is_ours and is_edited_by_others(level.packed[0], raw):
+        if not is_ours and not self._is_mutated(level, raw, patch):
             level.note_edit()
         if level.renew(raw, asked_at=None):
             self._compare_all(level, raw, Trigger.CHANGE, own=run.plan if is_ours else None)
         return is_ours
+
+    def _is_mutated(self, level: ObjectLevel, raw: RawBody, patch: Patch) -> bool:
+        """Check whether a webhook or a policy has changed the object by the patch."""
+        try:
+            return self._decider.is_mutated(cast(RawBody, level.packed.copy()), raw, patch)
+        except StorageError:
+            return False
 
     def _is_edited(self, known: Body, body: Body, patch: Patch) -> bool:
         """Check whether another client has also changed the object, in addition to the patch."""

@@ -27,7 +27,15 @@ from kopf._core.actions.handler_states import digest_essence, is_of_edited
 from kopf._core.intents import filters
 from kopf._core.intents.causes import ChangingCause, Reason
 from kopf._core.intents.cycles import UNCHANGED, Cycle, Cycles, Expected, is_for_updates
-from kopf._core.intents.edits import find_leaves, find_written, is_edited, is_edited_by_others, is_touched
+from kopf._core.intents.edits import (
+    find_leaves,
+    find_writes,
+    find_written,
+    is_cut,
+    is_edited,
+    is_touched,
+    is_written_since,
+)
 from kopf._core.intents.essences import Essences
 from kopf._core.intents.handlers import ChangingHandler
 from kopf._core.intents.progress_records import ProgressRecords
@@ -392,7 +400,7 @@ class Decider:
             return EMPTY
         return diff(decision.stored, essence)
 
-    def find_mutations(self, decision: Decision, raw: RawBody | None) -> Diff:
+    def find_mutations(self, decision: Decision, patch: Patch, raw: RawBody | None) -> Diff:
         """
         Return the differences from the expected state after the operator's own patch, unless others have edited it.
 
@@ -405,9 +413,27 @@ class Decider:
             essence = self.essences.of(Body(raw))
         except StorageError:
             return EMPTY
-        if is_same(expected, essence) or is_edited_by_others(decision.cause.body._data(), raw):
+        if is_same(expected, essence):
             return EMPTY
-        return diff(expected, essence)
+        changes = diff(expected, essence)
+        before = decision.cause.body._data()
+        is_edited = is_cut(changes, patch) or is_written_since(find_writes(before), find_writes(raw))
+        return EMPTY if is_edited else changes
+
+    def is_mutated(self, before: RawBody, raw: RawBody, patch: Patch) -> bool:
+        """
+        Check whether a patch that is no change for handlers has led to one, and not by other clients.
+
+        Raises:
+            StorageError: if a storage fails.
+        """
+        former = self.essences.of(Body(before))
+        if not is_same(self.essences.predict(Body(before), patch), former):
+            return False
+        essence = self.essences.of(Body(raw))
+        if is_same(former, essence) or is_cut(diff(former, essence), patch):
+            return False
+        return not is_written_since(find_writes(before), find_writes(raw))
 
     def _is_caused_by_functions(self, decision: Decision, patch: Patch, essence: BodyEssence) -> bool:
         if not patch.fns:

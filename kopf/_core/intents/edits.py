@@ -11,10 +11,13 @@ from typing import Any, Final
 from kopf._cogs.helpers.versions import field_manager
 from kopf._cogs.structs.bodies import BodyEssence
 from kopf._cogs.structs.dicts import FieldPath, resolve
-from kopf._cogs.structs.diffs import Diff, diff
+from kopf._cogs.structs.diffs import Diff, DiffOperation, diff
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.patches import Patch
 from kopf._core.actions.handler_states import State, digest_essence
+
+Writes = Mapping[tuple[Any, ...], Any]
+"""The times of the last writes by clients, as the API server has recorded them."""
 
 NO_FIELDS: Final[Mapping[HandlerId, FieldPath]] = {}
 
@@ -37,25 +40,33 @@ def is_edited(
     return not is_explained(diff(old, new), patch, written)
 
 
-def is_edited_by_others(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+def find_writes(raw: Mapping[str, Any]) -> Writes | None:
     """
-    Check whether other clients have written to the object between two states, apart from its status.
+    Return when other clients have last written to the object, apart from its status; ``None`` if it is unknown.
 
-    Their entries in ``metadata.managedFields`` tell. What webhooks and policies of the API server add to a request
-    changes no entry but that of the request. Without entries, it is unknown, and counts as an edit.
+    The entries in ``metadata.managedFields`` tell. They do not change with what webhooks and policies of the API server
+    add to the requests of others. They do not tell of fields that were only removed, of two writes of a client within a
+    second, nor of other operators with kopf, as these have the same name.
     """
-    entries = after['metadata'].get('managedFields')
-    times = {_identify(entry): entry.get('time') for entry in before['metadata'].get('managedFields') or ()}
-    return not entries or any(
-        entry.get('manager') != field_manager
-        and entry.get('subresource') != 'status'
-        and (_identify(entry) not in times or times[_identify(entry)] != entry.get('time'))
+    entries = raw['metadata'].get('managedFields')
+    if not isinstance(entries, list) or not entries:
+        return None
+    return {
+        tuple(entry.get(key) for key in ('manager', 'operation', 'subresource', 'apiVersion')): entry.get('time')
         for entry in entries
-    )
+        if isinstance(entry, Mapping) and entry.get('manager') != field_manager and entry.get('subresource') != 'status'
+    }
 
 
-def _identify(entry: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(entry.get(key) for key in ('manager', 'operation', 'subresource', 'apiVersion'))
+def is_written_since(before: Writes | None, after: Writes | None) -> bool:
+    """Check whether other clients have written to the object between two states; if it is unknown, they have."""
+    return before is None or after is None or any(before.get(key, '') != moment for key, moment in after.items())
+
+
+def is_cut(changes: Diff, patch: Patch) -> bool:
+    """Check whether fields are removed that the patch does not touch: webhooks and policies rarely remove any."""
+    removed = [item for item in changes if item.operation is DiffOperation.REMOVE]
+    return any(not is_touched(item.field, patch) for item in removed)
 
 
 def find_written(old: BodyEssence, new: BodyEssence, patch: Patch) -> Collection[FieldPath]:

@@ -20,7 +20,6 @@ from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import Body, RawBody
 from kopf._cogs.structs.patches import Patch, combine_values
 from kopf._core.intents.decisions import Decider, Decision
-from kopf._core.intents.edits import is_edited_by_others
 from kopf._core.intents.storage_errors import StorageError
 from kopf._core.reactor.echoes import Expectation
 from kopf._core.reactor.object_records import ObjectRecord, make_logger
@@ -141,7 +140,8 @@ class Applier:
             if result.body is not None and not record.daemons.gone:
                 at_rest = record.body is None
                 self._accept(record, result.body, patch, asked_at)
-                self._continue_chain(record, raw, result.body)
+                record.daemons.note_patch()
+                self._continue_chain(record, raw, result.body, patch)
                 # The echo of the operator's own patch will be dropped. So, check here whether this patch is a change
                 # for the handlers: otherwise, it would never reach them.
                 if record.has_worker or not is_settled(record, cast(RawBody, record.body)):
@@ -185,7 +185,7 @@ class Applier:
             self._forget(record)
         elif result.body is not None:
             self._accept(record, result.body, patch, asked_at)
-            self._continue_chain(record, seen, result.body)
+            self._continue_chain(record, body, result.body, patch)
             # The echo will be dropped, so the other handlers get this state from here.
             if self._decider.table.managing:
                 record.requeue()
@@ -313,16 +313,20 @@ class Applier:
         timeout = self._settings.persistence.consistency_timeout
         record.expect(Expectation.after_patch(raw, record.expected, timeout=timeout))
 
-    def _continue_chain(self, record: ObjectRecord, before: RawBody | None, raw: RawBody) -> None:
+    def _continue_chain(self, record: ObjectRecord, before: RawBody | None, raw: RawBody, patch: Patch) -> None:
         """
         Let the pauses of handlers that trigger themselves go on.
 
-        Where a webhook or a policy writes something new at each update, this patch has changed the object, too, and it
+        Where a webhook or a policy writes something new at each update, even this patch has changed the object, and it
         would look like an edit by another client.
         """
-        if record.selftriggering is not None and before is not None and not is_edited_by_others(before, raw):
-            with contextlib.suppress(StorageError):
-                record.selftriggering.follow(self._decider.essences.of(Body(raw)))
+        chain = record.selftriggering
+        if chain is None or before is None:
+            return
+        with contextlib.suppress(StorageError):
+            if not chain.is_over(self._decider.essences.of(Body(before))):
+                if self._decider.is_mutated(before, raw, patch):
+                    chain.follow(self._decider.essences.of(Body(raw)))
 
 
 def _check_served(result: patching.PatchResult) -> patching.PatchResult:

@@ -8,6 +8,7 @@ delay until the next step instead.
 
 import asyncio
 import functools
+import math
 from collections.abc import Mapping
 from typing import cast
 
@@ -205,7 +206,7 @@ class Reconciler:
             _tell_decision(decision, self._instruments, record, self._decider.table.resource)
         elif self._instruments.is_lazy and patch:
             self._instruments.begin_trace()
-        bookkeeping = Patch()
+        bookkeeping, patches = Patch(), _count_patches(record)
         done, delay = True, None
         if decision is not None:
             done, delay = await self._handle(record, decision, patch, bookkeeping)
@@ -227,12 +228,13 @@ class Reconciler:
         # A step that only adds the finalizer begins no cycle. The response to its patch requeues the object.
         elif decision is not None and not decision.add_finalizer:
             if done:
-                pause = self._end_cycle(record, decision, patch, bookkeeping)
+                disturbed = _count_patches(record) != patches
+                pause = self._end_cycle(record, decision, patch, bookkeeping, disturbed=disturbed)
             # If the object is requeued, the next step determines the delay from the newer state. Otherwise, a timer
             # with the returned delay starts the retries. Upstream kopf sends a dummy patch instead, to get an event.
             else:
-                if bookkeeping or patch:
-                    pause = self._note_step(record, decision)
+                if (bookkeeping or patch) and _count_patches(record) == patches:
+                    pause = self._note_step(record, decision, patch)
                 if not record.requeued and record.body is not None:
                     delay = self._find_delay(record, decision) or delay
         # The response to the patch has requeued the object, but a step during the pause would do nothing.
@@ -279,15 +281,17 @@ class Reconciler:
             record.watch_selftriggering(None)
         return pause or 0
 
-    def _note_step(self, record: ObjectRecord, decision: Decision) -> float:
+    def _note_step(self, record: ObjectRecord, decision: Decision, patch: Patch) -> float:
         """Return the pause before the next step of a change that goes on (in seconds)."""
         if decision.reason is not Reason.UPDATE:
             return 0
-        triggering, pause = self._selftriggers.note_step(record.selftriggering, decision, record.body)
+        triggering, pause = self._selftriggers.note_step(record.selftriggering, decision, patch, record.body)
         record.watch_selftriggering(triggering)
         return pause
 
-    def _end_cycle(self, record: ObjectRecord, decision: Decision, patch: Patch, bookkeeping: Patch) -> float:
+    def _end_cycle(
+        self, record: ObjectRecord, decision: Decision, patch: Patch, bookkeeping: Patch, *, disturbed: bool
+    ) -> float:
         """End the cycle of a handled change; return the pause before the next one (in seconds)."""
         # Check this first: if another cycle follows, neither the digest nor the pause is needed.
         record.end_cycle(decision.followup)
@@ -305,7 +309,7 @@ class Reconciler:
         triggering, pause = None, 0.0
         if record.cycle is None:
             triggering, pause = self._selftriggers.note(
-                record.selftriggering, decision, patch, bookkeeping, record.body
+                record.selftriggering, decision, patch, bookkeeping, record.body, disturbed=disturbed
             )
         record.watch_selftriggering(triggering)
         return pause
@@ -584,6 +588,13 @@ def _tell_decision(decision: Decision, instruments: Instruments, record: ObjectR
         activity = activity.rejoin(carried, instruments, get_key(record, resource))
     if isinstance(activity, ObjectStep):
         activity.decide(decision.reason.value, [handler.id for handler in decision.due], carried)
+
+
+def _count_patches(record: ObjectRecord) -> float:
+    """Return how many patches of daemons the object has got; NaN, which equals nothing, if one is in flight."""
+    if record.daemons is None:
+        return 0
+    return math.nan if record.daemons.is_patching else record.daemons.patches
 
 
 def _is_vain(record: ObjectRecord, patch: Patch) -> bool:

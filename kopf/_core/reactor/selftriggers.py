@@ -13,18 +13,18 @@ calls are not paused; instead, their patches are held back.
 """
 
 import time
-from collections.abc import Collection, Mapping
-from typing import Any, cast
+from collections.abc import Collection
+from typing import cast
 
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import Body, BodyEssence, RawBody
 from kopf._cogs.structs.dicts import FieldPath
-from kopf._cogs.structs.diffs import Diff, diff, is_same
+from kopf._cogs.structs.diffs import Diff, DiffOperation, diff, is_same
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.patches import Patch
 from kopf._core.actions.loggers import ObjectLogger
 from kopf._core.intents.decisions import Decider, Decision
-from kopf._core.intents.edits import is_edited_by_others, is_explained
+from kopf._core.intents.edits import Writes, find_writes, is_explained, is_written_since
 
 MAX_UPDATES = 20
 """The number of consecutive updates, each triggered by the patch of the former one, that run without pauses."""
@@ -60,18 +60,18 @@ _CAUSED_BY_EVENTS = (
 class SelfTriggeredChain:
     """Consecutive changes of one object, each triggered by the patch of the former one."""
 
-    __slots__ = ('_count', '_essence', '_is_within', '_noticed_at', '_raw', '_resumes_at')
+    __slots__ = ('_count', '_essence', '_is_within', '_noticed_at', '_resumes_at', '_writes')
 
     def __init__(self) -> None:
         self._count = 0
         self._essence: BodyEssence | None = None
-        self._raw: Mapping[str, Any] | None = None
+        self._writes: Writes | None = None
         self._is_within = False
         self._noticed_at = self._resumes_at = 0.0
 
     @property
     def is_within(self) -> bool:
-        """Return whether the last change has not ended its update, so that the pause is for the next step of it."""
+        """Return whether the last change was a step within an update, so that the pause is for the next step."""
         return self._is_within
 
     @property
@@ -100,19 +100,22 @@ class SelfTriggeredChain:
         """Called when the operator has patched the object for its daemons, or for level-triggered handlers."""
         self._essence = essence
 
-    def keep(self, raw: Mapping[str, Any]) -> None:
-        """Keep the state of the last change, to see later who has edited the object since."""
-        self._raw = raw
+    def note_writes(self, writes: Writes | None) -> None:
+        """Note when others had last written to the object at the last change."""
+        self._writes = writes
 
-    def is_edited(self, essence: BodyEssence, fields: Collection[FieldPath], raw: Mapping[str, Any]) -> bool:
+    def is_edited(self, essence: BodyEssence, fields: Collection[FieldPath], writes: Writes | None) -> bool:
         """Check whether another client has changed other fields than these since the last change of the chain."""
-        if self._essence is None or (self._raw is not None and not is_edited_by_others(self._raw, raw)):
-            return False
-        return not all(
-            # Compare in both directions: a patch can replace a whole mapping when one key has changed, or set one key
-            # in a new mapping.
-            any(item.field[: len(field)] == field or field[: len(item.field)] == item.field for field in fields)
-            for item in diff(self._essence, essence)
+        changes = diff(self._essence, essence) if self._essence is not None else ()
+        # Compare in both directions: a patch can replace a whole mapping when one key has changed, or set one key in a
+        # new mapping.
+        others = [
+            item
+            for item in changes
+            if not any(item.field[: len(field)] == field or field[: len(item.field)] == item.field for field in fields)
+        ]
+        return any(item.operation is DiffOperation.REMOVE for item in others) or (
+            bool(others) and is_written_since(self._writes, writes)
         )
 
     def get_pause(self) -> float:
@@ -152,6 +155,8 @@ class SelfTriggerDetector:
         patch: Patch,
         bookkeeping: Patch,
         raw: RawBody | None,
+        *,
+        disturbed: bool = False,
     ) -> tuple[SelfTriggeredChain | None, float]:
         """
         Called after an update: count it if the operator's own patch triggers the next one.
@@ -162,13 +167,15 @@ class SelfTriggerDetector:
             patch: the changes that its handlers have requested.
             bookkeeping: the data of the framework that were stored with them.
             raw: the state of the object after the patch, if it still exists.
+            disturbed: whether daemons have patched the object meanwhile.
 
         Returns:
             The chain, if the update belongs to one; and the pause before the next update (in seconds).
         """
         changes = self._decider.find_own_changes(decision, patch, bookkeeping, raw)
         if not changes:
-            return self._note_mutation(chain, decision, raw) if patch or bookkeeping else (None, 0)
+            is_patched = bool(patch or bookkeeping) and not disturbed
+            return self._note_mutation(chain, decision, patch, raw) if is_patched else (None, 0)
         chain, body = chain or SelfTriggeredChain(), Body(cast(RawBody, raw))
         pause = chain.note(self._decider.essences.of(body))
         if pause and self._tell_once(decision):
@@ -181,20 +188,26 @@ class SelfTriggerDetector:
         return chain, pause
 
     def note_step(
-        self, chain: SelfTriggeredChain | None, decision: Decision, raw: RawBody | None
+        self, chain: SelfTriggeredChain | None, decision: Decision, patch: Patch, raw: RawBody | None
     ) -> tuple[SelfTriggeredChain | None, float]:
         """
         Called after the patch of a step that has not ended its update: count it if the object has been mutated.
 
         Handlers that have finished before are called again for mutations, and so the update could never end.
         """
-        noted, pause = self._note_mutation(chain, decision, raw, within=True)
+        noted, pause = self._note_mutation(chain, decision, patch, raw, within=True)
         return noted or chain, pause
 
     def _note_mutation(
-        self, chain: SelfTriggeredChain | None, decision: Decision, raw: RawBody | None, *, within: bool = False
+        self,
+        chain: SelfTriggeredChain | None,
+        decision: Decision,
+        patch: Patch,
+        raw: RawBody | None,
+        *,
+        within: bool = False,
     ) -> tuple[SelfTriggeredChain | None, float]:
-        changes = self._decider.find_mutations(decision, raw)
+        changes = self._decider.find_mutations(decision, patch, raw)
         if not changes:
             return None, 0
         chain, body = chain or SelfTriggeredChain(), Body(cast(RawBody, raw))
@@ -232,10 +245,13 @@ class SelfTriggerDetector:
         """
         fields = _find_changed_fields(patch, body) if own else ()
         chain = chain or SelfTriggeredChain()
-        if not fields or chain.is_edited(essence := self._decider.essences.of(body), fields, body._data()):
+        if not fields:
+            return None, 0
+        essence, writes = self._decider.essences.of(body), find_writes(body._data())
+        if chain.is_edited(essence, fields, writes):
             return None, 0
         pause = chain.get_pause() or chain.note(essence)
-        chain.keep(body._data())
+        chain.note_writes(writes)
         if pause and not self._told_of_events:
             self._told_of_events = True
             ObjectLogger(body=body, settings=self._settings).warning(

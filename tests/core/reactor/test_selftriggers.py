@@ -177,6 +177,108 @@ async def test_handlers_of_raw_events_that_change_nothing_send_nothing(world):
         await world.aio.wait_for('kopfexamples', 'obj', lambda body: body['spec']['seen'], timeout=5)
 
 
+async def loop_until_paused(world, **fields):
+    """Let an update handler trigger itself until there are long pauses."""
+    await world.create(**fields)
+    await world.until_called('create')
+    await world.edit(n=1)
+    await world.until_called('looping', 28)
+    await asyncio.sleep(1)
+
+
+@pytest.mark.parametrize(
+    'edit, expected', [({'new': '1'}, {'l': '1', 'new': '1'}), ({'l': '2'}, {'l': '2'}), ({'l': None}, {})]
+)
+@in_virtual_time
+async def test_edits_end_pauses_although_a_timer_patches_the_object_in_that_moment(world, edit, expected):
+    moments = []
+
+    async def edit_labels():
+        moments.append(time.monotonic())
+        await world.edit(metadata={'labels': edit})
+
+    async def patch_status(patch, **_):
+        patch.status['count'] = next(NUMBERS)
+
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.update, 'looping', does=increment)
+    world.declare(kopf.timer, 'timer', does=patch_status, interval=0.7)
+    async with world.operator():
+        await loop_until_paused(world, spec={'n': 0}, labels={'l': '1'})
+        world.sandbox.faults.call(edit_labels, verb='patch', name='obj')
+        await world.until(lambda: dict(world.called('looping')[-1]['labels']) == expected)
+        assert time.monotonic() - moments[0] < 1
+
+
+@in_virtual_time
+async def test_edits_end_pauses_although_they_wait_for_handlers_of_raw_events(world):
+    lasting = [0]
+
+    async def observe(**_):
+        await asyncio.sleep(lasting[0])
+
+    async def patch_status(patch, **_):
+        patch.status['count'] = next(NUMBERS)
+
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.update, 'looping', does=increment)
+    world.declare(kopf.on.event, 'event', does=observe)
+    world.declare(kopf.timer, 'timer', does=patch_status, interval=0.7)
+    async with world.operator():
+        await loop_until_paused(world, spec={'n': 0})
+        lasting[0] = 2
+        await world.edit(x=1)
+        await world.until(lambda: world.called('looping')[-1]['spec'].get('x') == 1, timeout=10)
+
+
+@in_virtual_time
+async def test_patches_of_timers_are_no_mutations_however_long_updates_take(world):
+    async def count(patch, **_):
+        patch.spec['count'] = next(NUMBERS)
+
+    async def handle(**_):
+        await asyncio.sleep(0.3)
+
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.update, 'update', does=handle)
+    world.declare(kopf.timer, 'timer', does=count, interval=0.2)
+    async with world.operator():
+        await world.create()
+        await world.until_called('update')
+        for _ in range(3):
+            calls = len(world.called('update'))
+            await asyncio.sleep(10)
+            assert len(world.called('update')) - calls > 25
+    assert not any('in a row' in text for text in world.log.texts)
+
+
+@pytest.mark.parametrize('label', ['2', None])
+@in_virtual_time
+async def test_edits_end_the_pauses_of_level_triggered_handlers_at_any_moment(world, label):
+    seen, moments = [], []
+
+    async def edit():
+        moments.append(time.monotonic())
+        await world.edit(metadata={'labels': {'l': label}})
+
+    def overwrite(field):
+        async def fn(patch, labels, **_):
+            seen.append((time.monotonic(), labels.get('l')))
+            patch.spec[field] = next(NUMBERS)
+
+        return fn
+
+    world.declare(kopf.on.reconcile, 'r1', does=overwrite('f1'))
+    world.declare(kopf.on.reconcile, 'r2', does=overwrite('f2'))
+    async with world.operator():
+        await world.create(labels={'l': '1'})
+        await world.until_logged('again and again')
+        await asyncio.sleep(30)
+        world.sandbox.faults.call(edit, verb='patch', name='obj')
+        await world.until(lambda: seen[-1][1] == label, timeout=300)
+        assert seen[-1][0] - moments[0] < 1
+
+
 async def count_in_status(status, patch, **_):
     patch.status['count'] = status.get('count', 0) + 1
 
