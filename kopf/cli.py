@@ -1222,7 +1222,7 @@ def _occupy_standard_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest free number is this one
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number is this one
 
 
 def launch(controls: CLIControls | None = None) -> None:
