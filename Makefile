@@ -52,7 +52,10 @@ unit: $(STAMP)  ## run the unit tests alone; on another version of Python with V
 	@$(VENV)/bin/python -m compileall -q kopf
 	$(VENV)/bin/python -m pytest $(PARALLEL) $(addprefix --ignore=,$(READING)) $(UNIT)
 
-e2e: e2e-together e2e-apart e2e-timed  ## run the end-to-end tests on a real control plane: that of KUBECONFIG, or with Go one of their own
+e2e:  ## run the end-to-end tests on a real control plane: that of KUBECONFIG, or with Go one of their own
+	@$(MAKE) --no-print-directory e2e-together
+	@$(MAKE) --no-print-directory e2e-apart
+	@$(MAKE) --no-print-directory e2e-timed
 
 e2e-together: $(STAMP)
 	$(VENV)/bin/python -m pytest --cluster=real --forks 3 --whole-files -p no:xdist --reruns 2 -r R \
