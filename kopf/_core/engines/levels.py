@@ -100,7 +100,17 @@ class Host(Protocol):
 class HandlerPlan(Plan):
     """The plan of one handler for one object: the next run, and the digest of the state that it has seen last."""
 
-    __slots__ = ('carried', 'chain', 'children', 'controller', 'digest', 'level', 'nonconformity', 'verdict')
+    __slots__ = (
+        'carried',
+        'chain',
+        'children',
+        'controller',
+        'digest',
+        'is_unsure',
+        'level',
+        'nonconformity',
+        'verdict',
+    )
 
     def __init__(self, level: 'ObjectLevel', controller: 'Controller') -> None:
         super().__init__(level)
@@ -113,6 +123,8 @@ class HandlerPlan(Plan):
         It is `FIELDLESS` if the object lacks only the field of the handler. When the field is removed, the handler is
         run once more; after this run, no further runs are planned.
         """
+        self.is_unsure = False
+        """Whether it is unknown if the object matches the handler now, as the filters of the handler have failed."""
         self.carried: Sequence[ConditionEdits] = ()
         """The changes of conditions that the last run could not write because of conflicts with other clients."""
         self.verdict: Verdict | None = None
@@ -140,6 +152,16 @@ class HandlerPlan(Plan):
     def note_conformity(self, nonconformity: str | None) -> None:
         """Called with the reason if the last run has failed because the object does not conform to its class."""
         self.nonconformity = nonconformity
+
+    def note_filters(self, *, failed: bool) -> None:
+        """Called when the filters of the handler were applied to a new state of the object."""
+        self.is_unsure = failed
+
+    def find_wanted(self) -> Collection[ChildKey] | None:
+        """Return the children that the handler wants for the object; ``None`` if they are not known yet."""
+        if self.children is not None:
+            return self.children.get_wanted()
+        return None if self.digest or self.is_unsure else ()
 
     def remember_children(self) -> ChildrenMemory:
         """Return the memory of the children that the handler has applied; create it at the first call."""
@@ -497,7 +519,10 @@ class ChildrenOfPlan:
         """Return the name of another handler or owner that applies the same child; ``None`` if there is none."""
         level = self._plan.level
         for plan in level.plans:
-            applied = None if plan is self._plan or plan.children is None else plan.children.get(key)
+            # A handler that does not match the object any more hands its children over to those that do.
+            if plan is self._plan or plan.children is None or plan.digest in (None, FIELDLESS):
+                continue
+            applied = plan.children.get(key)
             if applied is not None and applied.desired != desired:
                 return str(plan.controller.handler)
         if known is None:
@@ -575,6 +600,7 @@ class Leveler:
             return
         digests = self._find_digests(level, raw)
         for plan in level.plans:
+            plan.note_filters(failed=plan not in digests)
             if plan in digests:
                 self._compare(plan, digests[plan], reason, is_own=plan is own)
             if plan.nonconformity is not None:
@@ -869,16 +895,21 @@ class Leveler:
         children, plan = run.children, run.plan
         if children is None or outcome.verdict != 'succeeded' or plan.level.record.level is not plan.level:
             return outcome
+        if plan.digest is None:
+            return (
+                outcome  # it does not match any more, or after a pause, it is unknown what other handlers have applied
+            )
         children.memory.note_success(children.wanted, children.kept)
         failure = "The finalizer and the annotation for the children of %s are not restored"
         try:
             await children.restore_marks()
             failure = "The children of %s are not pruned"
             if children.kinds.handler.prune:
+                # Also those that do not match the object: only they may delete their children.
                 others = {
-                    other.controller.handler.id: None if other.children is None else other.children.get_wanted()
+                    other.controller.handler.id: other.find_wanted()
                     for other in plan.level.plans
-                    if other is not plan and other.controller.kinds is not None and other.digest
+                    if other is not plan and other.controller.kinds is not None
                 }
                 await children.prune(others)
         except APIError as error:

@@ -1,0 +1,95 @@
+"""Several level-triggered handlers of one object: the children of each are its own, unless it does not match."""
+
+import asyncio
+
+import pytest
+from operatorworld import in_virtual_time
+
+import kopf
+
+
+def declare(world, id, child, registry=None, **options):
+    """Declare a handler that applies a child of this name, with its own id as the data."""
+
+    @kopf.on.reconcile('kopfexamples', id=id, registry=registry or world.registry, owns=['configmaps'], **options)
+    async def fn(name, children, **_):
+        world.note(id, name)
+        data = {'by': id}
+        await children.apply({'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': child}, 'data': data})
+
+
+async def until_applied(world, child, by):
+    await world.aio.wait_for('configmaps', child, lambda body: body['data'] == {'by': by}, timeout=10)
+
+
+MATCHING = [
+    ({'labels': {'mode': 'x'}}, {'labels': {'mode': 'y'}}),
+    ({'when': lambda labels, **_: labels['mode'] == 'x'}, {'when': lambda labels, **_: labels['mode'] == 'y'}),
+    ({'field': 'metadata.labels.mode', 'value': 'x'}, {'field': 'metadata.labels.mode', 'value': 'y'}),
+]
+
+
+@pytest.mark.parametrize('first, second', MATCHING, ids=['labels', 'when', 'field'])
+@in_virtual_time
+async def test_a_handler_takes_over_the_child_of_one_that_does_not_match_any_more(world, first, second):
+    declare(world, 'first', 'child', **first)
+    declare(world, 'second', 'child', **second)
+    async with world.operator():
+        await world.create(labels={'mode': 'x'})
+        await until_applied(world, 'child', 'first')
+        for mode, id in [('y', 'second'), ('x', 'first')]:
+            await world.edit(metadata={'labels': {'mode': mode}})
+            await until_applied(world, 'child', id)
+    # A handler whose field is gone is called once more, and this function does not look at the field.
+    assert 'field' in first or not any('is applied by' in text for text in world.log.texts)
+
+
+@in_virtual_time
+async def test_children_of_a_handler_that_does_not_match_any_more_are_not_pruned_by_others(world):
+    declare(world, 'leaving', 'one', labels={'mode': 'x'})
+    declare(world, 'staying', 'two')
+    async with world.operator():
+        await world.create(labels={'mode': 'x'})
+        await until_applied(world, 'one', 'leaving')
+        await until_applied(world, 'two', 'staying')
+        calls = len(world.called('staying'))
+        await world.edit(metadata={'labels': {'mode': None}})
+        await world.until_called('staying', calls + 1)
+        await asyncio.sleep(60)
+        assert await world.aio.get('configmaps', 'one')
+
+
+@in_virtual_time
+async def test_children_of_a_handler_whose_filter_fails_are_not_pruned_by_others(world):
+    failing = []
+
+    def check(**_):
+        if failing:
+            raise ValueError('a mistake')
+        return True
+
+    declare(world, 'failing', 'one', when=check)
+    declare(world, 'staying', 'two')
+    async with world.operator():
+        await world.create()
+        await until_applied(world, 'one', 'failing')
+    failing.append(True)
+    calls = len(world.called('staying'))
+    async with world.operator():
+        await world.until_called('staying', calls + 1)
+        await asyncio.sleep(60)
+        assert await world.aio.get('configmaps', 'one')
+
+
+@in_virtual_time
+async def test_children_of_a_former_handler_are_pruned_beside_handlers_that_do_not_match(world):
+    former = kopf.OperatorRegistry()
+    declare(world, 'former', 'one', registry=former)
+    async with world.operator(registry=former):
+        await world.create()
+        await until_applied(world, 'one', 'former')
+    declare(world, 'present', 'two')
+    declare(world, 'other', 'three', labels={'mode': 'x'})
+    async with world.operator():
+        await until_applied(world, 'two', 'present')
+        await world.aio.wait_gone('configmaps', 'one')
