@@ -229,6 +229,11 @@ class ConditionEdits:
         """Also set ``status.observedGeneration`` whenever the conditions change: kstatus looks only at this field."""
         self._is_summarized = True
 
+    @property
+    def generation(self) -> int | None:
+        """The generation of the state that the handlers have seen; ``None`` if other changes increment it, too."""
+        return _get_generation(self._seen) if self._counted else None
+
     def follow(self, raw: Mapping[str, Any]) -> None:
         """Called with a state in which only the handlers' own changes differ from the state that they have seen."""
         self._seen, self._patch = raw, Patch()

@@ -47,7 +47,9 @@ class Verdict(NamedTuple):
     reason: str = ''
     message: str = ''
     is_explicit: bool = False
-    """Whether the handler has set ``Ready`` itself."""
+    """Whether the handler has set or removed ``Ready`` itself."""
+    ready: Condition | None = None
+    """What it has set it to."""
 
 
 def is_own_kind(resource: Resource) -> bool:
@@ -85,7 +87,7 @@ def judge(handler: Handler, outcome: Outcome, generation: int | None, changed: M
     """
     error = outcome.exception
     if error is None and outcome.final:
-        return Verdict(State.READY, generation, is_explicit=READY in changed)
+        return Verdict(State.READY, generation, is_explicit=READY in changed, ready=changed.get(READY))
     if isinstance(error, NotReadyError):
         return Verdict(State.RETRYING, generation, 'Waiting', str(error))
     message = '' if error is None else describe(error)
@@ -140,8 +142,12 @@ def derive_conditions(
     else:
         changes = {READY: Condition(True, 'Succeeded'), RECONCILING: None, STALLED: None}
         kept = {*changed}
-        if any(each.is_explicit for each in known.values()):
-            kept.add(READY)
+        explicit = [each.ready for each in known.values() if each.is_explicit]
+        if explicit:
+            # It is written again, as the failure of another handler can have replaced it meanwhile.
+            ready = min(filter(None, explicit), key=lambda each: each.status is True, default=None)
+            changes[READY] = ready
+            kept.update([READY] if ready is None else ())
     return {type_: change for type_, change in changes.items() if type_ not in kept}
 
 

@@ -66,10 +66,11 @@ class ConditionWriter:
     async def end(self, record: ObjectRecord, run: Run, outcome: Outcome, edits: Sequence[ConditionEdits]) -> Outcome:
         """Write the conditions after a run; return the outcome, which is a failure if they cannot be written."""
         if self._leveler.keeps_conditions(run):
-            generation = self._leveler.get_generation(run.raw)
             for own in edits:
                 own.summarize()
-                for type_, condition in self._leveler.judge_run(run, outcome, generation, dict(own.changes)).items():
+                # After an own patch of the spec, it is the new generation: the handler is not run again for it.
+                judged = self._leveler.judge_run(run, outcome, own.generation, dict(own.changes))
+                for type_, condition in judged.items():
                     own.change(type_, condition)
         edits = self._join(run.plan.carried, edits)
         if not edits:

@@ -107,7 +107,15 @@ def test_any_text_of_an_error_can_be_stored(text):
 
 VERDICTS = st.one_of(
     st.none(),
-    st.builds(Verdict, st.sampled_from(State), st.integers(1, 2), st.just('Reason'), st.just('x'), st.booleans()),
+    st.builds(
+        Verdict,
+        st.sampled_from(State),
+        st.integers(1, 2),
+        st.just('Reason'),
+        st.just('x'),
+        st.booleans(),
+        st.none() | st.builds(Condition, st.sampled_from([True, False, None]), st.just('Own')),
+    ),
 )
 OWN = st.dictionaries(
     st.sampled_from([READY, RECONCILING, STALLED]),
@@ -142,8 +150,17 @@ def test_what_a_handler_has_set_stays_but_a_failed_one_is_never_ready(verdicts, 
 
 
 def test_readiness_that_a_handler_has_set_is_not_replaced_by_the_success_of_another():
-    explicit = Verdict(State.READY, 1, is_explicit=True)
-    assert READY not in derive_conditions({'a': explicit, 'b': Verdict(State.READY, 1)}, 1, {})
+    own = Condition(True, 'Serving')
+    explicit = Verdict(State.READY, 1, is_explicit=True, ready=own)
+    assert derive_conditions({'a': explicit, 'b': Verdict(State.READY, 1)}, 1, {})[READY] is own
+    removed = explicit._replace(ready=None)
+    assert READY not in derive_conditions({'a': removed, 'b': Verdict(State.READY, 1)}, 1, {})
+
+
+def test_of_the_readiness_that_several_handlers_have_set_what_is_wrong_is_shown():
+    good, bad = [Verdict(State.READY, 1, is_explicit=True, ready=Condition(ok, 'Own')) for ok in (True, False)]
+    for verdicts in ({'a': good, 'b': bad}, {'a': bad, 'b': good}, {'a': bad, 'b': good, 'c': Verdict(State.READY, 1)}):
+        assert derive_conditions(verdicts, 1, {})[READY] is bad.ready
 
 
 def test_the_message_names_the_handlers_if_there_are_several():

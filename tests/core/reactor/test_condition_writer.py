@@ -613,3 +613,43 @@ async def test_conditions_of_a_failed_creation_are_written(things, world):
 def test_the_option_is_true_or_false(value):
     with pytest.raises(TypeError, match=r"@kopf\.on\.reconcile: conditions= must be True or False, not "):
         kopf.on.reconcile('things', conditions=value, registry=kopf.OperatorRegistry())
+
+
+@pytest.mark.parametrize('order', ['patching other', 'other patching', 'patching defaulting'])
+@in_virtual_time
+async def test_objects_with_several_handlers_get_ready_although_some_patch_the_spec(world, things, order):
+    async def patch_it(spec, patch, **_):
+        patch.spec['made'] = f"for-{spec['a']}"
+
+    async def default(patch, **_):
+        patch.spec['default'] = 1
+
+    functions = {'patching': patch_it, 'defaulting': default, 'other': None}
+    for id in order.split():
+        things.declare(functions[id], id=id, conditions=True)
+    async with world.operator():
+        await things.create(a=1)
+        await world.aio.wait_for('things', 'obj', is_ready)
+        await things.edit(a=2)
+        body = await world.aio.wait_for('things', 'obj', lambda body: body['spec'].get('made') == 'for-2')
+        await world.aio.wait_for('things', 'obj', is_ready)
+        assert body['metadata']['generation'] > 1
+
+
+def is_ready(body):
+    ready = read(body).get('Ready', {})
+    return (ready.get('status'), ready.get('observedGeneration')) == ('True', body['metadata']['generation'])
+
+
+@in_virtual_time
+async def test_readiness_that_a_handler_has_set_is_back_after_the_failure_of_another(world, things):
+    async def serve(conditions, **_):
+        conditions['Ready'] = kopf.Condition(True, 'Serving', 'All is well.')
+
+    things.declare([kopf.TemporaryError('not yet', delay=5)], id='failing', conditions=True)
+    things.declare(serve, id='serving', conditions=True)
+    async with world.operator():
+        await things.create()
+        await things.until(lambda found: found.get('Ready', {}).get('status') == 'False')
+        found = await things.until(lambda found: found['Ready']['status'] == 'True')
+        assert say(found)['Ready'] == ('True', 'Serving', 'All is well.')
