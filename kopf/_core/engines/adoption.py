@@ -11,7 +11,7 @@ does not copy the annotations.
 """
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final, NamedTuple
 
 from kopf._cogs.clients import api
@@ -19,6 +19,9 @@ from kopf._cogs.helpers import thirdparty
 from kopf._cogs.structs.bodies import Body, build_owner_reference
 from kopf._cogs.structs.references import Resource
 from kopf._core.actions.execution import PermanentError
+
+GroupKind = tuple[str, str | None]
+"""The API group and the kind of objects, in any version."""
 
 OWNER_LABEL: Final = 'kopf.dev/owner-uid'
 """The label of children: the uid of their owner."""
@@ -172,25 +175,25 @@ def encode_strings(desired: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**rest, 'data': {**(desired.get('data') or {}), **encoded}}
 
 
-def find_owners(raw: Mapping[str, Any], resource: Resource | None = None) -> frozenset[str]:
+def find_owners(raw: Mapping[str, Any], kinds: Collection[GroupKind] | None = None) -> frozenset[str]:
     """
     Return the uids of the owners: from the owner references and, if the object is a remote child, from the label.
 
     Args:
         raw: the object.
-        resource: the resource of the owners to return, in any version; by default, all owners are returned.
+        kinds: the kinds of the owners to return, in any version; by default, all owners are returned.
     """
     metadata = raw['metadata']
     references = metadata.get('ownerReferences') or ()
-    uids = [each.get('uid', '') for each in references if resource is None or _is_of(each, resource)]
+    uids = [each.get('uid', '') for each in references if kinds is None or _get_kind(each) in kinds]
     if OWNER_ANNOTATION in (metadata.get('annotations') or ()):
         uids += [uid for uid in [(metadata.get('labels') or {}).get(OWNER_LABEL)] if uid]
     return frozenset(uids)
 
 
-def _is_of(reference: Mapping[str, Any], resource: Resource) -> bool:
+def _get_kind(reference: Mapping[str, Any]) -> GroupKind:
     group, _, _ = str(reference.get('apiVersion')).rpartition('/')
-    return reference.get('kind') == resource.kind and group == resource.group
+    return group, reference.get('kind')
 
 
 def find_handler(raw: Mapping[str, Any], operator: str) -> str | None:

@@ -26,7 +26,7 @@ from kopf._cogs.structs.patches import Patch
 from kopf._cogs.structs.references import Resource, Selector
 from kopf._core.actions.execution import NotReadyError, TemporaryError
 from kopf._core.actions.loggers import ObjectLogger
-from kopf._core.engines.adoption import Adopter, ChildError, ChildKey, adopt, check_object, find_key, find_owners
+from kopf._core.engines.adoption import Adopter, ChildError, ChildKey, adopt, check_object, find_key
 from kopf._core.engines.child_marks import ChildKind, find_dropped, has_finalizer, is_marked, make_patch, read_kinds
 from kopf._core.engines.contests import UNKNOWN, WHOLE, Contest, Truce
 from kopf._core.engines.field_ownership import Ownership, Path, digest, digest_entry, remove_field, render
@@ -491,7 +491,7 @@ class ChildrenRun:
         except APIForbiddenError as error:
             raise ChildRefusedError(explain_forbidden(key, error), delay=REFUSAL_DELAY) from error
         finally:
-            owners = {self._get_owner(), *(() if raw is None else find_owners(raw, relations.owner))}
+            owners = {self._get_owner(), *(() if raw is None else relations.find_owners(raw))}
             self._host.trigger(objects.end_write(place, raw, frozenset(owners)))
         # The memory gets a copy, because the handler gets the response and could change it.
         await self._host.see(copy.deepcopy(raw))

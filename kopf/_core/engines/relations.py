@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from kopf._cogs.helpers.explanations import INTERRUPTIONS, name_error
 from kopf._cogs.structs.references import Resource
 from kopf._core.actions.execution import Logger
-from kopf._core.engines.adoption import find_owners
+from kopf._core.engines.adoption import GroupKind, find_owners
 from kopf._core.engines.owned_objects import OwnedObjects
 from kopf._core.intents import mistakes
 from kopf._core.intents.causes import TYPED_GETTERS, ResourceCause
@@ -58,7 +58,7 @@ class Relations:
         objects: the memory of the owned objects, if the handler reads or applies them.
     """
 
-    __slots__ = ('_failed', '_handler', '_known', '_typed', 'objects', 'owner', 'resource', 'source')
+    __slots__ = ('_failed', '_handler', '_known', '_owners', '_typed', 'objects', 'resource', 'source')
 
     def __init__(self, handler: ResourceHandler, source: Source, objects: OwnedObjects | None = None) -> None:
         self._handler = handler
@@ -66,8 +66,8 @@ class Relations:
         self.objects = objects
         self.resource: Resource | None = None
         """The resource of the source; ``None`` if it is not watched yet."""
-        self.owner: Resource | None = None
-        """The resource of the handler; ``None`` if it is not served yet."""
+        self._owners: set[GroupKind] = set()
+        """The kinds of the handler that are, or were, served: a selector can match several of them."""
         self._typed = () if source.fn is None or source.model is None else find_typed(source.fn)
         self._known: dict[str, Sighting] = {}
         self._failed: set[str] = set()  # the uids of the objects whose failures were logged
@@ -77,8 +77,12 @@ class Relations:
         self.resource = resource
 
     def note_owner(self, resource: Resource) -> None:
-        """Called when the resource of the handler is going to be served."""
-        self.owner = resource
+        """Called when a resource of the handler is going to be served."""
+        self._owners.add((resource.group, resource.kind))
+
+    def find_owners(self, raw: Mapping[str, Any]) -> frozenset[str]:
+        """Return the uids of the owners that the handler can handle; of all owners while it is not served yet."""
+        return find_owners(raw, self._owners or None)
 
     def is_known(self, uid: str) -> bool:
         """Check whether other objects depend on the last known state of the object."""
@@ -101,7 +105,7 @@ class Relations:
     ) -> Collection[Key]:
         """Receive the newest state of an object; return the keys of its dependents, including the former ones."""
         if self.objects is not None:
-            return self.objects.note(raw, find_owners(raw, self.owner), asked_at)
+            return self.objects.note(raw, self.find_owners(raw), asked_at)
         former, version = self._known.get(uid), raw['metadata'].get('resourceVersion')
         if former is not None and former.version == version and version is not None:
             return NO_KEYS  # the object was listed again, unchanged

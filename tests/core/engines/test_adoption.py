@@ -8,6 +8,7 @@ from kopf._core.actions.execution import PermanentError
 from kopf._core.engines.adoption import Adopter, ChildError, adopt, check_object, find_handler, find_key, find_owners
 
 KEX = Resource('kopf.dev', 'v1', 'kopfexamples', kind='KopfExample', namespaced=True)
+KIND = 'kopf.dev', 'KopfExample'
 CONFIG_MAPS = Resource('', 'v1', 'configmaps', kind='ConfigMap', namespaced=True)
 ROLES = Resource('rbac.authorization.k8s.io', 'v1', 'clusterroles', kind='ClusterRole', namespaced=False)
 
@@ -39,7 +40,7 @@ def test_a_remote_child_gets_an_annotation_instead_of_the_owner_reference(resour
     _, metadata = child(resource, **({} if namespace is None else {'namespace': namespace}))
     assert 'ownerReferences' not in metadata and metadata.get('namespace') == namespace
     assert metadata['annotations']['kopf.dev/owner'] == 'kopfexamples.v1.kopf.dev/ns/obj'
-    assert find_owners({'metadata': metadata}) == find_owners({'metadata': metadata}, KEX) == {'owner'}
+    assert find_owners({'metadata': metadata}) == find_owners({'metadata': metadata}, {KIND}) == {'owner'}
     # Kubernetes copies the labels of Services to EndpointSlices.
     assert find_owners({'metadata': {**metadata, 'annotations': {}}}) == set()
 
@@ -102,7 +103,7 @@ def test_texts_of_secrets_are_applied_as_the_data_that_the_server_stores(kind, g
 def test_owners_are_found_by_their_kind():
     references = [{'uid': 'a', 'kind': 'KopfExample', 'apiVersion': 'kopf.dev/v2'}, {'uid': 'b', 'kind': 'Pod'}]
     assert find_owners({'metadata': {'ownerReferences': references}}) == {'a', 'b'}
-    assert find_owners({'metadata': {'ownerReferences': references}}, KEX) == {'a'}
+    assert find_owners({'metadata': {'ownerReferences': references}}, {KIND}) == {'a'}
 
 
 @pytest.mark.parametrize(

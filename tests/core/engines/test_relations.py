@@ -7,8 +7,10 @@ import pytest
 
 import kopf
 from kopf._cogs.structs.bodies import Body
+from kopf._cogs.structs.packed_objects import ParsedCache
 from kopf._cogs.structs.patches import Patch
 from kopf._cogs.structs.references import Resource
+from kopf._core.engines.owned_objects import OwnedObjects
 from kopf._core.engines.relations import Relations
 from kopf._core.intents.causes import ResourceCause
 
@@ -23,11 +25,11 @@ def pod(version=1, owners=(), **labels):
 class Scene:
     """The relations of a handler to pods, with the states of one pod."""
 
-    def __init__(self, **options):
+    def __init__(self, *, objects=None, **options):
         registry = kopf.OperatorRegistry()
         kopf.on.reconcile('kopfexamples', id='fn', registry=registry, **options)(lambda **_: None)
         (self.handler,) = registry.reconciling.get_all_handlers()
-        self.relations = Relations(self.handler, *self.handler.sources)
+        self.relations = Relations(self.handler, *self.handler.sources, objects)
         self.causes = 0
 
     def note(self, raw):
@@ -63,6 +65,18 @@ def test_objects_without_owners_are_not_remembered():
     scene = Scene(owns=['pods'])
     assert scene.note(pod()) == set()
     assert not scene.relations.is_known('p')
+
+
+def test_children_of_all_kinds_of_the_handler_are_remembered_and_those_of_other_kinds_are_not():
+    scene = Scene(owns=['pods'], objects=OwnedObjects('kopf-operator', ParsedCache()))
+    for plural, kind in ('apples', 'Apple'), ('pears', 'Pear'):
+        scene.relations.note_owner(Resource('example.dev', 'v1', plural, kind=kind, namespaced=True))
+    raw = pod()
+    raw['metadata']['ownerReferences'] = [
+        {'apiVersion': 'example.dev/v1', 'kind': kind, 'uid': kind} for kind in ('Apple', 'Pear', 'Plum')
+    ]
+    assert scene.note(raw) == {'Apple', 'Pear'}
+    assert set(scene.relations.get_keys('p')) == {'Apple', 'Pear'}
 
 
 def test_former_owners_are_triggered_together_with_new_ones():

@@ -126,6 +126,34 @@ async def test_owners_are_found_by_their_uids(world):
 
 
 @in_virtual_time
+async def test_children_of_all_kinds_of_a_handler_stay_in_memory_when_other_clients_change_them(world):
+    @kopf.on.reconcile('example.dev', 'v1', kopf.EVERYTHING, id='fn', owns=['configmaps'], registry=world.registry)
+    async def fn(name, children, **_):
+        world.note('fn', name, found=[child['metadata']['name'] for child in children['configmaps']])
+        await children.apply({'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': f'{name}-child'}})
+
+    kinds = {'apples': 'Apple', 'pears': 'Pear'}
+    for plural, kind in kinds.items():
+        await world.aio.create(define(plural, kind))
+        await world.aio.create({'apiVersion': 'example.dev/v1', 'kind': kind, 'metadata': {'name': plural}})
+    async with world.operator():
+        await world.until_called('fn', times=2)
+        await rest(world)
+        for plural in kinds:
+            await change(world, f'{plural}-child', x='y')
+        await world.until_called('fn', times=4)
+        await rest(world)
+    for plural in kinds:
+        assert [call['found'] for call in world.called('fn', plural)] == [[], [f'{plural}-child']]
+        assert len(world.patches(f'{plural}-child')) == 1
+    world.calls.clear()
+    async with world.operator():
+        await world.until_called('fn', times=2)
+    for plural in kinds:
+        assert [call['found'] for call in world.called('fn', plural)] == [[f'{plural}-child']]
+
+
+@in_virtual_time
 async def test_objects_are_found_by_former_and_present_keys_of_what_they_watch(world):
     def users(namespace, body, **_):
         return [(namespace, body['data']['user'])]
