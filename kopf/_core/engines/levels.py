@@ -302,6 +302,12 @@ class Controller:
         if kinds is not None:
             self.relations.update({relations.source: relations for relations in kinds.relations})
         self._plans: dict[Key, HandlerPlan] = {}
+        self._namesakes: dict[Key, dict[HandlerPlan, None]] = {}
+        """
+        The further plans with keys of `_plans`: objects of other kinds can have the same name, and so can a deleted
+        object that is not forgotten yet. Why not a set of plans for each key? Hardly any key has several plans, and
+        thousands of sets would take much memory.
+        """
         self._owns = any(source.fn is None for source in handler.sources)
         self._watches = any(source.fn is not None for source in handler.sources)
         self._is_warned = self._is_warned_of_loop = False
@@ -314,14 +320,25 @@ class Controller:
     def add(self, plan: HandlerPlan) -> None:
         """Register the object by its keys, for `trigger_all`."""
         for key in self._iter_keys(plan):
-            self._plans[key] = plan
+            if self._plans.setdefault(key, plan) is not plan:
+                self._namesakes.setdefault(key, {})[plan] = None
 
     def discard(self, plan: HandlerPlan) -> None:
         """Remove the object, and drop its plan."""
         self.planner.drop(plan)
         for key in self._iter_keys(plan):
-            if self._plans.get(key) is plan:  # a new object of the same name can have replaced it
-                del self._plans[key]
+            self._discard_key(key, plan)
+
+    def _discard_key(self, key: Key, plan: HandlerPlan) -> None:
+        namesakes = self._namesakes.get(key, {})
+        if self._plans.get(key) is not plan:
+            namesakes.pop(plan, None)
+        elif namesakes:
+            self._plans[key], _ = namesakes.popitem()
+        else:
+            del self._plans[key]
+        if not namesakes:
+            self._namesakes.pop(key, None)
 
     def _iter_keys(self, plan: HandlerPlan) -> Iterator[Key]:
         record = plan.level.record
@@ -363,8 +380,11 @@ class Controller:
         """Trigger the handler for the objects with these keys; skip those that do not exist or do not match."""
         for key in keys:
             plan = self._plans.get(key)
-            if plan is not None and plan.digest:
-                self.trigger(plan, reason, cause)
+            if plan is None:
+                continue
+            for each in (plan, *self._namesakes.get(key, ())):
+                if each.digest:
+                    self.trigger(each, reason, cause)
 
     def warn_of_loop(self, cause: OwnPatch, logger: ObjectLogger) -> None:
         """Warn, once for the handler, that patches keep triggering it."""

@@ -178,6 +178,41 @@ async def test_objects_are_found_by_former_and_present_keys_of_what_they_watch(w
     assert reasons(world)[3:] == [{'watched'}] * 4
 
 
+@in_virtual_time
+async def test_objects_of_all_kinds_with_the_same_name_are_found_until_they_are_deleted(world):
+    @kopf.on.reconcile(
+        'example.dev',
+        'v1',
+        kopf.EVERYTHING,
+        watches={'configmaps': lambda **_: [('default', 'obj')]},
+        id='fn',
+        registry=world.registry,
+    )
+    async def fn(name, resource, **_):
+        world.note('fn', resource.plural)
+
+    def called():
+        return sorted(call.name for call in world.calls)
+
+    kinds = {'apples': 'Apple', 'pears': 'Pear', 'plums': 'Plum'}
+    for plural, kind in kinds.items():
+        await world.aio.create(define(plural, kind))
+    await world.aio.create({'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': 'cm'}, 'data': {}})
+    async with world.operator():
+        for kind in kinds.values():
+            await world.aio.create({'apiVersion': 'example.dev/v1', 'kind': kind, 'metadata': {'name': 'obj'}})
+        await world.until_called('fn', times=3)
+        for deleted in ('apples', 'plums', 'pears', None):
+            world.calls.clear()
+            await change(world, 'cm', change=str(deleted))
+            await rest(world)
+            assert called() == sorted(kinds)
+            if deleted is not None:
+                await world.aio.delete(deleted, 'obj', namespace='default')
+                del kinds[deleted]
+                await rest(world)
+
+
 @pytest.mark.parametrize('gap', [False, True], ids=['seen', 'in a gap'])
 @in_virtual_time
 async def test_objects_are_found_by_an_index_even_if_they_are_younger_than_what_they_watch(world, gap):
