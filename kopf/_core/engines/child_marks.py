@@ -7,6 +7,7 @@ a finalizer: the operator deletes them before the owner. Both marks are written 
 created: otherwise, a crash in between would leave a child that the operator cannot find again.
 """
 
+import functools
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -66,6 +67,12 @@ class ChildKind(NamedTuple):
 def read_kinds(raw: Mapping[str, Any], operator: str) -> frozenset[ChildKind]:
     """Return the kinds from the annotation of the owner."""
     text = (raw['metadata'].get('annotations') or {}).get(f'{ANNOTATION_PREFIX}/{operator}') or ''
+    return _parse_kinds(text)
+
+
+# Thousands of owners have the same text, so they share one set in memory.
+@functools.lru_cache(maxsize=128)
+def _parse_kinds(text: str) -> frozenset[ChildKind]:
     return frozenset(kind for kind in map(ChildKind.parse, text.split(',')) if kind is not None)
 
 
@@ -78,8 +85,47 @@ def has_finalizer(raw: Mapping[str, Any], operator: str) -> bool:
 
 def is_marked(raw: Mapping[str, Any], kinds: Collection[ChildKind], operator: str) -> bool:
     """Check whether the owner has the marks for children of these kinds."""
-    is_held = has_finalizer(raw, operator) or not any(kind.is_remote for kind in kinds)
-    return is_held and read_kinds(raw, operator).issuperset(kinds)
+    if any(kind.is_remote for kind in kinds) and not has_finalizer(raw, operator):
+        return False
+    marked = read_kinds(raw, operator)
+    return all(is_covered(kind, marked) for kind in kinds)
+
+
+def is_covered(kind: ChildKind, kinds: Collection[ChildKind]) -> bool:
+    """Check whether the children of this kind are found by one of these kinds."""
+    return kind in kinds or (not kind.is_remote and kind._replace(is_remote=True) in kinds)
+
+
+def merge_kinds(*groups: Iterable[ChildKind]) -> frozenset[ChildKind]:
+    """Return the kinds of all groups, except for local kinds that are in a group as remote kinds, too."""
+    kinds = frozenset().union(*groups)
+    return frozenset(kind for kind in kinds if kind.is_remote or kind._replace(is_remote=True) not in kinds)
+
+
+class OwnerMarks:
+    """
+    The kinds of children for which one owner must have marks, whichever of its handlers applies them.
+
+    All handlers share one annotation and one finalizer. If each handler remembered and wrote only its own kinds, it
+    would remove those of the others.
+    """
+
+    __slots__ = ('_kinds', '_operator')
+
+    def __init__(self, operator: str) -> None:
+        self._operator = operator
+        self._kinds: frozenset[ChildKind] = frozenset()
+
+    def recall(self, raw: Mapping[str, Any]) -> frozenset[ChildKind]:
+        """Remember the kinds in the annotation of the owner, too; return all kinds, known from there or from before."""
+        marked = read_kinds(raw, self._operator)
+        kinds = merge_kinds(self._kinds, marked)
+        self._kinds = marked if kinds == marked else kinds  # the former one is shared
+        return self._kinds
+
+    def note(self, kinds: frozenset[ChildKind]) -> None:
+        """Called before the marks for these kinds, and for no others, are written."""
+        self._kinds = kinds
 
 
 def make_patch(kinds: Iterable[ChildKind], operator: str, *, holding: bool) -> Patch:

@@ -27,7 +27,15 @@ from kopf._cogs.structs.references import Resource, Selector
 from kopf._core.actions.execution import NotReadyError, TemporaryError
 from kopf._core.actions.loggers import ObjectLogger
 from kopf._core.engines.adoption import Adopter, ChildError, ChildKey, adopt, check_object, find_key
-from kopf._core.engines.child_marks import ChildKind, find_dropped, has_finalizer, is_marked, make_patch, read_kinds
+from kopf._core.engines.child_marks import (
+    ChildKind,
+    OwnerMarks,
+    find_dropped,
+    is_covered,
+    is_marked,
+    make_patch,
+    merge_kinds,
+)
 from kopf._core.engines.contests import UNKNOWN, WHOLE, Contest, Truce
 from kopf._core.engines.field_ownership import Ownership, Path, digest, digest_entry, remove_field, render
 from kopf._core.engines.owned_objects import OwnedObject, OwnedObjects
@@ -76,14 +84,12 @@ WITHHELD: Final = Applied(b'', b'', None)
 class ChildrenMemory:
     """The children that one handler has applied for one object."""
 
-    __slots__ = ('_applied', '_contests', '_kept', 'is_complete', 'kinds')
+    __slots__ = ('_applied', '_contests', '_kept', 'is_complete')
 
     def __init__(self) -> None:
         self._applied: dict[ChildKey, Applied] = {}
         self._kept: frozenset[ChildKey] = frozenset()
         self._contests: dict[ChildKey, Contest] | None = None
-        self.kinds: frozenset[ChildKind] | None = None
-        """The kinds in the annotation of the owner; ``None`` if it was not read yet."""
         self.is_complete = False
         """Whether a run has succeeded, so that the memory has all children that the handler wants."""
 
@@ -125,10 +131,6 @@ class ChildrenMemory:
         """Return when the first contested field is to be applied again; ``None`` if there are none."""
         ends = [contest.find_end(now) for contest in (self._contests or {}).values()]
         return min((end for end in ends if end is not None), default=None)
-
-    def note_kinds(self, kinds: frozenset[ChildKind]) -> None:
-        """Remember the kinds that the annotation of the owner contains now."""
-        self.kinds = kinds
 
     def get_wanted(self) -> Collection[ChildKey] | None:
         """Return the children that the handler wants; ``None`` if that is unknown yet."""
@@ -256,6 +258,7 @@ class ChildrenRun:
         memory: ChildrenMemory,
         adopter: Adopter,
         *,
+        marks: OwnerMarks,
         host: ChildrenHost,
         logger: ObjectLogger,
     ) -> None:
@@ -270,8 +273,9 @@ class ChildrenRun:
         self._host = host
         self._locks: dict[ChildKey, asyncio.Lock] = {}
         self._is_over = False
-        # Another client has removed the marks, e.g. by replacing the owner with an older manifest.
-        self._is_unmarked = memory.kinds is not None and not is_marked(adopter.body, memory.kinds, kinds.operator)
+        self._marks = marks
+        self._marking = asyncio.Lock()
+        self._has_marked = False
 
     def end(self) -> None:
         """Called when the run has ended: after a timeout, its thread can still run, but must not apply anything."""
@@ -338,8 +342,7 @@ class ChildrenRun:
     async def _prune_dropped(self, rules: PruneRules) -> None:
         """Delete the children of the kinds that the code does not name any more."""
         raw, operator = self.adopter.body, self.kinds.operator
-        known = read_kinds(raw, operator) if self.memory.kinds is None else self.memory.kinds
-        self.memory.note_kinds(known)
+        known = self._marks.recall(raw)
         dropped, kept = find_dropped(known, self._host.find_served()), set()
         unserved = self._host.find_unserved()
         for kind in dropped:
@@ -361,8 +364,8 @@ class ChildrenRun:
         gone = [kind for kind in dropped if kind not in kept]
         if gone:
             kinds = frozenset(kind for kind in known if kind not in gone)
+            self._marks.note(kinds)
             await self._host.patch_owner(make_patch(kinds, operator, holding=False))
-            self.memory.note_kinds(kinds)
 
     def find_key(self, body: Body) -> ChildKey:
         """Return the key of an applied child."""
@@ -425,31 +428,37 @@ class ChildrenRun:
 
     async def _remember(self, key: ChildKey) -> None:
         """Add the kind of the child to the annotation of the owner, if it is not there yet."""
-        raw, operator, memory = self.adopter.body, self.kinds.operator, self.memory
         is_remote = not self.adopter.is_near(key)
         if not is_remote and self.adopter.handler is None:
             return  # the operator never deletes this child, so its kind is not needed in the annotation
-        known = read_kinds(raw, operator) if memory.kinds is None else memory.kinds
         kind = ChildKind.of(key.resource, is_remote=is_remote)
-        is_held = not is_remote or memory.kinds is not None or has_finalizer(raw, operator)
-        if is_held and not self._is_unmarked and (kind in known or kind._replace(is_remote=True) in known):
-            return
-        # Why add all kinds of the handler, even if this run does not apply all of them? So one patch is sufficient.
-        served = {ChildKind.of(each.resource, is_remote=False) for each in self.kinds.relations if each.resource}
-        kinds = frozenset({*known, kind, *(each for each in served if each._replace(is_remote=True) not in known)})
-        kinds = frozenset(each for each in kinds if each.is_remote or each._replace(is_remote=True) not in kinds)
-        await self._mark(kinds)
+        # Two patches at the same time could reach the API server in any order, and the first one has fewer kinds.
+        async with self._marking:
+            known = self._marks.recall(self.adopter.body)
+            if is_covered(kind, known) and self._is_marked(known):
+                return
+            # Why add all kinds of the handler, even if this run does not apply all of them? So one patch is sufficient.
+            served = {ChildKind.of(each.resource, is_remote=False) for each in self.kinds.relations if each.resource}
+            await self._mark(merge_kinds(known, {kind}, served))
 
     async def restore_marks(self) -> None:
         """Mark the owner again if another client has removed the marks, and no applied child has restored them yet."""
-        if self._is_unmarked and self.memory.kinds is not None:
-            await self._mark(self.memory.kinds)
+        known = self._marks.recall(self.adopter.body)
+        if not self._is_marked(known):
+            await self._mark(known)
+
+    def _is_marked(self, kinds: frozenset[ChildKind]) -> bool:
+        # The body is the state at the beginning of the run: it does not have the marks that the run has written.
+        return self._has_marked or is_marked(self.adopter.body, kinds, self.kinds.operator)
 
     async def _mark(self, kinds: frozenset[ChildKind]) -> None:
+        # They are remembered first, as a run of another handler can write the marks before the response arrives. If the
+        # patch fails, the next run detects by the body that they are missing.
+        self._marks.note(kinds)
+        self._has_marked = False
         holding = any(each.is_remote for each in kinds)
         await self._host.patch_owner(make_patch(kinds, self.kinds.operator, holding=holding))
-        self.memory.note_kinds(kinds)
-        self._is_unmarked = False
+        self._has_marked = True
 
     def _check_served(self, key: ChildKey) -> None:
         # Such a child would be created, but never restored when other clients change or delete it. Why is the error not

@@ -29,6 +29,7 @@ from kopf._core.actions.execution import Outcome, RunTimeoutError, run_handler, 
 from kopf._core.actions.handler_states import HandlerState, digest_essence
 from kopf._core.actions.loggers import ObjectLogger
 from kopf._core.engines.adoption import Adopter, ChildKey
+from kopf._core.engines.child_marks import OwnerMarks
 from kopf._core.engines.children import (
     ChildrenMemory,
     ChildrenRun,
@@ -185,6 +186,7 @@ class ObjectLevel:
         'aside',
         'is_patched',
         'leveler',
+        'marks',
         'packed',
         'patched',
         'plans',
@@ -209,6 +211,8 @@ class ObjectLevel:
         self.aside: tuple[RawBody, float | None] | None = None
         """The newest state received since the patch was sent, and the time when its list was requested, if from one."""
         self.plans: tuple[HandlerPlan, ...] = ()
+        self.marks: OwnerMarks | None = None
+        """The marks that the object needs for its children; ``None`` if no handler with children was run yet."""
         self.timer: CoalescedTimer | asyncio.TimerHandle | None = None
         self.timer_at: float | None = None
 
@@ -263,6 +267,16 @@ class ObjectLevel:
     def move(self, leveler: 'Leveler', plans: Sequence[HandlerPlan]) -> None:
         """Called when another leveler takes over the object, with these plans."""
         self.leveler, self.plans, self.version = leveler, tuple(plans), None
+
+    def remember_marks(self, operator: str) -> OwnerMarks:
+        """Return the marks that the object needs for its children; create them at the first call."""
+        if self.marks is None:
+            self.marks = OwnerMarks(operator)
+        return self.marks
+
+    def forget_marks(self) -> None:
+        """Called after a pause: meanwhile, another operator with the same name can have written other marks."""
+        self.marks = None
 
     def set_timer(self, levels: 'Levels') -> None:
         """Set the timer to the time when the first of the plans is due; cancel the timer if no plan has a time."""
@@ -797,6 +811,7 @@ class Leveler:
         """Forget the state and the plans after a pause: another operator could have handled the object meanwhile."""
         if record.level is not None:
             record.level.forget_version()
+            record.level.forget_marks()
             for plan in record.level.plans:
                 plan.controller.planner.drop(plan)
                 plan.digest = None
@@ -869,7 +884,12 @@ class Leveler:
         handler = kinds.handler
         adopter = Adopter(body, self._decider.table.resource, kinds.operator, handler.id if handler.prune else None)
         return ChildrenRun(
-            kinds, plan.remember_children(), adopter, host=ChildrenOfPlan(plan, body, logger), logger=logger
+            kinds,
+            plan.remember_children(),
+            adopter,
+            marks=plan.level.remember_marks(kinds.operator),
+            host=ChildrenOfPlan(plan, body, logger),
+            logger=logger,
         )
 
     async def execute(self, run: Run) -> Outcome:

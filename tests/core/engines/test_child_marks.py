@@ -5,10 +5,13 @@ import pytest
 from kopf._cogs.structs.references import Resource
 from kopf._core.engines.child_marks import (
     ChildKind,
+    OwnerMarks,
     find_dropped,
     has_finalizer,
+    is_marked,
     make_patch,
     make_release,
+    merge_kinds,
     read_kinds,
 )
 
@@ -50,3 +53,27 @@ def test_kinds_are_dropped_if_they_are_served_in_no_version():
     served = [Resource('', 'v2', 'configmaps')]
     assert find_dropped([CONFIG_MAPS, ROLES], served) == [ROLES]
     assert find_dropped([CONFIG_MAPS, ROLES], []) == [CONFIG_MAPS, ROLES]
+
+
+def test_a_remote_kind_covers_the_local_one():
+    local, remote = ROLES._replace(is_remote=False), ROLES
+    assert merge_kinds([local], [remote, CONFIG_MAPS]) == {remote, CONFIG_MAPS}
+    held = owner(f'{remote},{CONFIG_MAPS}', finalizers=['kopf.dev/children-operator'])
+    assert is_marked(held, {local, CONFIG_MAPS}, 'operator') and is_marked(held, {remote}, 'operator')
+    assert not is_marked(owner(f'{local}', finalizers=['kopf.dev/children-operator']), {remote}, 'operator')
+
+
+def test_an_owner_without_its_finalizer_is_not_marked_for_remote_kinds():
+    assert is_marked(owner(f'{CONFIG_MAPS}'), {CONFIG_MAPS}, 'operator')
+    assert not is_marked(owner(f'{ROLES}'), {ROLES}, 'operator')
+
+
+def test_the_marks_of_all_handlers_are_remembered_until_they_are_dropped():
+    marks = OwnerMarks('operator')
+    assert marks.recall(owner(f'{CONFIG_MAPS}')) == {CONFIG_MAPS}
+    marks.note(frozenset({CONFIG_MAPS, ROLES}))
+    assert marks.recall(owner()) == {CONFIG_MAPS, ROLES}
+    marks.note(frozenset({ROLES}))
+    assert marks.recall(owner()) == {ROLES}
+    # The patch that drops a kind can fail: then, the annotation still has it.
+    assert marks.recall(owner(f'{CONFIG_MAPS}')) == {CONFIG_MAPS, ROLES}

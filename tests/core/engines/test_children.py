@@ -1034,6 +1034,55 @@ async def test_marks_that_cannot_be_restored_at_once_are_restored_later(world, f
         await world.aio.wait_for('kopfexamples', 'obj', lambda body: marks.items() <= body['metadata'].items())
 
 
+@pytest.mark.parametrize('order', [('near', 'far'), ('far', 'near')])
+@pytest.mark.parametrize('is_late', [False, True])
+@in_virtual_time
+async def test_the_marks_of_all_handlers_of_an_owner_are_kept(world, family, order, is_late):
+    await make_namespace(world)
+    secret = {'apiVersion': 'v1', 'kind': 'Secret', 'metadata': {'name': 'secret', 'namespace': 'other'}}
+    remote = config_map('remote', metadata={'namespace': 'other'})
+    wanted = {'near': [config_map('near')], 'far': [] if is_late else [remote, secret]}
+    for id in order:
+        owns = ['configmaps'] if id == 'near' else ['configmaps', 'secrets']
+        family.declare(id, owns=owns, wanted=lambda name, id=id: wanted[id])
+    async with world.operator():
+        await world.create()
+        await world.until_called(f'{order[-1]} succeeded')
+        wanted['far'] = [remote, secret]
+        await rest()
+        for field in 'xyz':
+            marking = [each for each in world.sandbox.requests if each.method == 'PATCH' and each.name == 'obj']
+            await world.edit(field=field)
+            await rest()
+        # Once all children are applied, the handlers do not overwrite each other's marks.
+        assert [each for each in world.sandbox.requests if each.method == 'PATCH' and each.name == 'obj'] == marking
+        owner = (await world.get())['metadata']
+        assert owner['annotations'] == {'children.kopf.zalando.org/operator': '*/v1/configmaps,*/v1/secrets'}
+        assert owner['finalizers'] == ['kopf.dev/children-operator']
+        await world.delete()
+        await world.gone()
+        await world.aio.wait_gone('configmaps', 'remote', namespace='other')
+        await world.aio.wait_gone('secrets', 'secret', namespace='other')
+
+
+@in_virtual_time
+async def test_children_that_are_applied_at_the_same_time_are_all_marked(world):
+    await make_namespace(world)
+    secret = {'apiVersion': 'v1', 'kind': 'Secret', 'metadata': {'name': 'secret', 'namespace': 'other'}}
+    remote = config_map('remote', metadata={'namespace': 'other'})
+
+    @kopf.on.reconcile('kopfexamples', id='fn', owns=['configmaps', 'secrets'], registry=world.registry)
+    async def fn(name, children, **_):
+        await asyncio.gather(*map(children.apply, [remote, secret, config_map('near')]))
+        world.note('fn', name)
+
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn')
+        owner = (await world.get())['metadata']
+    assert owner['annotations'] == {'children.kopf.zalando.org/operator': '*/v1/configmaps,*/v1/secrets'}
+
+
 @in_virtual_time
 async def test_remote_children_are_deleted_in_any_version_that_is_served(world, family):
     await make_namespace(world)
