@@ -110,11 +110,12 @@ class OwnerMarks:
     would remove those of the others.
     """
 
-    __slots__ = ('_kinds', '_operator')
+    __slots__ = ('_is_missed', '_kinds', '_operator')
 
     def __init__(self, operator: str) -> None:
         self._operator = operator
         self._kinds: frozenset[ChildKind] = frozenset()
+        self._is_missed = False  # whether it is known already that the owner does not have the marks
 
     def recall(self, raw: Mapping[str, Any]) -> frozenset[ChildKind]:
         """Remember the kinds in the annotation of the owner, too; return all kinds, known from there or from before."""
@@ -123,9 +124,20 @@ class OwnerMarks:
         self._kinds = marked if kinds == marked else kinds  # the former one is shared
         return self._kinds
 
-    def note(self, kinds: frozenset[ChildKind]) -> None:
+    def begin_writing(self, kinds: frozenset[ChildKind]) -> None:
         """Called before the marks for these kinds, and for no others, are written."""
-        self._kinds = kinds
+        # The annotation can be written before the finalizer. It is no loss that the state in between lacks the latter.
+        self._kinds, self._is_missed = kinds, True
+
+    def end_writing(self) -> None:
+        """Called when the marks were written."""
+        self._is_missed = False
+
+    def note_state(self, raw: Mapping[str, Any]) -> bool:
+        """Called with each new state of the owner; return whether it lacks marks that the former state had."""
+        # Why is each loss reported only once? A webhook could remove the marks at each patch that restores them.
+        was_missed, self._is_missed = self._is_missed, not is_marked(raw, self._kinds, self._operator)
+        return self._is_missed and not was_missed
 
 
 def make_patch(kinds: Iterable[ChildKind], operator: str, *, holding: bool) -> Patch:

@@ -364,8 +364,9 @@ class ChildrenRun:
         gone = [kind for kind in dropped if kind not in kept]
         if gone:
             kinds = frozenset(kind for kind in known if kind not in gone)
-            self._marks.note(kinds)
+            self._marks.begin_writing(kinds)
             await self._host.patch_owner(make_patch(kinds, operator, holding=False))
+            self._marks.end_writing()
 
     def find_key(self, body: Body) -> ChildKey:
         """Return the key of an applied child."""
@@ -427,7 +428,7 @@ class ChildrenRun:
         return reduced
 
     async def _remember(self, key: ChildKey) -> None:
-        """Add the kind of the child to the annotation of the owner, if it is not there yet."""
+        """Mark the owner for the kind of the child, if it is not marked yet, or not any more."""
         is_remote = not self.adopter.is_near(key)
         if not is_remote and self.adopter.handler is None:
             return  # the operator never deletes this child, so its kind is not needed in the annotation
@@ -454,10 +455,11 @@ class ChildrenRun:
     async def _mark(self, kinds: frozenset[ChildKind]) -> None:
         # They are remembered first, as a run of another handler can write the marks before the response arrives. If the
         # patch fails, the next run detects by the body that they are missing.
-        self._marks.note(kinds)
+        self._marks.begin_writing(kinds)
         self._has_marked = False
         holding = any(each.is_remote for each in kinds)
         await self._host.patch_owner(make_patch(kinds, self.kinds.operator, holding=holding))
+        self._marks.end_writing()
         self._has_marked = True
 
     def _check_served(self, key: ChildKey) -> None:

@@ -25,7 +25,7 @@ from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.packed_objects import PackedObject, ParsedCache
 from kopf._cogs.structs.patches import Patch
 from kopf._cogs.structs.references import Namespace, Resource, Selector
-from kopf._core.actions.execution import Outcome, RunTimeoutError, run_handler, utcnow
+from kopf._core.actions.execution import Outcome, RunTimeoutError, TemporaryError, run_handler, utcnow
 from kopf._core.actions.handler_states import HandlerState, digest_essence
 from kopf._core.actions.loggers import ObjectLogger
 from kopf._core.engines.adoption import Adopter, ChildKey
@@ -639,6 +639,17 @@ class Leveler:
                 self._compare(plan, digests[plan], reason, is_own=plan is own)
             if plan.nonconformity is not None:
                 self._compare_conformity(plan, raw)
+        if level.marks is not None and level.marks.note_state(raw):
+            self._request_marks(level)
+
+    @staticmethod
+    def _request_marks(level: ObjectLevel) -> None:
+        """Trigger a handler that applies children, because another client has removed the marks of the object."""
+        # Any run restores the marks of all handlers. No handler notices the loss: the marks are not in the essence.
+        for plan in level.plans:
+            if plan.children is not None and plan.digest:
+                plan.controller.trigger(plan, Trigger.CHANGE, level.patched)
+                return
 
     @staticmethod
     def _compare_conformity(plan: HandlerPlan, raw: RawBody) -> None:
@@ -955,6 +966,22 @@ class Leveler:
         except APIError as error:
             return self.fail(run, error, failure)
         return outcome
+
+    async def restore_marks(self, run: Run) -> None:
+        """Mark the object again after a run that has failed or waits, if another client has removed the marks."""
+        if run.children is None or run.plan.level.record.level is not run.plan.level:
+            return
+        try:
+            await run.children.restore_marks()
+        except (APIError, TemporaryError) as error:
+            # Why does the outcome stay? The next successful run restores the marks, too.
+            run.logger.error(
+                "The finalizer and the annotation for the children of %s are not restored; "
+                "the next run will try it again: %r",
+                run.plan.controller.handler,
+                error,
+                extra=_UNPOSTED,
+            )
 
     def fail(self, run: Run, error: Exception, what: str = "The patch of %s is not applied") -> Outcome:
         """Log the error of the patch or of the pruning, and return the outcome of the failed run."""

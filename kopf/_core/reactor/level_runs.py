@@ -91,6 +91,8 @@ class LevelRunner:
         if not outcome.has_begun:
             return outcome  # the operator is paused, and nothing has changed
         try:
+            if outcome.verdict != 'succeeded':  # successful runs do it before they prune children
+                await self._leveler.restore_marks(run)
             try:
                 await self._apply(record, run, edits, is_due)
                 outcome = await self._leveler.prune(run, outcome)

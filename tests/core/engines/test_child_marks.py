@@ -71,9 +71,18 @@ def test_an_owner_without_its_finalizer_is_not_marked_for_remote_kinds():
 def test_the_marks_of_all_handlers_are_remembered_until_they_are_dropped():
     marks = OwnerMarks('operator')
     assert marks.recall(owner(f'{CONFIG_MAPS}')) == {CONFIG_MAPS}
-    marks.note(frozenset({CONFIG_MAPS, ROLES}))
+    marks.begin_writing(frozenset({CONFIG_MAPS, ROLES}))
     assert marks.recall(owner()) == {CONFIG_MAPS, ROLES}
-    marks.note(frozenset({ROLES}))
+    marks.begin_writing(frozenset({ROLES}))
     assert marks.recall(owner()) == {ROLES}
     # The patch that drops a kind can fail: then, the annotation still has it.
     assert marks.recall(owner(f'{CONFIG_MAPS}')) == {CONFIG_MAPS, ROLES}
+
+
+def test_each_loss_of_marks_is_noted_once():
+    marks, marked = OwnerMarks('operator'), owner(f'{CONFIG_MAPS}')
+    assert not marks.note_state(owner())
+    marks.begin_writing(frozenset({CONFIG_MAPS}))
+    assert not marks.note_state(owner())
+    marks.end_writing()
+    assert [marks.note_state(raw) for raw in [marked, owner(), owner(), marked, owner()]] == [0, 1, 0, 0, 1]

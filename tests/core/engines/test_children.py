@@ -1019,6 +1019,59 @@ async def test_the_marks_of_an_owner_are_restored_if_another_client_removes_them
         await world.aio.wait_gone('configmaps', 'remote', namespace='other')
 
 
+@pytest.mark.parametrize('how', ['replaced', 'annotations', 'finalizers'])
+@pytest.mark.parametrize('failing', [False, True])
+@in_virtual_time
+async def test_the_marks_of_an_owner_are_restored_although_nothing_else_has_changed(world, family, how, failing):
+    await make_namespace(world)
+    remote, errors = config_map('remote', metadata={'namespace': 'other'}), []
+
+    @kopf.on.reconcile('kopfexamples', id='fn', owns=['configmaps'], registry=world.registry)
+    async def fn(name, children, **_):
+        world.note('fn', name)
+        for error in errors:
+            raise error
+        await children.apply(remote)
+
+    async with world.operator():
+        await world.create()
+        await family.get('remote', namespace='other')
+        await rest()
+        owner, runs = await world.get(), len(world.called('fn'))
+        marks = {name: owner['metadata'][name] for name in ('annotations', 'finalizers')}
+        if failing:
+            errors.append(kopf.PermanentError("wrong"))
+        if how == 'replaced':
+            names = {name: owner['metadata'][name] for name in ('name', 'namespace', 'resourceVersion')}
+            await world.aio.replace(owner | {'metadata': names})
+        else:
+            await world.edit(metadata={how: None})
+        await world.aio.wait_for('kopfexamples', 'obj', lambda body: marks.items() <= body['metadata'].items())
+        await rest()
+        assert len(world.called('fn')) == runs + 1
+        await world.delete()
+        await world.gone()
+        await world.aio.wait_gone('configmaps', 'remote', namespace='other')
+
+
+@in_virtual_time
+async def test_a_failed_run_that_cannot_restore_the_marks_leaves_it_to_the_next_one(world, family):
+    await make_namespace(world)
+    family.declare(wanted=lambda name: [config_map('remote', metadata={'namespace': 'other'}), *family.wanted])
+    family.wanted = []
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn succeeded')
+        marks = (await world.get())['metadata']['annotations']
+        family.wanted = [{}]  # it is no object, so the run fails for good
+        world.sandbox.faults.error(403, method='PATCH', resource='kopfexamples', times=2)
+        await world.edit(metadata={'annotations': None})
+        await world.until_logged("are not restored; the next run will try it again")
+        family.wanted = []
+        await world.edit(field='x')
+        await world.aio.wait_for('kopfexamples', 'obj', lambda body: body['metadata'].get('annotations') == marks)
+
+
 @in_virtual_time
 async def test_marks_that_cannot_be_restored_at_once_are_restored_later(world, family):
     await make_namespace(world)
