@@ -39,7 +39,14 @@ from kopf._core.engines.child_marks import (
 from kopf._core.engines.contests import UNKNOWN, WHOLE, Contest, Truce
 from kopf._core.engines.field_ownership import Ownership, Path, digest, digest_entry, remove_field, render
 from kopf._core.engines.owned_objects import OwnedObject, OwnedObjects
-from kopf._core.engines.pruning import PruneRules, can_be_selected, delete_child, is_unwanted, list_children
+from kopf._core.engines.pruning import (
+    PruneRules,
+    Refusals,
+    can_be_selected,
+    delete_child,
+    is_unwanted,
+    list_children,
+)
 from kopf._core.engines.readiness import check_readiness
 from kopf._core.engines.relations import Relations
 from kopf._core.intents.handlers import ReconcilingHandler
@@ -325,21 +332,29 @@ class ChildrenRun:
         self.kept.add(find_key(desired, resource, self.adopter.body))
 
     async def prune(self, others: Mapping[str, Collection[ChildKey] | None]) -> None:
-        """Delete the children that the run has not applied; called when it has succeeded."""
+        """
+        Delete the children that the run has not applied; called when it has succeeded.
+
+        Raises:
+            DeletionRefusedError: if some could not be deleted; the others are deleted nevertheless.
+        """
         owner = self.adopter.body.metadata.uid or ''
         wanted = {*self.wanted, *self.kept}
         rules = PruneRules(owner, self.kinds.operator, self.kinds.handler.id, wanted, others)
+        refusals = Refusals()
         for relations in self.kinds.relations:
             for child in [] if relations.objects is None else relations.objects.of(owner):
                 assert relations.resource is not None
                 key = ChildKey(relations.resource, child.namespace, child.name)
                 if key not in wanted and is_unwanted(key, raw := child.copy(), rules):
                     # The event of the deletion triggers another run, because this run could still see the child.
-                    if await delete_child(client_var.get(), key, raw, logger=self.logger):
-                        self.logger.info("%s is deleted, as it is not applied any more.", key)
-        await self._prune_dropped(rules)
+                    with refusals.collecting(key):
+                        if await delete_child(client_var.get(), key, raw, logger=self.logger):
+                            self.logger.info("%s is deleted, as it is not applied any more.", key)
+        await self._prune_dropped(rules, refusals)
+        refusals.check()
 
-    async def _prune_dropped(self, rules: PruneRules) -> None:
+    async def _prune_dropped(self, rules: PruneRules, refusals: Refusals) -> None:
         """Delete the children of the kinds that the code does not name any more."""
         raw, operator = self.adopter.body, self.kinds.operator
         known = self._marks.recall(raw)
@@ -357,10 +372,14 @@ class ChildrenRun:
                 kept.add(kind)
                 continue
             for key, child in found:
-                if not is_unwanted(key, child, rules) or not await delete_child(client_var.get(), key, child):
-                    kept.add(kind)
-                else:
+                is_deleted = False
+                if is_unwanted(key, child, rules):
+                    with refusals.collecting(key):
+                        is_deleted = await delete_child(client_var.get(), key, child)
+                if is_deleted:
                     self.logger.info("%s is deleted, as it is not applied any more.", key)
+                else:
+                    kept.add(kind)
         gone = [kind for kind in dropped if kind not in kept]
         if gone:
             kinds = frozenset(kind for kind in known if kind not in gone)

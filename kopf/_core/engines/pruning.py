@@ -6,12 +6,20 @@ meanwhile, the API server refuses the deletion, and the event of that change tri
 """
 
 import asyncio
-from collections.abc import Collection, Mapping
+import contextlib
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from kopf._cogs.clients.api import AnyLogger, ApiClient, decode_object, encode
 from kopf._cogs.clients.discovery import discover
-from kopf._cogs.clients.errors import APIConflictError, APINotFoundError, APIServerError
+from kopf._cogs.clients.errors import (
+    APIClientError,
+    APIConflictError,
+    APIError,
+    APINotFoundError,
+    APIServerError,
+    APITooManyRequestsError,
+)
 from kopf._cogs.structs.references import Selector
 from kopf._core.engines.adoption import OWNER_LABEL, ChildKey, find_handler, find_owners
 from kopf._core.engines.child_marks import ChildKind
@@ -24,6 +32,46 @@ BACKGROUND: Final = 'Background'
 
 Why not the default? It depends on the kind: the dependents of a Job, for example, would become orphans.
 """
+
+
+MAX_NAMED: Final = 10
+"""How many refusals are described in an error: the text can become the message of a condition."""
+
+
+class DeletionRefusedError(APIError):
+    """Raised if the API server has refused to delete some children, after the others were deleted."""
+
+
+class Refusals:
+    """The refused requests of one pruning, which must not stop the deletion of the other children."""
+
+    def __init__(self) -> None:
+        self._refusals: list[tuple[ChildKey | ChildKind, APIClientError]] = []
+
+    @contextlib.contextmanager
+    def collecting(self, target: ChildKey | ChildKind) -> Iterator[None]:
+        """Keep the error if the request about this child, or about the children of this kind, is refused."""
+        try:
+            yield
+        except APIClientError as error:
+            # Why not go on after other errors? If the API server is down or overloaded, each further request would
+            # fail, too, and only after all of its attempts.
+            if isinstance(error, APITooManyRequestsError) and not error.is_partial:
+                raise
+            self._refusals.append((target, error))
+
+    def check(self) -> None:
+        """
+        Raise one error about all refusals, if there are any.
+
+        Raises:
+            DeletionRefusedError: if there are any.
+        """
+        if self._refusals:
+            texts = [f"{target}: {error.message}" for target, error in self._refusals[:MAX_NAMED]]
+            texts += [f"and {len(self._refusals) - MAX_NAMED} more"] if len(self._refusals) > MAX_NAMED else []
+            first = self._refusals[0][1]
+            raise DeletionRefusedError('; '.join(texts), status=first.status, reason=first.reason) from first
 
 
 class PruneRules(NamedTuple):
@@ -120,12 +168,22 @@ async def delete_remote(
     kinds: Collection[ChildKind],
     logger: AnyLogger,
 ) -> None:
-    """Delete the remote children of an owner that is being deleted: the garbage collector ignores them."""
+    """
+    Delete the remote children of an owner that is being deleted: the garbage collector ignores them.
+
+    Raises:
+        DeletionRefusedError: if some could not be deleted; the others are deleted nevertheless.
+    """
+    refusals = Refusals()
     for kind in sorted(kind for kind in kinds if kind.is_remote):
-        for key, child in await list_children(client, kind, owner, logger=logger):
-            if owner['metadata']['uid'] in find_owners(child) and not child['metadata'].get('ownerReferences'):
-                if await delete_child(client, key, child, is_versioned=False, logger=logger):
-                    logger.info("%s is deleted together with its owner.", key)
+        with refusals.collecting(kind):
+            for key, child in await list_children(client, kind, owner, logger=logger):
+                if owner['metadata']['uid'] not in find_owners(child) or child['metadata'].get('ownerReferences'):
+                    continue
+                with refusals.collecting(key):
+                    if await delete_child(client, key, child, is_versioned=False, logger=logger):
+                        logger.info("%s is deleted together with its owner.", key)
+    refusals.check()
 
 
 async def delete_child(

@@ -426,6 +426,33 @@ async def test_only_what_can_be_a_child_is_kept(world):
         await world.until_logged("v1 Secret 'x' is not in owns=")
 
 
+@pytest.mark.parametrize('is_dropped', [False, True])
+@in_virtual_time
+async def test_a_refused_deletion_does_not_stop_the_pruning_of_other_children(world, family, is_dropped):
+    secrets = [{'apiVersion': 'v1', 'kind': 'Secret', 'metadata': {'name': name}} for name in 'abc']
+    family.declare(owns=['configmaps', 'secrets'], wanted=lambda name: family.wanted)
+    family.wanted = [*map(config_map, 'abc'), *secrets]
+    await world.create()
+    async with world.operator():
+        await world.until_called('fn succeeded')
+    if is_dropped:
+        world.registry = kopf.OperatorRegistry()
+        kopf.on.login(registry=world.registry)(kopf.login_with_kubeconfig)
+        family.declare(owns=['configmaps'], wanted=[])
+    family.wanted = []
+    for path in ['configmaps/a', 'configmaps/b', 'secrets/a']:
+        world.sandbox.faults.error(403, times=None, verb='delete', path=f'/api/v1/namespaces/default/{path}')
+    async with world.operator():
+        await world.until_logged("are not pruned")
+        await rest()
+        left = [body['metadata']['name'] for body in await world.aio.list('secrets')]
+        assert await family.names() == ['a', 'b'] and left == ['a']
+        text = next(text for text in world.log.texts if "are not pruned" in text)
+        assert all(f"{key}: this error" in text for key in ['default/a', 'default/b', 'secrets.v1 default/a'])
+        owner = await world.get()
+        assert 'secrets' in str(owner['metadata']['annotations'])
+
+
 @in_virtual_time
 async def test_children_are_pruned_after_a_restart_too(world, family):
     family.wanted = [config_map('a'), config_map('b')]
@@ -1238,6 +1265,26 @@ async def test_owners_that_were_deleted_while_no_operator_ran_are_released(world
         await world.until_logged("can't be deleted; trying again in")
         await world.gone()
         await world.aio.wait_gone('configmaps', 'remote', namespace='other')
+
+
+@pytest.mark.parametrize('verb', ['list', 'delete'])
+@in_virtual_time
+async def test_a_refusal_does_not_stop_the_deletion_of_other_remote_children(world, family, verb):
+    await make_namespace(world)
+    place = {'name': 'remote', 'namespace': 'other'}
+    secret = {'apiVersion': 'v1', 'kind': 'Secret', 'metadata': place}
+    family.declare(owns=['configmaps', 'secrets'], wanted=[config_map('remote', metadata=place), secret])
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn succeeded')
+        world.sandbox.faults.error(403, times=1, verb=verb, resource='configmaps')
+        await world.delete()
+        await world.until_logged("configmaps")
+        await world.aio.wait_gone('secrets', 'remote', namespace='other')
+        await world.gone()
+    [text] = [text for text in world.log.texts if "can't be deleted; trying again in" in text]
+    assert 'v1/configmaps' in text if verb == 'list' else 'other/remote' in text
+    assert not await world.aio.list('configmaps', namespace='other')
 
 
 @pytest.mark.parametrize('decorator', [kopf.on.event, kopf.on.update, kopf.on.delete, kopf.daemon, kopf.index])

@@ -2,9 +2,10 @@
 
 import pytest
 
+from kopf._cogs.clients.errors import APIConnectionError, APIForbiddenError, APITooManyRequestsError
 from kopf._cogs.structs.references import Resource
 from kopf._core.engines.adoption import ChildKey
-from kopf._core.engines.pruning import PruneRules, is_unwanted
+from kopf._core.engines.pruning import DeletionRefusedError, PruneRules, Refusals, is_unwanted
 
 KEY = ChildKey(Resource('', 'v1', 'configmaps', namespaced=True), 'ns', 'child')
 RULES = PruneRules('owner', 'operator', 'fn', (), {})
@@ -58,3 +59,20 @@ def test_children_of_other_handlers_stay():
 def test_children_of_former_handlers_are_unwanted_when_all_others_are_known_not_to_want_them(others, unwanted):
     assert is_unwanted(KEY, child(handler='former'), RULES._replace(others=others)) is unwanted
     assert is_unwanted(KEY, child(handler=None), RULES._replace(others=others)) is unwanted
+
+
+def test_all_refusals_are_raised_as_one_error():
+    refusals = Refusals()
+    refusals.check()
+    for number in range(12):
+        with refusals.collecting(KEY._replace(name=f'child{number}')):
+            raise APIForbiddenError("denied", status=403, reason='Forbidden')
+    with pytest.raises(DeletionRefusedError, match=r".*child0: denied; .*child9: denied; and 2 more") as caught:
+        refusals.check()
+    assert (caught.value.status, caught.value.reason) == (403, 'Forbidden')
+
+
+@pytest.mark.parametrize('error', [APIConnectionError("lost"), APITooManyRequestsError("Too many requests")])
+def test_errors_of_the_whole_server_stop_the_pruning_at_once(error):
+    with pytest.raises(type(error)), Refusals().collecting(KEY):
+        raise error
