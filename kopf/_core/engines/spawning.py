@@ -361,11 +361,8 @@ class ObjectDaemons:
         try:
             essence = self.essence = self.spawner.essence_of(Body(raw))
             # The event of a patch can precede its response, and then it looks as if it was of another client.
-            if patch is not None and before is not None:
-                if not self._is_edited(Body(before.body), before.essence, essence, patch):
-                    self._before_edit = None
-                    self._undo_edit(before)
-                    return False
+            if patch is not None and before is not None and self._undo_if_own(before, essence, patch):
+                return False
             edited = self._is_edited(self.body, former, essence, patch)
         except StorageError:  # the processing of the object reports it; a false change only delays idle timers
             edited = True
@@ -386,15 +383,18 @@ class ObjectDaemons:
             with contextlib.suppress(StorageError):
                 essence = self.spawner.essence_of(Body(raw))
                 if is_same(essence, before.result):
-                    if not self._is_edited(Body(before.body), before.essence, essence, patch):
-                        self._before_edit = None
-                        self._undo_edit(before)
+                    self._undo_if_own(before, essence, patch)
 
-    def _undo_edit(self, before: _BeforeEdit) -> None:
+    def _undo_if_own(self, before: _BeforeEdit, essence: BodyEssence, patch: Patch) -> bool:
+        """Undo the edit if the patch explains all that has changed; return whether it does. Raises StorageError."""
+        if self._is_edited(Body(before.body), before.essence, essence, patch):
+            return False
         # If another client has edited the same fields in that moment, that edit is undone, too: it looks the same.
+        self._before_edit = None
         self.changed_at, self.last_edit = before.changed_at, before.last_edit
         for daemon in before.waiting:
             daemon.suspend()
+        return True
 
     def _is_edited(self, body: Body, former: BodyEssence | None, essence: BodyEssence, patch: Patch | None) -> bool:
         """Check whether the object was changed by more than the patch. Raises StorageError."""
