@@ -554,7 +554,7 @@ class ChildrenOfPlan:
         level = self._plan.level
         for plan in level.plans:
             # A handler that does not match the object any more hands its children over to those that do.
-            if plan is self._plan or plan.children is None or plan.digest in (None, FIELDLESS):
+            if plan is self._plan or plan.children is None or not plan.digest:
                 continue
             applied = plan.children.get(key)
             if applied is not None and applied.desired != desired:
@@ -789,24 +789,25 @@ class Leveler:
         if level.record.level is not level:
             # The object was deleted in the meantime, and another one with the same name can exist now.
             return False
+        known = cast(RawBody, level.packed.copy())
         try:
-            is_ours = not self._is_edited(Body(level.packed.copy()), Body(raw), patch)
+            is_ours = not self._is_edited(Body(known), Body(raw), patch)
         except StorageError:
             is_ours = False
         if observed is not None and observed != raw['metadata'].get('generation'):
             is_ours = False  # clients wait for conditions with the newer generation, so the handler must run again
         # A webhook or a policy can write something new at each update, so that the patches of a handler trigger it
         # endlessly. So only edits end the chain of runs.
-        if not is_ours and not self._is_mutated(level, raw, patch):
+        if not is_ours and not self._is_mutated(known, raw, patch):
             level.note_edit()
         if level.renew(raw, asked_at=None):
             self._compare_all(level, raw, Trigger.CHANGE, own=run.plan if is_ours else None)
         return is_ours
 
-    def _is_mutated(self, level: ObjectLevel, raw: RawBody, patch: Patch) -> bool:
+    def _is_mutated(self, known: RawBody, raw: RawBody, patch: Patch) -> bool:
         """Check whether a webhook or a policy has changed the object by the patch."""
         try:
-            return self._decider.is_mutated(cast(RawBody, level.packed.copy()), raw, patch)
+            return self._decider.is_mutated(known, raw, patch)
         except StorageError:
             return False
 
@@ -946,10 +947,9 @@ class Leveler:
         children, plan = run.children, run.plan
         if children is None or outcome.verdict != 'succeeded' or plan.level.record.level is not plan.level:
             return outcome
+        # It does not match any more; or, after a pause, it is unknown what other handlers have applied.
         if plan.digest is None:
-            return (
-                outcome  # it does not match any more, or after a pause, it is unknown what other handlers have applied
-            )
+            return outcome
         children.memory.note_success(children.wanted, children.kept)
         failure = "The finalizer and the annotation for the children of %s are not restored"
         try:
@@ -1005,7 +1005,7 @@ class Leveler:
         model = plan.controller.handler.model
         if model is not None:
             is_failed = outcome is not None and model.is_nonconformity(outcome.exception, Body(run.raw))
-            plan.note_conformity(model.find_nonconformity(Body(run.raw)) if is_failed else None)
+            plan.note_conformity(outcome.message if outcome is not None and is_failed else None)
             if is_failed and is_served:
                 # The object can have changed during the run.
                 self._compare_conformity(plan, cast(RawBody, plan.level.packed[0]))

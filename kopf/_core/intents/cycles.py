@@ -395,7 +395,7 @@ class Cycles:
             for key in [*outdated, *current] if record is None else [handler.id]:
                 seen = cycle.missed.get(key, essence)
                 old, new = (seen, essence) if key in outdated else (cycle.base, seen)
-                if old is None or new is None or self._is_concerned(handler, cause, old, new):
+                if old is None or new is None or self._matches_update(handler, cause, old, new):
                     followup.revived[handler.id] = seen
                     # The digest in the record shows which state was seen, so another operator can tell that it is
                     # outdated.
@@ -410,7 +410,7 @@ class Cycles:
         return [key for key, record in cycle.state.items() if record.finished and key in keys]
 
     @staticmethod
-    def _is_concerned(handler: ChangingHandler, cause: ChangingCause, old: BodyEssence, new: BodyEssence) -> bool:
+    def _matches_update(handler: ChangingHandler, cause: ChangingCause, old: BodyEssence, new: BodyEssence) -> bool:
         """Check whether the handler matches the update from one state to the other."""
         update = dataclasses.replace(cause, reason=Reason.UPDATE, old=old, new=new, diff=diff(old, new))
         return filters.may_match(handler, update)

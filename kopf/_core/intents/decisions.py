@@ -27,15 +27,7 @@ from kopf._core.actions.handler_states import digest_essence, is_of_edited
 from kopf._core.intents import filters
 from kopf._core.intents.causes import ChangingCause, Reason
 from kopf._core.intents.cycles import UNCHANGED, Cycle, Cycles, Expected, is_for_updates
-from kopf._core.intents.edits import (
-    find_leaves,
-    find_writes,
-    find_written,
-    is_cut,
-    is_edited,
-    is_touched,
-    is_written_since,
-)
+from kopf._core.intents.edits import find_leaves, find_written, is_edited, is_edited_by_others, is_touched
 from kopf._core.intents.essences import Essences
 from kopf._core.intents.handlers import ChangingHandler
 from kopf._core.intents.progress_records import ProgressRecords
@@ -115,7 +107,7 @@ class Decision:
     Whether any change-detecting handler is for the object at all, regardless of the change; see `filters.prematch`.
     """
     before: Expected | None = None
-    """The essences `known` and `base` of the cycle before the patch of this step."""
+    """The essences of the cycle before the patch of this step."""
     stored: BodyEssence | None = None
     """The essence that is (or already was) stored as the last handled one; ``None`` if the cycle continues."""
     followup: Cycle | None = None
@@ -416,9 +408,7 @@ class Decider:
         if is_same(expected, essence):
             return EMPTY
         changes = diff(expected, essence)
-        before = decision.cause.body._data()
-        is_edited = is_cut(changes, patch) or is_written_since(find_writes(before), find_writes(raw))
-        return EMPTY if is_edited else changes
+        return EMPTY if is_edited_by_others(changes, patch, decision.cause.body._data(), raw) else changes
 
     def is_mutated(self, before: RawBody, raw: RawBody, patch: Patch) -> bool:
         """
@@ -431,9 +421,7 @@ class Decider:
         if not is_same(self.essences.predict(Body(before), patch), former):
             return False
         essence = self.essences.of(Body(raw))
-        if is_same(former, essence) or is_cut(diff(former, essence), patch):
-            return False
-        return not is_written_since(find_writes(before), find_writes(raw))
+        return not is_same(former, essence) and not is_edited_by_others(diff(former, essence), patch, before, raw)
 
     def _is_caused_by_functions(self, decision: Decision, patch: Patch, essence: BodyEssence) -> bool:
         if not patch.fns:

@@ -63,10 +63,24 @@ def is_written_since(before: Writes | None, after: Writes | None) -> bool:
     return before is None or after is None or any(before.get(key, '') != moment for key, moment in after.items())
 
 
-def is_cut(changes: Diff, patch: Patch) -> bool:
-    """Check whether fields are removed that the patch does not touch: webhooks and policies rarely remove any."""
+def is_edited_by_others(
+    changes: Diff, patch: Mapping[str, Any], before: Mapping[str, Any], after: Mapping[str, Any]
+) -> bool:
+    """
+    Check whether other clients have made some of the changes that come with the response to a patch.
+
+    Otherwise, webhooks and policies have made them. These rarely remove fields, so each removal counts as an edit.
+
+    Args:
+        changes: the changes of the essence.
+        patch: the patch.
+        before: the object before the patch.
+        after: the object after the patch.
+    """
     removed = [item for item in changes if item.operation is DiffOperation.REMOVE]
-    return any(not is_touched(item.field, patch) for item in removed)
+    return any(not is_touched(item.field, patch) for item in removed) or is_written_since(
+        find_writes(before), find_writes(after)
+    )
 
 
 def find_written(old: BodyEssence, new: BodyEssence, patch: Patch) -> Collection[FieldPath]:

@@ -227,13 +227,14 @@ class Reconciler:
                 delay = await self._remove_former_finalizer(record, self._former_finalizer)
         # A step that only adds the finalizer begins no cycle. The response to its patch requeues the object.
         elif decision is not None and not decision.add_finalizer:
+            # Something was sent, and no daemon has patched the object meanwhile.
+            comparable = bool(bookkeeping or patch) and _count_patches(record) == patches
             if done:
-                disturbed = _count_patches(record) != patches
-                pause = self._end_cycle(record, decision, patch, bookkeeping, disturbed=disturbed)
+                pause = self._end_cycle(record, decision, patch, bookkeeping, comparable=comparable)
             # If the object is requeued, the next step determines the delay from the newer state. Otherwise, a timer
             # with the returned delay starts the retries. Upstream kopf sends a dummy patch instead, to get an event.
             else:
-                if (bookkeeping or patch) and _count_patches(record) == patches:
+                if comparable:
                     pause = self._note_step(record, decision, patch)
                 if not record.requeued and record.body is not None:
                     delay = self._find_delay(record, decision) or delay
@@ -290,7 +291,7 @@ class Reconciler:
         return pause
 
     def _end_cycle(
-        self, record: ObjectRecord, decision: Decision, patch: Patch, bookkeeping: Patch, *, disturbed: bool
+        self, record: ObjectRecord, decision: Decision, patch: Patch, bookkeeping: Patch, *, comparable: bool
     ) -> float:
         """End the cycle of a handled change; return the pause before the next one (in seconds)."""
         # Check this first: if another cycle follows, neither the digest nor the pause is needed.
@@ -309,7 +310,7 @@ class Reconciler:
         triggering, pause = None, 0.0
         if record.cycle is None:
             triggering, pause = self._selftriggers.note(
-                record.selftriggering, decision, patch, bookkeeping, record.body, disturbed=disturbed
+                record.selftriggering, decision, patch, bookkeeping, record.body, comparable=comparable
             )
         record.watch_selftriggering(triggering)
         return pause

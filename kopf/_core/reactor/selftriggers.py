@@ -156,7 +156,7 @@ class SelfTriggerDetector:
         bookkeeping: Patch,
         raw: RawBody | None,
         *,
-        disturbed: bool = False,
+        comparable: bool,
     ) -> tuple[SelfTriggeredChain | None, float]:
         """
         Called after an update: count it if the operator's own patch triggers the next one.
@@ -167,15 +167,14 @@ class SelfTriggerDetector:
             patch: the changes that its handlers have requested.
             bookkeeping: the data of the framework that were stored with them.
             raw: the state of the object after the patch, if it still exists.
-            disturbed: whether daemons have patched the object meanwhile.
+            comparable: whether that state can be compared with what the patch must have made of the object.
 
         Returns:
             The chain, if the update belongs to one; and the pause before the next update (in seconds).
         """
         changes = self._decider.find_own_changes(decision, patch, bookkeeping, raw)
         if not changes:
-            is_patched = bool(patch or bookkeeping) and not disturbed
-            return self._note_mutation(chain, decision, patch, raw) if is_patched else (None, 0)
+            return self._note_mutation(chain, decision, patch, raw) if comparable else (None, 0)
         chain, body = chain or SelfTriggeredChain(), Body(cast(RawBody, raw))
         pause = chain.note(self._decider.essences.of(body))
         if pause and self._tell_once(decision):
