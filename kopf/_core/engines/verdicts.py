@@ -143,11 +143,11 @@ def derive_conditions(
         changes = {READY: Condition(True, 'Succeeded'), RECONCILING: None, STALLED: None}
         kept = {*changed}
         explicit = [each.ready for each in known.values() if each.is_explicit]
-        if explicit:
-            # It is written again, as the failure of another handler can have replaced it meanwhile.
-            ready = min(filter(None, explicit), key=lambda each: each.status is True, default=None)
-            changes[READY] = ready
-            kept.update([READY] if ready is None else ())
+        ready = min(filter(None, explicit), key=lambda each: each.status is True, default=None)
+        if ready is not None:
+            changes[READY] = ready  # again, as the failure of another handler can have replaced it meanwhile
+        elif explicit:
+            kept.add(READY)
     return {type_: change for type_, change in changes.items() if type_ not in kept}
 
 
