@@ -270,13 +270,16 @@ async def test_others_are_served_while_a_group_is_down(world):
         await world.until_called('down')
 
 
-@pytest.mark.parametrize('args', [{'resource': 'things'}, {'resource': kopf.EVERYTHING}], ids=['plural', 'everything'])
+@pytest.mark.parametrize('crds', [True, False], ids=['with CRDs', 'without CRDs'])
+@pytest.mark.parametrize('name', ['things', kopf.EVERYTHING], ids=['plural', 'everything'])
 @in_virtual_time
-async def test_resources_of_a_group_that_was_down_at_the_start(world, args):
-    world.declare(kopf.on.event, 'event', **args)
+async def test_resources_of_a_group_that_was_down_at_the_start(world, name, crds):
+    world.declare(kopf.on.event, 'event', resource=name)
     await world.aio.create(define('things'))
     await create(world, 'things', 'thing')
     world.sandbox.faults.take_down('other.dev')
+    if not crds:  # as for kinds of aggregated APIs
+        world.sandbox.faults.error(403, times=None, resource='customresourcedefinitions')
     async with world.operator():
         await asyncio.sleep(0.5)
         assert not world.called('event', 'thing')

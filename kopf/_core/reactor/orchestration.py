@@ -374,7 +374,7 @@ class Orchestrator:
         # If the server of a group is down, its resources still exist.
         self._resources = self._absences.fill(discovery.resources | hidden, self._resources or ())
         self._tables, problems = resolve_tables(registry, self._resources)
-        problems = problems.with_failed_groups(discovery.failed_groups, hidden)
+        problems = problems.with_failed_groups(discovery.failed_groups, hidden, registry.iter_selectors(watched=True))
         problems = problems.with_selectors(self._tools.context.settings.watching.label_selectors)
         problems.log(self._problems)
         self._problems = problems
@@ -390,7 +390,7 @@ class Orchestrator:
         self._hold_indices()  # before other kinds are watched: the end of their lists would complete the indices
         self._adjust()
         self._release_indices()
-        if self._absences or (discovery.failed_groups and (hidden or unresolved)):
+        if self._absences or problems.failed_groups or (discovery.failed_groups and unresolved):
             return False
         return self._definitions.compare(self._resources, groups)
 

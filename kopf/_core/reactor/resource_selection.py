@@ -38,9 +38,12 @@ class ResourceProblems(NamedTuple):
     similar: Mapping[Selector, str] = MappingProxyType({})
     """The closest existing names, suggested for unresolved selectors."""
 
-    def with_failed_groups(self, failed: Collection[str], hidden: Collection[Resource]) -> 'ResourceProblems':
+    def with_failed_groups(
+        self, failed: Collection[str], hidden: Collection[Resource], selectors: Iterable[Selector]
+    ) -> 'ResourceProblems':
         """Return these problems with the undiscovered groups that can be the reason why resources are missing."""
-        missing = {selector.group for selector in self.unresolved}
+        # Those that select several resources can lack some, although they have found others.
+        missing = {selector.group for selector in selectors if selector in self.unresolved or not selector.is_specific}
         wanted = {group for group in failed if missing & {group, None}} | {resource.group for resource in hidden}
         return self._replace(failed_groups=frozenset(wanted))
 

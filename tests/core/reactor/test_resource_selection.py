@@ -84,9 +84,12 @@ def test_the_same_complaints_are_logged_once(registry, caplog):
 
 def test_failed_groups_are_reported_only_if_resources_can_be_missing_because_of_them(registry):
     declare(registry, kopf.on.create, 'kopf.dev', 'v1', 'missing')
-    _, problems = resolve_tables(registry, [KEX])
-    problems = problems.with_failed_groups({'kopf.dev', 'other.dev', 'unrelated.dev'}, hidden={OTHER})
-    assert problems.failed_groups == {'kopf.dev', 'other.dev'}
+    declare(registry, kopf.on.create, 'others.dev', 'v1', kopf.EVERYTHING)
+    _, problems = resolve_tables(registry, [KEX, OTHER])
+    failed = {'kopf.dev', 'other.dev', 'others.dev', 'unrelated.dev'}
+    selectors = list(registry.iter_selectors())
+    assert problems.with_failed_groups(failed, set(), selectors).failed_groups == {'kopf.dev', 'others.dev'}
+    assert problems.with_failed_groups(failed, {OTHER}, []).failed_groups == {'other.dev'}
 
 
 def test_groups_are_known_if_all_handlers_name_them(registry):
