@@ -474,6 +474,15 @@ class Levels:
         ]
         return OwnedKinds(handler, relations, operator)
 
+    def find_outdated(self) -> list[Relations]:
+        """Return the relations whose objects must be listed again, as some of their owners were not known before."""
+        return [
+            relations
+            for controller in self._controllers.values()
+            for relations in controller.relations.values()
+            if relations.is_outdated and relations.resource is not None
+        ]
+
     def find_dependents(
         self,
         pairs: Collection[tuple[ResourceHandler, Source]],

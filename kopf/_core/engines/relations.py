@@ -58,7 +58,18 @@ class Relations:
         objects: the memory of the owned objects, if the handler reads or applies them.
     """
 
-    __slots__ = ('_failed', '_handler', '_known', '_owners', '_typed', 'objects', 'resource', 'source')
+    __slots__ = (
+        '_failed',
+        '_handler',
+        '_has_selected',
+        '_known',
+        '_owners',
+        '_typed',
+        'is_outdated',
+        'objects',
+        'resource',
+        'source',
+    )
 
     def __init__(self, handler: ResourceHandler, source: Source, objects: OwnedObjects | None = None) -> None:
         self._handler = handler
@@ -68,6 +79,9 @@ class Relations:
         """The resource of the source; ``None`` if it is not watched yet."""
         self._owners: set[GroupKind] = set()
         """The kinds of the handler that are, or were, served: a selector can match several of them."""
+        self._has_selected = False  # whether objects were ignored, or can have been, for the kinds of their owners
+        self.is_outdated = False
+        """Whether the objects of owners of some kind were ignored, and must be listed again."""
         self._typed = () if source.fn is None or source.model is None else find_typed(source.fn)
         self._known: dict[str, Sighting] = {}
         self._failed: set[str] = set()  # the uids of the objects whose failures were logged
@@ -78,7 +92,15 @@ class Relations:
 
     def note_owner(self, resource: Resource) -> None:
         """Called when a resource of the handler is going to be served."""
-        self._owners.add((resource.group, resource.kind))
+        kind = resource.group, resource.kind
+        # A kind can be found late: its CRD is new, or its group could not be discovered at the start.
+        if kind not in self._owners and self._has_selected:
+            self.is_outdated = True
+        self._owners.add(kind)
+
+    def note_relisting(self) -> None:
+        """Called when the objects of the source are going to be listed again."""
+        self.is_outdated = False
 
     def find_owners(self, raw: Mapping[str, Any]) -> frozenset[str]:
         """Return the uids of the owners that the handler can handle; of all owners while it is not served yet."""
@@ -105,6 +127,7 @@ class Relations:
     ) -> Collection[Key]:
         """Receive the newest state of an object; return the keys of its dependents, including the former ones."""
         if self.objects is not None:
+            self._has_selected = self._has_selected or bool(self._owners)
             return self.objects.note(raw, self.find_owners(raw), asked_at)
         former, version = self._known.get(uid), raw['metadata'].get('resourceVersion')
         if former is not None and former.version == version and version is not None:

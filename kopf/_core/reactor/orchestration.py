@@ -634,6 +634,7 @@ class Orchestrator:
                 former = scope if scope in self._leaving else predecessors.pop(get_place(*scope), None)
                 self._watches[scope] = self._start_watch(scope, table, former and self._leaving.pop(former))
                 self._served[scope] = table
+        self._relist_children()
         # Why not end these watches earlier? A new watch can have taken over their objects, with workers and daemons. If
         # the old watch ended first, it would stop these daemons and wait for these workers.
         for scope in leaving:
@@ -698,12 +699,26 @@ class Orchestrator:
         """List all objects again, as the operator handles more of them from now on; see `Controls`."""
         if self._paused or self._ending:
             return  # after a pause, all objects are listed anyway
-        for scope, (watch, sink, task) in self._watches.items():
-            task.cancel()
-            watch.relist()
-            sink.relisting(watch, taken)
+        for scope in self._watches:
             # Why not at once? When a member begins, several others release their buckets one after another.
-            self._watches[scope] = watch, sink, self._run_watch(watch, delay=GATHERING_DELAY)
+            self._list_again(scope, taken, delay=GATHERING_DELAY)
+
+    def _relist_children(self) -> None:
+        """List the children again if handlers have got another kind of owners: before, its children were ignored."""
+        outdated = [] if self._levels is None else self._levels.find_outdated()
+        resources = {relations.resource for relations in outdated}
+        for scope in self._watches if resources and not self._paused else ():
+            if scope[0] in resources:
+                self._list_again(scope, lambda record: False)
+        for relations in outdated:
+            relations.note_relisting()
+
+    def _list_again(self, scope: Scope, taken: OwnerCheck, *, delay: float = 0) -> None:
+        watch, sink, task = self._watches[scope]
+        task.cancel()
+        watch.relist()
+        sink.relisting(watch, taken)
+        self._watches[scope] = watch, sink, self._run_watch(watch, delay=delay)
 
     def _narrow(self) -> None:
         """Request the streams again, as the operator handles fewer objects from now on; see `Controls`."""

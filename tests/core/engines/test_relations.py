@@ -79,6 +79,21 @@ def test_children_of_all_kinds_of_the_handler_are_remembered_and_those_of_other_
     assert set(scene.relations.get_keys('p')) == {'Apple', 'Pear'}
 
 
+def test_children_must_be_listed_again_when_a_kind_of_owners_is_found_late():
+    relations = Scene(owns=['pods'], objects=OwnedObjects('kopf-operator', ParsedCache())).relations
+    apples, pears = (Resource('example.dev', 'v1', plural, kind=plural, namespaced=True) for plural in ('a', 'p'))
+    relations.note_owner(apples)
+    relations.note_owner(pears)
+    assert not relations.is_outdated  # the children are not listed yet
+    relations.note('p', pod(), lambda: None)
+    relations.note_owner(pears)
+    assert not relations.is_outdated
+    relations.note_owner(Resource('example.dev', 'v1', 'x', kind='x', namespaced=True))
+    assert relations.is_outdated
+    relations.note_relisting()
+    assert not relations.is_outdated
+
+
 def test_former_owners_are_triggered_together_with_new_ones():
     scene = Scene(owns=['pods'])
     scene.note(pod(1, owners=['a']))

@@ -16,7 +16,7 @@ from operatorworld import FINALIZER, in_virtual_time
 
 import kopf
 from kopf._core.engines.levels import Leveler
-from kopf._core.reactor import level_runs, leveling
+from kopf._core.reactor import level_runs, leveling, orchestration
 
 RECONCILE = kopf.on.reconcile
 
@@ -151,6 +151,39 @@ async def test_children_of_all_kinds_of_a_handler_stay_in_memory_when_other_clie
         await world.until_called('fn', times=2)
     for plural in kinds:
         assert [call['found'] for call in world.called('fn', plural)] == [[f'{plural}-child']]
+
+
+@in_virtual_time
+async def test_children_of_a_kind_that_is_found_late_are_known_and_pruned(world, monkeypatch):
+    monkeypatch.setattr(orchestration, 'SETTLING_DELAYS', (0.05, 0.1, 0.2))
+    names = ['wanted', 'unwanted']
+
+    @kopf.on.reconcile(kopf.EVERYTHING, id='fn', owns=['configmaps'], labels={'for': 'fn'}, registry=world.registry)
+    async def fn(name, children, **_):
+        world.note('fn', name, found=sorted(child['metadata']['name'] for child in children['configmaps']))
+        for each in names:
+            await children.apply({'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': f'{name}-{each}'}})
+
+    for group in 'early.dev', 'late.dev':
+        await world.aio.create(define('things', 'Thing', group=group))
+        name = group.removesuffix('.dev')
+        meta = {'name': name, 'labels': {'for': 'fn'}}
+        await world.aio.create({'apiVersion': f'{group}/v1', 'kind': 'Thing', 'metadata': meta})
+    async with world.operator():
+        await world.until_called('fn', times=2)
+        await rest(world)
+    names.remove('unwanted')
+    world.calls.clear()
+    world.sandbox.faults.take_down('late.dev')
+    async with world.operator():
+        await world.until_called('fn', times=1, name='early')
+        await rest(world)
+        world.sandbox.faults.bring_up('late.dev')
+        await world.until_called('fn', times=1, name='late')
+        await rest(world)
+    assert world.called('fn', 'late')[0]['found'] == ['late-unwanted', 'late-wanted']
+    found = await world.aio.list('configmaps')
+    assert sorted(each['metadata']['name'] for each in found) == ['early-wanted', 'late-wanted']
 
 
 @in_virtual_time
