@@ -6,6 +6,7 @@ import contextlib
 from kopf.testing import Refusal
 from tests.faults.simulation.applying import Meddling
 from tests.faults.simulation.storages import MIGRATIONS, find_handled, find_progress
+from tests.faults.simulation.twins import Twins
 
 OFFLINE = ['edit'] * 2 + ['revert', 'delete', 'delete', 'create', 'recreate', 'unfinalize', 'finalizer', 'app']
 OFFLINE += ['daemon', 'touch', 'status', 'child', 'secret']
@@ -31,6 +32,9 @@ OPTIONAL = {
     'forbidding': {'forbid': 4},
     'applying': {'meddle': 6, 'refuse_children': 2},
     'fleeting': {'come_and_go': 8},
+    'twins': {'twin': 8},
+    'remote': {'unmark': 2},
+    'sharing': {'daemon': 6},
 }
 
 FORBIDDEN = ['kopfexamples'] * 4 + ['kopfpeerings', 'clusterkopfpeerings', 'namespaces', 'configmaps', 'leases']
@@ -58,6 +62,7 @@ class Actions:
         self._rng, self._faults = simulation.rng, simulation.server.faults
         self._late = 0
         self._meddling = Meddling(self._cluster.api, self._rng, self._ledger)
+        self._twins = Twins(self._cluster.api, self._rng, self._ledger)
         self._snapshot = None
         weights = dict(ALWAYS, fault=6 * self._options.faults)
         if self._options.pausing:
@@ -186,6 +191,20 @@ class Actions:
 
     async def secret(self, body):
         await self._cluster.change_secret(body)
+
+    async def twin(self):
+        await self._twins.change(self._rng.choice(self._cluster.namespaces or ['ns-0']))
+
+    async def unmark(self, body):
+        """Remove the annotation that names the kinds of the children, and wait for the operator to restore it."""
+        key = 'children.kopf.zalando.org/operator'
+        if body['metadata'].get('deletionTimestamp') or key not in (body['metadata'].get('annotations') or {}):
+            return
+        await self._cluster.patch(body, {'metadata': {'annotations': {key: None}}})
+        for _ in range(100):  # without it, the children in other namespaces would stay after a deletion
+            await asyncio.sleep(0.1)
+            if key in ((await self._cluster.get(body))['metadata'].get('annotations') or {}):
+                break
 
     async def meddle(self):
         await self._meddling.meddle()
@@ -430,7 +449,7 @@ class Actions:
 
 _OF_OBJECTS = {
     'edit', 'revert', 'come_and_go', 'touch', 'status', 'app', 'leave_and_return', 'daemon', 'finalizer', 'delete',
-    'unfinalize', 'recreate', 'child', 'secret',
+    'unfinalize', 'recreate', 'child', 'secret', 'unmark',
 }  # fmt: skip
 
 

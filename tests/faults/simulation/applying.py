@@ -1,7 +1,14 @@
-"""A level-triggered handler that applies children and keeps conditions; and what there must be of these at rest."""
+"""
+Level-triggered handlers that apply children and keep conditions; and what there must be of these at rest.
+
+There can be a second handler: it matches only some of the objects, has a kind of children of its own, and some children
+go from one handler to the other when the object changes. And there can be a second kind of objects for both handlers.
+"""
 
 import asyncio
+import base64
 import contextlib
+import functools
 
 import kopf
 from kopf.testing import Refusal
@@ -12,15 +19,38 @@ MAX_MEDDLING = 2
 """How often others may change a child in a minute: the operator leaves them the fields that they take more often."""
 
 
-def find_desired(body, options):
-    """Return the data of the children that the handler applies for the object, by their namespaces and names."""
+def encode(value):
+    """Return the value as Secrets have it; ConfigMaps have it so, too."""
+    return base64.b64encode(str(value).encode()).decode()
+
+
+def find_desired(body, options, id):
+    """Return the data of the children that the handler applies for the object, by their kinds, namespaces and names."""
     meta, spec = body['metadata'], body.get('spec') or {}
-    data = {'a': str(spec.get('a')), 'b': str(spec.get('b'))}
-    desired = {(meta['namespace'], f'{meta["name"]}-{item}'): data for item in spec.get('items') or ()}
-    if options.remote and (meta.get('labels') or {}).get('w') == 'on':
-        other = 'ns-0' if meta['namespace'] == 'ns-1' else 'ns-1'
-        desired[other, f'{meta["namespace"]}-{meta["name"]}'] = data
+    labels = meta.get('labels') or {}
+    data = {'a': encode(spec.get('a')), 'b': encode(spec.get('b')), 'by': encode(id)}
+    desired = {}
+    if id == find_handler_of_items(body, options):
+        for item in spec.get('items') or ():
+            desired['ConfigMap', meta['namespace'], f'{meta["name"]}-{item}'] = data
+    if id == 'aq':
+        desired['Secret', meta['namespace'], f'{meta["name"]}-q'] = data
+    if options.remote and labels.get('w') == 'on':
+        other, kind = 'ns-0' if meta['namespace'] == 'ns-1' else 'ns-1', 'ConfigMap' if id == 'ap' else 'Secret'
+        desired[kind, other, f'{meta["namespace"]}-{meta["name"]}'] = data
     return desired
+
+
+def find_handler_of_items(body, options):
+    labels = body['metadata'].get('labels') or {}
+    return 'aq' if options.sharing and labels.get('d') == 'on' else 'ap'
+
+
+def is_for_second(labels, **_):
+    """Check whether the second handler is for the object."""
+    if labels.get('sd') == 'on' and labels.get('d') == 'on':
+        raise ValueError("the filter fails")
+    return labels.get('sd') != 'on'
 
 
 def find_owners(child):
@@ -51,36 +81,48 @@ class Applying:
         self._process, self._ledger, self._options, self._rng = process, ledger, options, rng
 
     def declare(self, resource, **common):
-        kopf.on.reconcile(
-            resource,
-            id='ap',
-            owns=['configmaps'],
-            conditions=self._options.conditions,
-            backoff=(0.1, self._options.level_backoff),
-            interval=self._options.level_interval,
-            concurrency=self._options.concurrency,
-            timeout=self._options.applying_timeout,
-            **common,
-        )(self._run)
+        """Declare the handlers of this resource, and of the second kind if there is one."""
+        self._declare('ap', resource, {'owns': ['configmaps'], **common})
+        if self._options.sharing:
+            self._declare('aq', resource, {'owns': ['configmaps', 'secrets'], 'when': is_for_second, **common})
 
-    async def _run(self, *, uid, body, name, reasons, children, conditions, patch, **_):
+    def _declare(self, id, resource, common):
+        fn = functools.partial(self._run, id)
+        selectors = [{'plural': resource}]
+        if self._options.twins == 'stacked':
+            selectors.append({'plural': 'kopftwins'})
+        elif self._options.twins == 'category':
+            selectors = [{'category': 'simulated'}]
+        for selector in selectors:
+            fn = kopf.on.reconcile(
+                **selector,
+                id=id,
+                conditions=self._options.conditions,
+                backoff=(0.1, self._options.level_backoff),
+                interval=self._options.level_interval,
+                concurrency=self._options.concurrency,
+                timeout=self._options.applying_timeout,
+                **common,
+            )(fn)
+
+    async def _run(self, id, *, uid, body, name, reasons, children, conditions, patch, **_):
         await self._process.alive()
         ledger, seen = self._ledger, look_at(body)
         ledger.calls += set(reasons) != {'interval'}
-        ledger.note(f'{self._process} applies for {name} {uid[-4:]} {seen} {sorted(map(str, reasons))}')
-        token = ledger.enter(self._process, uid, 'ap')
+        ledger.note(f'{self._process} {id} applies for {name} {uid[-4:]} {seen} {sorted(map(str, reasons))}')
+        token = ledger.enter(self._process, uid, id)
         try:
-            for (namespace, child), data in find_desired(body, self._options).items():
+            for (kind, namespace, child), data in find_desired(body, self._options, id).items():
                 await self._hesitate()
                 metadata = {'namespace': namespace, 'name': child}
-                obj = {'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': metadata, 'data': data}
+                obj = {'apiVersion': 'v1', 'kind': kind, 'metadata': metadata, 'data': data}
                 await children.apply(obj, ready=self._rng.random() < 0.5)
             await self._hesitate()
             if self._options.conditions:
-                conditions['Seen'] = kopf.Condition(True, 'Seen', str(seen[0]))
+                conditions[f'Seen{id}'] = kopf.Condition(True, 'Seen', str(seen[0]))
             if ledger.chaos and self._rng.random() < 0.2:
-                patch.status['ap'] = ledger.number()
-            ledger.applied[uid] = seen
+                patch.status[id] = ledger.number()
+            ledger.applied[id, uid] = seen
         finally:
             ledger.leave(uid, token)
 
@@ -109,56 +151,75 @@ class Meddling:
 
     async def meddle(self):
         """Edit or delete a child."""
-        found = [child for child in await self._api.list('configmaps', None, '', '') if is_applied(child)]
+        found = [
+            (resource, child)
+            for resource in ('configmaps', 'secrets')
+            for child in await self._api.list(resource, None, '', '')
+            if is_applied(child)
+        ]
         if not found:
             return
-        child = self._rng.choice(found)
+        resource, child = self._rng.choice(found)
         meta, now = child['metadata'], self._ledger.now
-        place = meta['namespace'], meta['name']
+        place = resource, meta['namespace'], meta['name']
         recent = [moment for moment in self._edits.get(place, ()) if moment > now - 70]
         what = self._rng.choice(['edit', 'edit', 'add', 'disown', 'unlabel', 'remove', 'delete'])
         self._ledger.note(f'meddling: {what} {place}')
         if what == 'delete':
             with contextlib.suppress(Refusal):
-                await self._api.delete('configmaps', meta['name'], meta['namespace'], '')
+                await self._api.delete(resource, meta['name'], meta['namespace'], '')
         elif what == 'add' or len(recent) < MAX_MEDDLING:
             self._edits[place] = [*recent, *([now] if what != 'add' else [])]
             with contextlib.suppress(Refusal):
-                await self._api.patch('configmaps', meta['name'], self._make_patch(what), meta['namespace'], '')
+                await self._api.patch(resource, meta['name'], self._make_patch(what), meta['namespace'], '')
 
     def _make_patch(self, what):
         return {
-            'edit': {'data': {'a': f'edited {self._ledger.number()}'}},
-            'add': {'data': {'z': str(self._ledger.number())}},
+            'edit': {'data': {'a': encode(f'edited {self._ledger.number()}')}},
+            'add': {'data': {'z': encode(self._ledger.number())}},
             'disown': {'metadata': {'ownerReferences': None}},
             'unlabel': {'metadata': {'labels': {OWNER_LABEL: None}}},
             'remove': {'data': {'b': None}},
         }[what]
 
 
-def find_flaws(body, seen, children, options, status_subresource):
+def find_flaws(body, ledger, children, options, status_subresource):
     """Return what is wrong with the children and the conditions of one object at rest."""
-    uid, flaws = body['metadata']['uid'], []
-    mine = [child for child in children if uid in find_owners(child) and is_applied(child)]
+    uid, flaws, seen = body['metadata']['uid'], [], look_at(body)
+    labels = body['metadata'].get('labels') or {}
+    ids = ['ap', *(['aq'] if options.sharing and labels.get('sd') != 'on' else [])]
+    for id in ids:
+        if ledger.applied.get((id, uid)) != seen:
+            flaws.append(f'{id} has applied its children for {ledger.applied.get((id, uid))} instead of {seen}')
     found = {
-        (child['metadata']['namespace'], child['metadata']['name']): {
+        (child['kind'], child['metadata']['namespace'], child['metadata']['name']): {
             key: value for key, value in (child.get('data') or {}).items() if key != 'z'
         }
-        for child in mine
-        if 'deletionTimestamp' not in child['metadata']
+        for child in children
+        if uid in find_owners(child) and is_applied(child) and 'deletionTimestamp' not in child['metadata']
     }
-    expected = find_desired(body, options)
+    expected = {key: data for id in ids for key, data in find_desired(body, options, id).items()}
+    if 'aq' not in ids:  # what it has applied while it matched the object stays
+        found = {key: data for key, data in found.items() if key in expected or data.get('by') != encode('aq')}
     if found != expected:
         flaws.append(f'it has the children {found} instead of {expected}')
     if options.conditions:
-        entries = {entry['type']: entry for entry in (body.get('status') or {}).get('conditions') or ()}
-        if entries.keys() != {'Ready', 'Seen'} or entries['Ready']['status'] != 'True':
-            flaws.append(f'it has the conditions {entries}')
-        elif entries['Seen']['message'] != str(seen[0]):
-            flaws.append(f'it has the condition {entries["Seen"]} instead of {seen[0]}')
-        if status_subresource:
-            generation = body['metadata'].get('generation')
-            late = [type_ for type_, entry in entries.items() if entry.get('observedGeneration') != generation]
-            if late:
-                flaws.append(f'its conditions {late} are not about the generation {generation}: {entries}')
+        flaws += _find_flaws_of_conditions(body, seen, ids, status_subresource)
+    return flaws
+
+
+def _find_flaws_of_conditions(body, seen, ids, status_subresource):
+    entries = {entry['type']: entry for entry in (body.get('status') or {}).get('conditions') or ()}
+    expected = {'Ready', *(f'Seen{id}' for id in ids)}
+    if entries.keys() - {'Seenaq'} != expected - {'Seenaq'} or not entries.keys() >= expected:
+        return [f'it has the conditions {entries}']
+    flaws = [] if entries['Ready']['status'] == 'True' else [f'it is not ready: {entries["Ready"]}']
+    for id in ids:
+        if entries[f'Seen{id}']['message'] != str(seen[0]):
+            flaws.append(f'it has the condition {entries[f"Seen{id}"]} instead of {seen[0]}')
+    if status_subresource:
+        generation = body['metadata'].get('generation')
+        late = [type_ for type_ in sorted(expected) if entries[type_].get('observedGeneration') != generation]
+        if late:
+            flaws.append(f'its conditions {late} are not about the generation {generation}: {entries}')
     return flaws

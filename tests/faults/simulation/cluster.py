@@ -9,11 +9,12 @@ from tests.faults.simulation.ledger import look_at
 
 CRD = 'kopfexamples.kopf.dev'
 PLURAL = 'kopfexamples'
+CATEGORY = 'simulated'
 FOREIGN_FINALIZER = 'other/finalizer'
 UNFINALIZED = {'metadata': {'finalizers': None}}
 
 
-def make_crd(plural, kind, *, versions=('v1',), scope='Namespaced', status=False, pruning=False):
+def make_crd(plural, kind, *, versions=('v1',), scope='Namespaced', status=False, pruning=False, categories=()):
     schema = {'openAPIV3Schema': {'type': 'object', 'x-kubernetes-preserve-unknown-fields': True}}
     if pruning:
         kept = {'type': 'object', 'x-kubernetes-preserve-unknown-fields': True}
@@ -26,7 +27,7 @@ def make_crd(plural, kind, *, versions=('v1',), scope='Namespaced', status=False
         'spec': {
             'group': 'kopf.dev',
             'scope': scope,
-            'names': {'plural': plural, 'singular': kind.lower(), 'kind': kind},
+            'names': {'plural': plural, 'singular': kind.lower(), 'kind': kind, 'categories': list(categories)},
             'versions': [
                 {'name': version, 'served': True, 'storage': version == versions[0], 'schema': schema, **subresources}
                 for version in versions
@@ -58,6 +59,8 @@ class Cluster:
         if self._options.peering:
             await self.api.apply(make_crd('clusterkopfpeerings', 'ClusterKopfPeering', scope='Cluster'))
             await self.api.apply(make_crd('kopfpeerings', 'KopfPeering'))
+        if self._options.twins:
+            await self.api.apply(self._make_crd('kopftwins', 'KopfTwin'))
         await asyncio.sleep(2)
         for name in self.namespaces:
             await self.create_namespace(name)
@@ -66,17 +69,23 @@ class Cluster:
         await self.ensure_peerings()
 
     async def define(self, versions=('v1',)):
-        await self.api.apply(self._make_crd(versions))
+        await self.api.apply(self._make_crd(versions=versions))
 
     async def ensure_defined(self):
         with contextlib.suppress(Refusal):
-            await self.api.create(self._make_crd(('v1',)), None, None, {})
+            await self.api.create(self._make_crd(), None, None, {})
 
-    def _make_crd(self, versions):
+    def _make_crd(self, plural=PLURAL, kind='KopfExample', versions=('v1',)):
         options = self._options
-        status, pruning = options.status_subresource, options.pruning
-        scope = 'Cluster' if options.clusterwide_kind else 'Namespaced'
-        return make_crd(PLURAL, 'KopfExample', versions=versions, scope=scope, status=status, pruning=pruning)
+        return make_crd(
+            plural,
+            kind,
+            versions=versions,
+            scope='Cluster' if options.clusterwide_kind else 'Namespaced',
+            status=options.status_subresource,
+            pruning=options.pruning,
+            categories=[CATEGORY],
+        )
 
     async def undefine(self, pause):
         """Delete the kind with all its objects, and define it anew."""
@@ -90,7 +99,7 @@ class Cluster:
         await asyncio.sleep(pause)
         for _ in range(100):
             try:
-                await self.api.create(self._make_crd(('v1',)), None, None, {})
+                await self.api.create(self._make_crd(), None, None, {})
             except Refusal:
                 await asyncio.sleep(0.1)
             else:
@@ -232,4 +241,6 @@ class Cluster:
         """Check whether the operators handle the object, according to their options."""
         if self._options.scope == 'specific' and body['metadata'].get('namespace', 'ns-0') not in ('ns-0', 'ns-1'):
             return False
+        if body['kind'] == 'KopfTwin' and self._options.selecting == 'settings':
+            return True  # the setting is for the other kind
         return not self._options.selecting or (body['metadata'].get('labels') or {}).get('app') == 'x'

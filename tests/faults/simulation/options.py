@@ -65,6 +65,8 @@ class Options:
     fleeting: bool = False  # whether fields come and go, with handlers of their own
     disturbing: bool = False  # whether timers patch what other handlers are for
     clusterwide_kind: bool = False  # whether the objects are in no namespace
+    sharing: bool = False  # whether there are two handlers that apply children, and hand them over to each other
+    twins: str = ''  # '', 'stacked' or 'category': how these handlers are also for another kind
     blind: bool = False  # never drawn: whether the operators serve another label than the checks expect
 
 
@@ -129,6 +131,7 @@ def draw(rng):
     options.pruning = options.storage == 'status' and chance(0.5)
     options.observing, options.pausing = chance(0.3), chance(0.3)
     options.fleeting, options.disturbing, options.clusterwide_kind = chance(0.4), chance(0.2), chance(0.15)
+    options.sharing, options.twins = chance(0.5), choice(['', '', 'stacked', 'category'])
     fit(options)
     options.remote = options.remote and options.scope == 'cluster'  # where no namespace is deleted
     if options.peering:
@@ -145,3 +148,5 @@ def fit(options):
         options.conditions = False
     if options.clusterwide_kind:
         options.children = options.applying = False  # they are in the namespaces of the objects
+    if not options.applying:
+        options.sharing, options.twins = False, ''

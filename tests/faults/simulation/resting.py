@@ -14,13 +14,15 @@ class Rest:
     Args:
         simulation: the run.
         bodies: the objects of the cluster.
+        twins: the objects of the second kind.
         children: the ConfigMaps and secrets of the cluster.
     """
 
-    def __init__(self, simulation, bodies, children):
+    def __init__(self, simulation, bodies, twins, children):
         self._simulation, self._cluster = simulation, simulation.cluster
         self._ledger, self._options = simulation.ledger, simulation.options
         self._bodies = {body['metadata']['uid']: body for body in bodies}
+        self._twins = {body['metadata']['uid']: body for body in twins}
         self._children = children
         self._boss = electing.find_boss(simulation)
         index = {} if self._boss is None else self._boss.indexers.indices.get('ix') or {}
@@ -34,15 +36,17 @@ class Rest:
         if self._boss is None:
             return ['no operator works']
         boss = self._boss
-        for uid, body in self._bodies.items():
+        for uid, body in {**self._bodies, **self._twins}.items():
             self._name = f'{body["metadata"].get("namespace")}/{body["metadata"]["name"]} {uid}'
             self._served = self._cluster.is_served(body)
             self._boss = electing.find_boss(self._simulation, body)
             if self._boss is None:
                 self._boss = boss
                 self._tell('no operator handles it')
-                continue
-            self._check_object(uid, body)
+            elif uid in self._bodies:
+                self._check_object(uid, body)
+            elif self._served:
+                self._check_twin(body)
         self._name, self._boss = 'the operator', boss
         self._check_absent()
         if self._ledger.now - max(self._ledger.schedules.values(), default=0) > 3 and self._age > 5:
@@ -68,7 +72,7 @@ class Rest:
         if self._options.levels:
             self._check_level(uid, body, seen)
         if self._options.applying and self._served:
-            self._check_applied(uid, body, seen)
+            self._check_applied(body)
         if not self._options.managing:
             return
         if self._options.spawning:
@@ -80,6 +84,12 @@ class Rest:
                 self._check_newest(uid, seen)
             elif not self._ledger.restored:
                 self._check_runs(uid, seen)
+
+    def _check_twin(self, body):
+        if 'deletionTimestamp' in body['metadata']:
+            self._tell('it is still being deleted')
+        else:
+            self._check_applied(body)
 
     def _check_index(self, uid, seen):
         if self._options.indexing and self._served and self._index.get(uid) != [seen[0]]:
@@ -142,11 +152,9 @@ class Rest:
         if others != expected:
             self._tell(f'its level-triggered handler has seen the children {others} instead of {expected}')
 
-    def _check_applied(self, uid, body, seen):
-        if self._ledger.applied.get(uid) != seen:
-            self._tell(f'its children were applied for {self._ledger.applied.get(uid)} instead of {seen}')
-        children = [child for child in self._children if child['kind'] == 'ConfigMap']
-        for flaw in applying.find_flaws(body, seen, children, self._options, self._options.status_subresource):
+    def _check_applied(self, body):
+        subresource = self._options.status_subresource
+        for flaw in applying.find_flaws(body, self._ledger, self._children, self._options, subresource):
             self._tell(flaw)
 
     def _find_children(self, uid, meta):
@@ -157,6 +165,7 @@ class Rest:
             labels, version = other.get('labels') or {}, (other.get('labels') or {}).get('v', '')
             used = labels.get('used-by') == meta['name'] and other['namespace'] == meta['namespace']
             owned = any(owner['uid'] == uid for owner in other.get('ownerReferences') or ())
+            owned = owned and body['kind'] == 'ConfigMap'  # the handler does not own the secrets of others
             if (used or owned) and (served is None or other['namespace'] in served):
                 found.append(f'{other["name"]}={version}')
         return tuple(sorted(found))
@@ -263,7 +272,7 @@ class Rest:
                 self._tell(f'the index has {uid}, which does not exist')
         for child in self._children:
             # The finalizer for remote children is removed by force, too: then, they stay.
-            if owners := applying.find_owners(child).difference(live, self._cluster.forced):
+            if owners := applying.find_owners(child).difference(live, self._twins, self._cluster.forced):
                 self._tell(f'the child {child["metadata"]["name"]} of {owners}, which do not exist')
         for (kind, uid), crowd in ledger.daemons.items():
             if crowd and uid not in live:

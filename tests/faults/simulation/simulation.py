@@ -259,7 +259,8 @@ class Simulation:
 
     async def _find_flaws(self):
         children = [*await self.cluster.list('configmaps'), *await self.cluster.list('secrets')]
-        return resting.Rest(self, await self.cluster.list(), children).find_flaws()
+        bodies, twins = await self.cluster.list(), await self.cluster.list('kopftwins')
+        return resting.Rest(self, bodies, twins, children).find_flaws()
 
     async def _describe(self):
         """Add to the log what helps to find the cause."""
