@@ -116,6 +116,13 @@ class ChildrenMemory:
         """Remember the digests of the applied child."""
         self._applied[key] = applied
 
+    def forget(self, key: ChildKey) -> None:
+        """Called when another handler has taken the child over, as this one does not match the object any more."""
+        self._applied.pop(key, None)
+        self._kept -= {key}
+        if self._contests is not None:
+            self._contests.pop(key, None)
+
     def get_contest(self, key: ChildKey) -> Contest | None:
         """Return the contested fields of the child, if there are any."""
         return None if self._contests is None else self._contests.get(key)
@@ -252,6 +259,9 @@ class ChildrenHost(Protocol):
     def contest(self, key: ChildKey, truces: Mapping[Path, Truce], manager: str, /) -> None:
         """Called when the operator stops applying contested fields for a while."""
 
+    def take_over(self, key: ChildKey, /) -> None:
+        """Called when the run has applied the child: handlers that do not match the object cannot want it any more."""
+
     def find_rival(self, key: ChildKey, desired: bytes, known: OwnedObject | None, /) -> str | None:
         """Return the other handler or the other object that applies the same child; ``None`` if there is none."""
 
@@ -320,6 +330,7 @@ class ChildrenRun:
                 # Use the equal digest of the former run, if there is one, to save memory.
                 entry = known.entry if known is not None and known.entry == entry else entry
                 self.memory.note(key, Applied(mark, sent_mark, entry))
+                self._host.take_over(key)
                 body = Body(raw)
         if ready is not False:
             check_ready(key, body, ready)

@@ -558,6 +558,16 @@ class ChildrenOfPlan:
         """Trigger the handler for the objects with these uids."""
         self._plan.controller.trigger_all(owners, Trigger.OWNED, None)
 
+    def take_over(self, key: ChildKey) -> None:
+        """
+        Called when the run has applied the child: handlers that do not match the object cannot want it any more.
+
+        If they remembered it, it would stay for ever when this handler does not apply it any more.
+        """
+        for plan in self._plan.level.plans:
+            if plan is not self._plan and plan.children is not None and not plan.digest:
+                plan.children.forget(key)
+
     def find_rival(self, key: ChildKey, desired: bytes, known: OwnedObject | None) -> str | None:
         """Return the name of another handler or owner that applies the same child; ``None`` if there is none."""
         level = self._plan.level

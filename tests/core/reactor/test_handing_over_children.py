@@ -44,6 +44,32 @@ async def test_a_handler_takes_over_the_child_of_one_that_does_not_match_any_mor
     assert 'field' in first or not any('is applied by' in text for text in world.log.texts)
 
 
+@pytest.mark.parametrize('failing', [False, True], ids=['not matching', 'failing'])
+@in_virtual_time
+async def test_a_child_that_was_taken_over_is_pruned_when_it_is_not_applied_any_more(world, failing):
+    def check(labels, **_):
+        if labels['mode'] == 'failing':
+            raise ValueError('a mistake')
+        return labels['mode'] == 'x'
+
+    @kopf.on.reconcile('kopfexamples', id='second', registry=world.registry, owns=['configmaps'])
+    async def second(labels, children, **_):
+        if labels['mode'] == 'y':
+            metadata = {'name': 'child'}
+            await children.apply(
+                {'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': metadata, 'data': {'by': 'second'}}
+            )
+
+    declare(world, 'first', 'child', when=check)
+    async with world.operator():
+        await world.create(labels={'mode': 'x'})
+        await until_applied(world, 'child', 'first')
+        await world.edit(metadata={'labels': {'mode': 'y'}})
+        await until_applied(world, 'child', 'second')
+        await world.edit(metadata={'labels': {'mode': 'failing' if failing else 'z'}})
+        await world.aio.wait_gone('configmaps', 'child')
+
+
 @in_virtual_time
 async def test_children_of_a_handler_that_does_not_match_any_more_are_not_pruned_by_others(world):
     declare(world, 'leaving', 'one', labels={'mode': 'x'})
