@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 
 from kopf.testing import Refusal
-from tests.faults.simulation.applying import Meddling
+from tests.faults.simulation.applying import MARKS, Meddling
 from tests.faults.simulation.storages import MIGRATIONS, find_handled, find_progress
 from tests.faults.simulation.twins import Twins
 
@@ -32,9 +32,9 @@ OPTIONAL = {
     'forbidding': {'forbid': 4},
     'applying': {'meddle': 6, 'refuse_children': 2},
     'fleeting': {'come_and_go': 8},
-    'twins': {'twin': 8},
-    'remote': {'unmark': 2},
-    'sharing': {'daemon': 6},
+    'twins': {'twin': 16, 'secret': 12},
+    'remote': {'unmark': 6},
+    'sharing': {'hand_over': 16},
 }
 
 FORBIDDEN = ['kopfexamples'] * 4 + ['kopfpeerings', 'clusterkopfpeerings', 'namespaces', 'configmaps', 'leases']
@@ -193,18 +193,29 @@ class Actions:
         await self._cluster.change_secret(body)
 
     async def twin(self):
-        await self._twins.change(self._rng.choice(self._cluster.namespaces or ['ns-0']))
+        await self._twins.change(await self._cluster.list())
+
+    async def hand_over(self, body):
+        """Let the other handler apply some of the children, and come back to this at some time."""
+        for label in self._rng.choice(
+            [['d'], ['sd'], ['d', 'sd', 'd'], ['sd', 'd', 'sd'], ['d', 'd'], ['d', 'sd', 'd', 'sd']]
+        ):
+            labels = (await self._cluster.get(body))['metadata'].get('labels') or {}
+            await self._cluster.label(body, **{label: None if labels.get(label) == 'on' else 'on'})
+            await self._sleep(0, 0.1, 1, 5)
 
     async def unmark(self, body):
         """Remove the annotation that names the kinds of the children, and wait for the operator to restore it."""
-        key = 'children.kopf.zalando.org/operator'
-        if body['metadata'].get('deletionTimestamp') or key not in (body['metadata'].get('annotations') or {}):
+        if body['metadata'].get('deletionTimestamp') or MARKS not in (body['metadata'].get('annotations') or {}):
             return
-        await self._cluster.patch(body, {'metadata': {'annotations': {key: None}}})
-        for _ in range(100):  # without it, the children in other namespaces would stay after a deletion
+        former = body['metadata']['annotations'][MARKS]
+        await self._cluster.patch(body, {'metadata': {'annotations': {MARKS: None}}})
+        for _ in range(600):
             await asyncio.sleep(0.1)
-            if key in ((await self._cluster.get(body))['metadata'].get('annotations') or {}):
-                break
+            if MARKS in ((await self._cluster.get(body))['metadata'].get('annotations') or {}):
+                return
+        # If the object were deleted now, its children in other namespaces would stay.
+        await self._cluster.patch(body, {'metadata': {'annotations': {MARKS: former}}})
 
     async def meddle(self):
         await self._meddling.meddle()
@@ -450,6 +461,7 @@ class Actions:
 _OF_OBJECTS = {
     'edit', 'revert', 'come_and_go', 'touch', 'status', 'app', 'leave_and_return', 'daemon', 'finalizer', 'delete',
     'unfinalize', 'recreate', 'child', 'secret', 'unmark',
+    'hand_over',
 }  # fmt: skip
 
 

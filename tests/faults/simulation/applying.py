@@ -2,7 +2,8 @@
 Level-triggered handlers that apply children and keep conditions; and what there must be of these at rest.
 
 There can be a second handler: it matches only some of the objects, has a kind of children of its own, and some children
-go from one handler to the other when the object changes. And there can be a second kind of objects for both handlers.
+go from one handler to the other when the object changes. And there can be a second kind of objects for both handlers,
+the twins. An object and its twin have the same name; secrets that name them as their users are for both.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from kopf.testing import Refusal
 from tests.faults.simulation.ledger import look_at
 
 OWNER_ANNOTATION, OWNER_LABEL, PRUNED_LABEL = 'kopf.dev/owner', 'kopf.dev/owner-uid', 'kopf.dev/pruned-by'
+MARKS = 'children.kopf.zalando.org/operator'
 MAX_MEDDLING = 2
 """How often others may change a child in a minute: the operator leaves them the fields that they take more often."""
 
@@ -27,17 +29,17 @@ def encode(value):
 def find_desired(body, options, id):
     """Return the data of the children that the handler applies for the object, by their kinds, namespaces and names."""
     meta, spec = body['metadata'], body.get('spec') or {}
-    labels = meta.get('labels') or {}
+    namespace, name = meta['namespace'], ('twin-' if body['kind'] == 'KopfTwin' else '') + meta['name']
     data = {'a': encode(spec.get('a')), 'b': encode(spec.get('b')), 'by': encode(id)}
     desired = {}
     if id == find_handler_of_items(body, options):
         for item in spec.get('items') or ():
-            desired['ConfigMap', meta['namespace'], f'{meta["name"]}-{item}'] = data
+            desired['ConfigMap', namespace, f'{name}-{item}'] = data
     if id == 'aq':
-        desired['Secret', meta['namespace'], f'{meta["name"]}-q'] = data
-    if options.remote and labels.get('w') == 'on':
-        other, kind = 'ns-0' if meta['namespace'] == 'ns-1' else 'ns-1', 'ConfigMap' if id == 'ap' else 'Secret'
-        desired[kind, other, f'{meta["namespace"]}-{meta["name"]}'] = data
+        desired['Secret', namespace, f'{name}-q'] = data
+    if options.remote and (meta.get('labels') or {}).get('w') == 'on':
+        other, kind = 'ns-0' if namespace == 'ns-1' else 'ns-1', 'ConfigMap' if id == 'ap' else 'Secret'
+        desired[kind, other, f'{namespace}-{name}'] = data
     return desired
 
 
@@ -51,6 +53,25 @@ def is_for_second(labels, **_):
     if labels.get('sd') == 'on' and labels.get('d') == 'on':
         raise ValueError("the filter fails")
     return labels.get('sd') != 'on'
+
+
+def find_users(namespace, labels, **_):
+    return [(namespace, labels['used-by'])] if 'used-by' in labels else []
+
+
+def index_secrets(namespace, name, labels, meta, **_):
+    return {(namespace, labels.get('used-by')): f'{name}={labels.get("v")}'} if 'used-by' in labels else None
+
+
+def find_secrets(children, body):
+    """Return the names and versions of the secrets for which the object is a user."""
+    place = body['metadata'].get('namespace'), body['metadata']['name']
+    metas = [child['metadata'] for child in children if child['kind'] == 'Secret']
+    return sorted(
+        f'{meta["name"]}={meta["labels"].get("v")}'
+        for meta in metas
+        if (meta['namespace'], (meta.get('labels') or {}).get('used-by')) == place
+    )
 
 
 def find_owners(child):
@@ -82,7 +103,10 @@ class Applying:
 
     def declare(self, resource, **common):
         """Declare the handlers of this resource, and of the second kind if there is one."""
-        self._declare('ap', resource, {'owns': ['configmaps'], **common})
+        watches = {'secrets': find_users} if self._options.twins else None
+        if watches:
+            kopf.index('secrets', id='uses', registry=common['registry'])(index_secrets)
+        self._declare('ap', resource, {'owns': ['configmaps'], 'watches': watches, **common})
         if self._options.sharing:
             self._declare('aq', resource, {'owns': ['configmaps', 'secrets'], 'when': is_for_second, **common})
 
@@ -105,16 +129,18 @@ class Applying:
                 **common,
             )(fn)
 
-    async def _run(self, id, *, uid, body, name, reasons, children, conditions, patch, **_):
+    async def _run(self, id, *, uid, body, name, namespace, reasons, children, conditions, patch, **kwargs):
         await self._process.alive()
+        secrets = sorted(kwargs.get('uses', {}).get((namespace, name), ()))
         ledger, seen = self._ledger, look_at(body)
         ledger.calls += set(reasons) != {'interval'}
         ledger.note(f'{self._process} {id} applies for {name} {uid[-4:]} {seen} {sorted(map(str, reasons))}')
         token = ledger.enter(self._process, uid, id)
         try:
-            for (kind, namespace, child), data in find_desired(body, self._options, id).items():
+            desired = find_desired(body, self._options, id)
+            for (kind, place, child), data in desired.items():
                 await self._hesitate()
-                metadata = {'namespace': namespace, 'name': child}
+                metadata = {'namespace': place, 'name': child}
                 obj = {'apiVersion': 'v1', 'kind': kind, 'metadata': metadata, 'data': data}
                 await children.apply(obj, ready=self._rng.random() < 0.5)
             await self._hesitate()
@@ -122,7 +148,8 @@ class Applying:
                 conditions[f'Seen{id}'] = kopf.Condition(True, 'Seen', str(seen[0]))
             if ledger.chaos and self._rng.random() < 0.2:
                 patch.status[id] = ledger.number()
-            ledger.applied[id, uid] = seen
+            ledger.applied[id, uid] = seen, secrets if id == 'ap' else []
+            ledger.note_children(id, uid, desired)
         finally:
             ledger.leave(uid, token)
 
@@ -165,6 +192,8 @@ class Meddling:
         recent = [moment for moment in self._edits.get(place, ()) if moment > now - 70]
         what = self._rng.choice(['edit', 'edit', 'add', 'disown', 'unlabel', 'remove', 'delete'])
         self._ledger.note(f'meddling: {what} {place}')
+        if what in ('delete', 'disown', 'unlabel'):
+            self._ledger.note_meddling(child['kind'], meta['namespace'], meta['name'])
         if what == 'delete':
             with contextlib.suppress(Refusal):
                 await self._api.delete(resource, meta['name'], meta['namespace'], '')
@@ -189,8 +218,9 @@ def find_flaws(body, ledger, children, options, status_subresource):
     labels = body['metadata'].get('labels') or {}
     ids = ['ap', *(['aq'] if options.sharing and labels.get('sd') != 'on' else [])]
     for id in ids:
-        if ledger.applied.get((id, uid)) != seen:
-            flaws.append(f'{id} has applied its children for {ledger.applied.get((id, uid))} instead of {seen}')
+        known = seen, find_secrets(children, body) if id == 'ap' and options.twins else []
+        if ledger.applied.get((id, uid)) != known:
+            flaws.append(f'{id} has applied its children for {ledger.applied.get((id, uid))} instead of {known}')
     found = {
         (child['kind'], child['metadata']['namespace'], child['metadata']['name']): {
             key: value for key, value in (child.get('data') or {}).items() if key != 'z'
@@ -199,10 +229,16 @@ def find_flaws(body, ledger, children, options, status_subresource):
         if uid in find_owners(child) and is_applied(child) and 'deletionTimestamp' not in child['metadata']
     }
     expected = {key: data for id in ids for key, data in find_desired(body, options, id).items()}
-    if 'aq' not in ids:  # what it has applied while it matched the object stays
+    if 'aq' not in ids:  # what it has applied while it matched the object stays, unless the other one applies it
+        if lost := ledger.find_untouched('aq', uid).difference(found):
+            flaws.append(f'it has lost the children {lost} of a handler that does not match any more')
         found = {key: data for key, data in found.items() if key in expected or data.get('by') != encode('aq')}
     if found != expected:
         flaws.append(f'it has the children {found} instead of {expected}')
+    if any(namespace != body['metadata']['namespace'] for _, namespace, _ in found):
+        marks = (body['metadata'].get('annotations') or {}).get(MARKS)
+        if not marks or '*/' not in marks:
+            flaws.append(f'its children are not on record: {marks}')
     if options.conditions:
         flaws += _find_flaws_of_conditions(body, seen, ids, status_subresource)
     return flaws

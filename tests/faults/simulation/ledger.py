@@ -105,7 +105,9 @@ class Ledger:
         self.ticks = {}  # (timer's id, uid): (time, the value of a)
         self.ticking = {}  # (timer's id, uid): the number of the process
         self.events = {}  # uid: (type, number of the process, seen)
-        self.applied = {}  # uid: seen, by the handler that applies children
+        self.applied = {}  # (handler's id, uid): (seen, secrets), by the handlers that apply children
+        self._wanted = {}  # (handler's id, uid): the children that the handler has applied last
+        self._touched = set()  # the children that others have deleted or taken away
         self.levels = {}  # uid: (seen, children, number of the process, time)
         self.leveled_by = collections.defaultdict(set)
         self.subhandlers = collections.defaultdict(dict)
@@ -224,6 +226,21 @@ class Ledger:
             if run.uid == uid and run.process is process:
                 run.stored = True
         self._unstored = [run for run in self._unstored if not run.stored]
+
+    # Children.
+
+    def note_children(self, id, uid, keys):
+        """Called when a handler has applied these children."""
+        for each in [each for each in self._wanted if each[1] == uid]:
+            self._wanted[each] = self._wanted[each].difference(keys)  # the handler has taken them over
+        self._wanted[id, uid] = set(keys)
+
+    def note_meddling(self, *key):
+        self._touched.add(key)
+
+    def find_untouched(self, id, uid):
+        """Return the children that the handler has applied last, unless they were deleted or taken over since."""
+        return self._wanted.get((id, uid), set()) - self._touched
 
     # Limited attempts.
 

@@ -19,13 +19,14 @@ class Twins:
     def __init__(self, api, rng, ledger):
         self._api, self._rng, self._ledger = api, rng, ledger
 
-    async def change(self, namespace):
-        """Create an object in the namespace, or change any one."""
+    async def change(self, others):
+        """Create an object with the name of one of the others, or change any one."""
         bodies = await self._api.list(TWINS, None, '', '')
         what = self._rng.choice(['create', 'create', 'edit', 'edit', 'label', 'label', 'delete', 'recreate'])
         if what == 'create' or not bodies:
-            if len(bodies) < MAX_TWINS:
-                await self._create(f't{self._rng.randrange(MAX_TWINS)}', namespace)
+            if len(bodies) < MAX_TWINS and others:
+                meta = self._rng.choice(others)['metadata']
+                await self._create(meta['name'], meta['namespace'])
             return
         body = self._rng.choice(bodies)
         meta = body['metadata']
