@@ -937,7 +937,7 @@ class Leveler:
         finally:
             if run.children is not None:
                 run.children.end()
-                self._tell_contested(cause, run.children)
+                self._tell_contested(run, cause)
         if guard.is_changed:
             self.host.report_mutation(record, guard.explain(), [handler.id])
             # In place, as the body and the patch of the run refer to this dict.
@@ -947,12 +947,20 @@ class Leveler:
             controller.warn_of_result(outcome.result, run.logger)
         return outcome
 
-    def _tell_contested(self, cause: ReconcilingCause, children: ChildrenRun) -> None:
+    @staticmethod
+    def _tell_contested(run: Run, cause: ReconcilingCause) -> None:
         """Set or remove the condition about contested fields, if the framework keeps the conditions."""
-        if not children.kinds.handler.conditions:
+        if not run.plan.controller.keeps_conditions:
             return
         conditions = make_conditions(cause)
-        text = children.memory.explain_contests(children.kinds.manager, time.monotonic())
+        now = time.monotonic()
+        # Why those of all handlers? They share the condition: each would remove what another one has set.
+        texts = [
+            plan.children.explain_contests(plan.controller.kinds.manager, now)
+            for plan in run.plan.level.plans
+            if plan.children is not None and plan.controller.kinds is not None and plan.controller.keeps_conditions
+        ]
+        text = '; '.join(filter(None, texts))
         try:
             if text:
                 conditions[CONTESTED] = Condition(True, 'FieldContested', text)

@@ -741,6 +741,26 @@ async def test_a_field_that_another_manager_takes_again_and_again_is_left_to_it(
 
 
 @in_virtual_time
+async def test_a_contested_field_stays_in_the_conditions_while_another_handler_has_none(world, family):
+    family.wanted = [config_map(key='ours')]
+    family.declare(conditions=True)
+    family.declare('other', wanted=[config_map('other', key='value')], conditions=True)
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn succeeded')
+        await fight(world, family, lambda number: family.change({'data': {'key': f'theirs-{number}'}}))
+        for number in range(2):
+            runs = len(world.called('fn succeeded')), len(world.called('other succeeded'))
+            await world.edit(field=f'value-{number}')
+            await world.until_called('fn succeeded', times=runs[0] + 1)
+            await world.until_called('other succeeded', times=runs[1] + 1)
+            await rest()
+            owner = await world.get()
+            [condition] = [each for each in owner['status']['conditions'] if each['type'] == 'Contested']
+            assert condition['status'] == 'True' and 'data.key' in condition['message']
+
+
+@in_virtual_time
 async def test_what_is_applied_to_a_child_by_other_means_is_added_to_it_or_refused(world, family):
     conflicts = []
 
