@@ -1,7 +1,8 @@
-"""All threads of sync handlers are in use: what these handlers wait for goes on nevertheless."""
+"""The threads of sync handlers: what handlers wait for goes on if all are in use, and they can be replaced."""
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from operatorworld import in_virtual_time
@@ -76,3 +77,55 @@ async def test_index_functions_need_no_thread_of_the_handlers_that_wait_for_them
         await world.until_called('applied', 5)
         assert loop.time() - began < 5
     assert all(call.kwargs['found'] == ['value'] for call in world.calls)
+
+
+@in_virtual_time
+async def test_an_executor_that_is_set_later_is_for_all_functions_that_are_called_from_then_on(world):
+    used, loop = {}, asyncio.get_running_loop()
+
+    def make(id):
+        def fn(**_):
+            used[id] = threading.current_thread().name.partition('_')[0]
+            loop.call_soon_threadsafe(world.changed.set)
+
+        return fn
+
+    for decorator, options in [
+        (kopf.on.create, {}),
+        (kopf.on.update, {}),
+        (kopf.on.delete, {}),
+        (kopf.on.event, {}),
+        (kopf.on.reconcile, {}),
+        (kopf.index, {}),
+        (kopf.timer, {'interval': 1}),
+    ]:
+        decorator('kopfexamples', id=decorator.__name__, registry=world.registry, **options)(make(decorator.__name__))
+    kopf.on.schedule(interval=1, registry=world.registry)(make('schedule'))
+    former = world.settings.execution.executor = ThreadPoolExecutor(thread_name_prefix='first')
+    async with world.operator():
+        await world.create('a')
+        every = {'create', 'event', 'reconcile', 'index', 'timer', 'schedule'}
+        await world.until(lambda: used.keys() >= every, timeout=60)
+        assert set(used.values()) == {'first'}
+        world.settings.execution.executor = ThreadPoolExecutor(thread_name_prefix='second')
+        former.shutdown(wait=False)
+        used.clear()
+        await world.create('b')
+        await world.edit('a', field='other')
+        await world.until(lambda: used.keys() >= {*every, 'update'}, timeout=60)
+        await world.delete('a')
+        await world.until(lambda: 'delete' in used, timeout=60)
+        assert set(used.values()) == {'second'}
+
+
+@in_virtual_time
+async def test_the_back_off_that_is_set_later_is_for_the_errors_from_then_on(world):
+    world.settings.execution.default_backoff = 1000
+    world.declare(kopf.on.create, 'create', does=[ValueError('a'), ValueError('b')])
+    async with world.operator():
+        await world.create('a')
+        await world.until_called('create')
+        world.settings.execution.default_backoff = 2
+        world.calls.clear()
+        await world.create('b')
+        await world.until_called('create', 2, 'b')

@@ -261,11 +261,18 @@ class Handler:
 
 
 class Execution(NamedTuple):
-    """The rules for running handlers: the executor for sync functions, the defaults for errors, the instruments."""
+    """
+    The rules for running handlers: the executor for sync functions, the defaults for errors, the instruments.
 
-    executor: Executor
+    They are made once for many handlers, but the settings can be changed at any time. So the executor and the back-off
+    are looked up when they are needed.
+    """
+
+    find_executor: Callable[[], Executor]
+    """Returns the executor for sync functions."""
     default_errors: ErrorsMode = ErrorsMode.TEMPORARY
-    default_backoff: float = 60
+    find_backoff: Callable[[], float] = lambda: 60
+    """Returns the delay (in seconds) after an arbitrary error, for handlers without their own one."""
     permanent_errors: tuple[type[BaseException], ...] = (PermanentError,)
     run_timeout: float | None = None
     """The time limit of each run (in seconds). The handler's own time-out limits all attempts together."""
@@ -280,6 +287,8 @@ class Execution(NamedTuple):
     Checks whether the operator is paused or must pause, so that no sync function begins in a thread; callable from any
     thread. ``None`` if the handler is called in a paused operator, too.
     """
+    running: 'invocation.RunningCalls | None' = None
+    """Where to note the functions that run in threads for objects; ``None`` for functions without this restriction."""
 
 
 _UNPOSTED = {'k8s_skip': True}
@@ -600,21 +609,26 @@ def _call(
     if rules.run_timeout is not None:
         return _call_briefly(handler, cause.kwargs_for(handler, state), rules, rules.run_timeout)
     if limits.timeout is not None and handler.asynchronous:
-        return _call_in_time(handler, cause.kwargs_for(handler, state), limits, rules.executor)
+        return _call_in_time(handler, cause.kwargs_for(handler, state), limits)
+    return _invoke(handler, cause.kwargs_for(handler, state), rules)
+
+
+def _invoke(handler: Handler, kwargs: dict[str, Any], rules: Execution) -> Awaitable[Any]:
     return invocation.invoke(
         handler.fn,
-        cause.kwargs_for(handler, state),
-        executor=rules.executor,
+        kwargs,
+        executor=None if handler.asynchronous else rules.find_executor(),
         asynchronous=handler.asynchronous,
         is_halted=rules.is_halted,
+        running=rules.running,
     )
 
 
-async def _call_in_time(handler: Handler, kwargs: dict[str, Any], limits: _Limits, executor: Executor) -> Any:
+async def _call_in_time(handler: Handler, kwargs: dict[str, Any], limits: _Limits) -> Any:
     deadline = asyncio.timeout(limits.remaining())
     try:
         async with deadline:
-            return await invocation.invoke(handler.fn, kwargs, executor=executor, asynchronous=True)
+            return await invocation.invoke(handler.fn, kwargs, executor=None, asynchronous=True)
     except TimeoutError as error:
         # Before the deadline, it is an error of the user's code, such as a time-out of a request.
         if deadline.expired():
@@ -624,14 +638,8 @@ async def _call_in_time(handler: Handler, kwargs: dict[str, Any], limits: _Limit
 
 async def _call_briefly(handler: Handler, kwargs: dict[str, Any], rules: Execution, timeout: float) -> Any:
     """Call the function with a time limit; after it, cancel an async function, or leave a sync one in its thread."""
-    call = invocation.invoke(
-        handler.fn,
-        kwargs,
-        executor=rules.executor,
-        asynchronous=handler.asynchronous,
-        is_halted=rules.is_halted,
-    )
-    text, delay = f"the run has timed out after {timeout:g} seconds", rules.default_backoff
+    call = _invoke(handler, kwargs, rules)
+    text, delay = f"the run has timed out after {timeout:g} seconds", rules.find_backoff()
     if handler.asynchronous:
         deadline = asyncio.timeout(timeout)
         try:
@@ -703,7 +711,7 @@ def _assess_arbitrary(
         message = "%s failed with an exception and will ignore it: %s"
         logger.error(message, handler, text, exc_info=exc_info, extra=extra)
         return Outcome(final=True, ignored=True)
-    delay = handler.backoff if handler.backoff is not None else rules.default_backoff
+    delay = handler.backoff if handler.backoff is not None else rules.find_backoff()
     # If the handler declares an errors mode, even mistakes are retried: the user has decided about errors.
     mistake = None if rules.find_mistake is None or handler.errors else rules.find_mistake(handler, error)
     if errors is ErrorsMode.PERMANENT:

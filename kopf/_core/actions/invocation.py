@@ -151,9 +151,10 @@ async def invoke(
     /,
     kwargs: dict[str, Any],
     *,
-    executor: Executor,
+    executor: Executor | None,
     asynchronous: bool | None = None,
     is_halted: Callable[[], bool] | None = None,
+    running: 'RunningCalls | None' = None,
 ) -> Any:
     """
     Call the function, in a thread if it is sync, and return its result.
@@ -161,10 +162,11 @@ async def invoke(
     Args:
         fn: the function.
         kwargs: its kwargs. They are cleared while the function waits.
-        executor: the executor for sync functions.
+        executor: the executor for sync functions; ``None``: the default one of the event loop.
         asynchronous: whether the function is async, if the caller has found it out before.
         is_halted: checks, in the thread, whether the operator is paused or must pause, so that the function may not
             begin.
+        running: where to note the function while it runs in a thread.
 
     Raises:
         CallNotBegun: if the function may not begin.
@@ -181,7 +183,7 @@ async def invoke(
     context, run_in_executor = contextvars.copy_context(), asyncio.get_running_loop().run_in_executor
     # Why not check only before? The function can wait for a thread for long, and the operator can pause meanwhile, or
     # the whole process can be frozen.
-    call = functools.partial(run_in_executor, executor, context.run, _call, fn, kwargs, executor, is_halted)
+    call = functools.partial(run_in_executor, executor, context.run, _call, fn, kwargs, is_halted, running)
     while (result := await call()) is _HALTED:
         # After a suspension, the operator first finds out whether it must pause.
         await asyncio.sleep(HALTED_DELAY)
@@ -207,9 +209,8 @@ _HALTED = object()
 
 
 class _RunningCall(NamedTuple):
-    """A call of a function in a thread of the executor."""
+    """A call of a function in a thread."""
 
-    executor: Executor
     fn: Callable[..., Any]
     kwargs: Mapping[str, Any]
 
@@ -219,31 +220,46 @@ class _RunningCall(NamedTuple):
         return f'{title}()' if name is None else f'{title}() of {name if namespace is None else f"{namespace}/{name}"}'
 
 
-_running_calls: dict[int, _RunningCall] = {}
-"""The calls that are running now, by the identifiers of their threads."""
-
-
-def find_running_calls(executors: Collection[Executor]) -> list[str]:
+class RunningCalls:
     """
-    Return the functions that are running in threads of these executors, with the names of their objects.
+    The handlers of one operator that are running in threads for objects or schedules.
 
-    Cancelled tasks do not wait for their threads, so this is the only way to know whether the threads have ended.
+    Cancelled tasks do not wait for their threads, so this is the only way to know whether the threads have ended. Why
+    not all calls in the executor? Several operators of a process can share it, and so can index functions, probes and
+    webhooks, which are also called while another replica handles the objects. And the executor can be replaced.
     """
-    return [str(call) for call in list(_running_calls.values()) if call.executor in executors]
+
+    def __init__(self) -> None:
+        self._calls: dict[int, _RunningCall] = {}  # by the identifiers of the threads
+
+    @contextlib.contextmanager
+    def noting(self, fn: Callable[..., Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
+        """Note that the function runs in the current thread."""
+        thread = threading.get_ident()
+        self._calls[thread] = _RunningCall(fn, kwargs)
+        try:
+            yield
+        finally:
+            del self._calls[thread]
+
+    def find(self) -> list[str]:
+        """Return the names of the functions, with those of their objects."""
+        return [str(call) for call in list(self._calls.values())]
 
 
 def _call(
     fn: Callable[..., Any],
     kwargs: Mapping[str, Any],
-    executor: Executor,
     is_halted: Callable[[], bool] | None,
+    running: RunningCalls | None,
 ) -> Any:
     if is_halted is not None and is_halted():
         return _HALTED
-    thread = threading.get_ident()
-    _running_calls[thread] = _RunningCall(executor, fn, kwargs)
     try:
-        return fn(**kwargs)
+        if running is None:
+            return fn(**kwargs)
+        with running.noting(fn, kwargs):
+            return fn(**kwargs)
     except (TimeoutError, CancelledError) as error:
         # Asyncio would treat these as errors of its own futures, and replace them with a cancellation, or with an error
         # without the traceback.
@@ -251,5 +267,3 @@ def _call(
     except StopIteration as error:
         # Futures do not accept this error, so the awaiting task would never be woken up.
         raise RuntimeError(f"The function {fn!r} raised StopIteration.") from error
-    finally:
-        del _running_calls[thread]

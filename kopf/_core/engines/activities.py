@@ -150,7 +150,7 @@ def make_rules(context: OperatorContext, activity: Activity) -> Execution:
     rules = context.make_rules(executor=context.login_threads if activity is Activity.AUTHENTICATION else None)
     return rules._replace(
         # A pod is usually killed after 30 seconds, so there would be no second attempt after the usual 60 seconds.
-        default_backoff=FINAL_BACKOFF if activity in _ENDS else rules.default_backoff,
+        find_backoff=(lambda: FINAL_BACKOFF) if activity in _ENDS else rules.find_backoff,
         find_mistake=find_mistake if activity is Activity.STARTUP else None,
         permanent_errors=(
             PermanentError,

@@ -158,7 +158,7 @@ class SubHandlers:
         if not state.done(matching):
             raise HandlerChildrenRetry(state.delay(matching, utcnow()))
         if failures:  # the others are finished; the parent is retried until the filters of these work
-            backoff = self.parent.backoff if self.parent.backoff is not None else step.rules.default_backoff
+            backoff = self.parent.backoff if self.parent.backoff is not None else step.rules.find_backoff()
             raise TemporaryError('; '.join(error.explain(handler) for handler, error in failures.items()), backoff)
 
 

@@ -929,7 +929,8 @@ class Leveler:
         record, handler, planner = plan.level.record, controller.handler, controller.planner
         cause = self._make_cause(record, Body(run.raw), run.patch, run.reasons, run.logger, run.children)
         run.logger.debug("%s is run because of: %s.", handler, ', '.join(sorted(run.reasons)))
-        rules = self._rules._replace(default_backoff=planner.find_backoff(plan), run_timeout=handler.run_timeout)
+        find_backoff = functools.partial(planner.find_backoff, plan)
+        rules = self._rules._replace(find_backoff=find_backoff, run_timeout=handler.run_timeout)
         state = HandlerState(started=utcnow(), retries=planner.get_attempts(plan))
         guard = BodyGuard(run.raw)
         try:

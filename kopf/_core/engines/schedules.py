@@ -180,7 +180,7 @@ class Schedules:
                 if not self._permitted.is_set():
                     return None  # only the run is aborted, not the schedule
                 # The function has cancelled its own task. Without a delay, it would be called again and again at once.
-                backoff = self._context.make_rules().default_backoff if handler.backoff is None else handler.backoff
+                backoff = self._context.make_rules().find_backoff() if handler.backoff is None else handler.backoff
                 return Outcome(final=False, delay=backoff)
             if not handler.asynchronous:  # a thread cannot be cancelled, only waited for
                 await asyncio.wait({task}, timeout=EXIT_TIMEOUT)

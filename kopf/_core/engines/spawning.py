@@ -516,7 +516,7 @@ class Spawner:
         self.idling = any(isinstance(handler, TimerHandler) and handler.idle is not None for handler in table.spawning)
         self.typed = any(handler.model is not None for handler in table.spawning)
         self.rules = context.make_rules(background.is_halted)
-        self.rules_of_threads = self.rules._replace(executor=background.threads)
+        self.rules_of_threads = self.rules._replace(find_executor=lambda: background.threads)
         self._reports = filters.FailureReports()
         self.keys: dict[SpawningHandler, SpawningHandler] = {}
         """For each handler, the first one with the same function and id: one daemon runs for all of them."""

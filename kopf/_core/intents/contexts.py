@@ -17,6 +17,7 @@ from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.helpers.explanations import INTERRUPTIONS, show_error
 from kopf._cogs.structs.instruments import Instruments
 from kopf._core.actions.execution import Execution
+from kopf._core.actions.invocation import RunningCalls
 from kopf._core.actions.lifecycles import LifeCycleFn, get_default_lifecycle
 from kopf._core.intents.registries import OperatorRegistry
 
@@ -38,6 +39,9 @@ class OperatorContext:
     """The indices by their names; read-only views, always up to date."""
     instruments: Instruments = dataclasses.field(default_factory=Instruments)
     """The instruments that observe the operator, such as metrics."""
+
+    running_calls: RunningCalls = dataclasses.field(default_factory=RunningCalls, init=False)
+    """The handlers that are running in threads for objects or schedules."""
 
     _complaints: set[type] = dataclasses.field(default_factory=set, init=False)
     """The types of memos for which a failed copy was logged."""
@@ -82,20 +86,28 @@ class OperatorContext:
 
     def make_rules(self, is_halted: Callable[[], bool] | None = None, *, executor: Executor | None = None) -> Execution:
         """
-        Create the rules for running handlers from the current settings.
+        Create the rules for running handlers by the settings.
 
         Args:
             is_halted: checks whether the operator is paused or must pause, for handlers that do not begin then;
                 callable from any thread.
             executor: the executor for sync handlers, instead of the default one of the settings.
         """
-        execution = self.settings.execution
         return Execution(
-            executor=execution.executor if executor is None or execution.is_executor_replaced else executor,
-            default_backoff=execution.default_backoff,
+            find_executor=functools.partial(self._find_executor, executor),
+            find_backoff=self._find_backoff,
             instruments=self.instruments,
             is_halted=is_halted,
+            # The others are also called while another replica handles the objects, so it need not wait for their end.
+            running=None if is_halted is None else self.running_calls,
         )
+
+    def _find_executor(self, executor: Executor | None) -> Executor:
+        execution = self.settings.execution
+        return execution.executor if executor is None or execution.is_executor_replaced else executor
+
+    def _find_backoff(self) -> float:
+        return self.settings.execution.default_backoff
 
 
 def _make_threads(limit: int | None) -> Executor:

@@ -33,7 +33,6 @@ from kopf._cogs.structs.references import (
     select_specific_namespaces,
 )
 from kopf._core.actions.execution import Outcome
-from kopf._core.actions.invocation import find_running_calls
 from kopf._core.engines.indexing import OperatorIndexers
 from kopf._core.engines.schedules import Schedules
 from kopf._core.intents.causes import Activity
@@ -793,11 +792,10 @@ class Orchestrator:
 
     def _find_running(self) -> list[str]:
         """Return the names of all running handlers, including threads and tasks that ignore their cancellation."""
-        executors = [self._tools.context.settings.execution.executor, self._tools.workers.background.threads]
         return [
             *self._tools.workers.find_running(),
             *self._tools.schedules.find_running(),
-            *find_running_calls(executors),
+            *self._tools.context.running_calls.find(),
         ]
 
     async def _halt(self, saving: asyncio.Task[None]) -> None:

@@ -78,7 +78,7 @@ def run(executor, caplog):
             return await what(**kwargs) if callable(what) else what
 
         state = HandlerState(started=START - datetime.timedelta(seconds=age), retries=retries_done)
-        rules = Execution(executor=executor, default_errors=default_errors, default_backoff=33)
+        rules = Execution(find_executor=lambda: executor, default_errors=default_errors, find_backoff=lambda: 33)
         return await run_handler(Handler(id='fn', fn=fn, **options), Cause(), state, rules, after=after)
 
     return run
@@ -106,7 +106,9 @@ async def test_handlers_get_the_kwargs_of_their_cause(run):
 
 async def test_sync_functions_are_run_in_the_executor(executor, caplog):
     handler = Handler(id='fn', fn=lambda **kwargs: kwargs)
-    outcome = await run_handler(handler, Cause(), HandlerState(started=START), Execution(executor=executor))
+    outcome = await run_handler(
+        handler, Cause(), HandlerState(started=START), Execution(find_executor=lambda: executor)
+    )
     assert outcome.result == {'x': 1}
 
 
@@ -353,7 +355,7 @@ def measure(executor):
     async def measure(fn, *instruments, cls=Handler, **options):
         meters, observers = Meters(), Instruments(instruments)
         observers.measure(meters)
-        rules = Execution(executor=executor, instruments=observers)
+        rules = Execution(find_executor=lambda: executor, instruments=observers)
         handler = cls(id='fn', fn=fn, **options)
         with contextlib.suppress(asyncio.CancelledError):
             await run_handler(handler, ObjectCause(), HandlerState(started=START), rules)
@@ -404,7 +406,7 @@ async def test_attempts_without_spans_are_counted(measure):
 async def test_attempts_of_sub_handlers_are_counted_under_one_name(executor):
     instruments, meters = Instruments(), Meters()
     instruments.measure(meters)
-    rules = Execution(executor=executor, instruments=instruments)
+    rules = Execution(find_executor=lambda: executor, instruments=instruments)
 
     async def fn(**_):
         for id in ('fn/a', 'fn/b'):
@@ -427,7 +429,7 @@ async def test_the_time_of_an_attempt_is_measured(executor, monkeypatch):
     async def fn(**_):
         await asyncio.sleep(5)
 
-    rules = Execution(executor=executor, instruments=instruments)
+    rules = Execution(find_executor=lambda: executor, instruments=instruments)
     for count in (1, 2, 3):
         await run_handler(Handler(id='fn', fn=fn), Cause(), HandlerState(started=START), rules)
         assert meters.handlers == {('fn', 'succeeded'): [count, pytest.approx(5 * count)]}
@@ -439,7 +441,7 @@ async def test_handlers_are_measured_but_not_told_if_their_step_is_not_observed(
     instruments = Instruments([listener])
     instruments.measure(meters)
     for observed in (False, True):
-        rules = Execution(executor=executor, instruments=instruments, observed=observed)
+        rules = Execution(find_executor=lambda: executor, instruments=instruments, observed=observed)
         await run_handler(Handler(id='fn', fn=lambda **_: None), ObjectCause(), HandlerState(started=START), rules)
         assert (len(told), meters.handlers['fn', 'succeeded'][0]) == ((1, 2) if observed else (0, 1))
 

@@ -29,7 +29,7 @@ class Steps:
     """Handlers of a change, and the steps that are made with them."""
 
     def __init__(self, executor):
-        self.rules = Execution(executor=executor)
+        self.rules = Execution(find_executor=lambda: executor)
         self.halted = False
         self.calls = []
         self.handlers = []

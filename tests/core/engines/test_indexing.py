@@ -194,7 +194,9 @@ class Bench:
             patch=kopf.Patch(),
         )
         with concurrent.futures.ThreadPoolExecutor(1) as executor:
-            rules = Execution(executor=executor, default_errors=ErrorsMode.IGNORED, default_backoff=60)
+            rules = Execution(
+                find_executor=lambda: executor, default_errors=ErrorsMode.IGNORED, find_backoff=lambda: 60
+            )
             await ResourceIndexing(list(self.registry.indexing), self.indexers, rules).index(
                 name, cause, self.excluded, retrying=again
             )

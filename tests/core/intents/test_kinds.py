@@ -154,7 +154,9 @@ async def test_matching_handlers_are_run(registry):
     assert not filters.prematch(handler, make_cause(audited='no'))
     assert filters.prematch(handler, cause := make_cause(audited='yes'))
     with concurrent.futures.ThreadPoolExecutor() as executor:
-        outcome = await run_handler(handler, cause, HandlerState(started=utcnow()), Execution(executor=executor))
+        outcome = await run_handler(
+            handler, cause, HandlerState(started=utcnow()), Execution(find_executor=lambda: executor)
+        )
     assert outcome.final and outcome.result == "name1 is audited by me, attempt 0"
 
 
@@ -166,7 +168,7 @@ async def attempt(handler, *listeners, meters=None):
     if meters is not None:
         instruments.measure(meters)
     with concurrent.futures.ThreadPoolExecutor() as executor:
-        rules = Execution(executor=executor, instruments=instruments)
+        rules = Execution(find_executor=lambda: executor, instruments=instruments)
         return await run_handler(handler, make_cause(), HandlerState(started=utcnow()), rules)
 
 

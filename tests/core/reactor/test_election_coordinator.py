@@ -1,8 +1,10 @@
 """Replicas of one operator: one of them works, the others are warm; what happens to each kind of work in between."""
 
 import asyncio
+import concurrent.futures
 import contextlib
 import datetime
+import threading
 
 import pytest
 from operatorworld import in_virtual_time, new_world, running_operator
@@ -280,6 +282,93 @@ async def test_what_cannot_be_stopped_ends_the_process_when_the_lease_expires(wo
         await world.until(lambda: ends)
         assert ends[0][0] == ['handlers of <default/x>'] and 13 <= ends[0][1] - last <= 15.1
         ending.set()
+
+
+@pytest.fixture
+def blocked():
+    """Return two flags: the first one is set when a function blocks its thread, the second one lets it go on."""
+    entered, leave = threading.Event(), threading.Event()
+    yield entered, leave
+    leave.set()
+
+
+async def until_set(flag):
+    async with asyncio.timeout(600):
+        while not flag.is_set():
+            await asyncio.sleep(0.1)
+
+
+@in_virtual_time
+async def test_functions_that_run_in_standbys_too_do_not_end_the_process(world, replicas, ends, blocked):
+    entered, leave = blocked
+
+    def declare(registry, settings, note):
+        settings.execution.executor = concurrent.futures.ThreadPoolExecutor()
+
+        @kopf.index('kopfexamples', registry=registry)
+        def index(spec, **_):
+            if spec['field'] == '2':
+                entered.set()
+                leave.wait()
+
+    async with replicas.run('a', declare):
+        await world.create('x', spec={'field': '1'})
+        await replicas.until_called('a', 'x', '1')
+        await world.edit('x', field='2')
+        await until_set(entered)
+        await world.aio.patch('leases', LEASE, {'spec': {'holderIdentity': 'intruder', 'renewTime': None}})
+        await replicas.until_logged('All work of this replica has ended')
+        leave.set()
+        await replicas.until_called('a', 'leading', times=2)
+    assert ends == []
+
+
+@in_virtual_time
+async def test_handlers_of_another_operator_in_the_same_executor_do_not_end_the_process(world, replicas, ends, blocked):
+    entered, leave = blocked
+    executor = concurrent.futures.ThreadPoolExecutor()
+    world.settings.execution.executor = executor
+
+    @kopf.on.create('kopfexamples', labels={'for': 'other'}, registry=world.registry)
+    def other(**_):
+        entered.set()
+        leave.wait()
+
+    def declare(registry, settings, note):
+        settings.execution.executor = executor
+
+    async with world.operator():
+        async with replicas.run('a', declare):
+            await replicas.until_called('a', 'leading')
+            await world.create('y', spec={'field': '1'}, labels={'for': 'other'})
+            await until_set(entered)
+            began = now()
+        assert now() - began < 5
+        leave.set()
+    assert ends == []
+
+
+@in_virtual_time
+async def test_handlers_in_a_former_executor_end_the_process_when_the_lease_expires(world, replicas, ends, blocked):
+    entered, leave = blocked
+    every = []
+
+    def declare(registry, settings, note):
+        every.append(settings)
+
+        @kopf.on.create('kopfexamples', registry=registry)
+        def blocking(**_):
+            entered.set()
+            leave.wait()
+
+    async with replicas.run('a', declare):
+        await world.create('x', spec={'field': '1'})
+        await until_set(entered)
+        every[0].execution.executor = concurrent.futures.ThreadPoolExecutor()
+        world.sandbox.faults.error(500, times=None, method='PUT', resource='leases')
+        await world.until(lambda: ends, timeout=600)
+        assert any('blocking() of default/x' in text for text in ends[0][0])
+        leave.set()
 
 
 @in_virtual_time

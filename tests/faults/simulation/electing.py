@@ -4,8 +4,9 @@ import asyncio
 import types
 
 from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._core.actions.invocation import RunningCalls
 from kopf._core.engines.buckets import find_bucket
-from kopf._core.reactor import election_coordinator, orchestration
+from kopf._core.reactor import election_coordinator
 from kopf._core.reactor.election_coordinator import ElectionCoordinator
 from kopf._core.reactor.sharding_coordinator import ShardingCoordinator
 from tests.faults.simulation import processes, threads
@@ -37,7 +38,7 @@ def take_over():
     ShardingCoordinator._give_up = note_surrender
     election_coordinator.end_process = _end_process
     # Functions in virtual threads return at once, so they are not in the list of running calls.
-    orchestration.find_running_calls = lambda executors: threads.find_running(processes.current.get())
+    RunningCalls.find = lambda self: threads.find_running(processes.current.get())
 
 
 def _end_process(running):
