@@ -77,6 +77,8 @@ class TemporaryError(Exception):
     ``delay`` is the time until the next attempt (in seconds); ``0`` or ``None`` means at once.
     """
 
+    delay: float | None = DEFAULT_RETRY_DELAY  # also for subclasses whose constructors do not call this one
+
     def __init__(self, __msg: str | None = None, delay: float | None = DEFAULT_RETRY_DELAY) -> None:
         given: object = delay
         if given is not None and (not isinstance(given, int | float) or math.isnan(given)):

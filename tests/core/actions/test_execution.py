@@ -164,6 +164,15 @@ async def test_permanent_errors_are_final(run, caplog, error, text):
     assert messages(caplog) == [f"Handler 'fn' failed permanently: {text}"]
 
 
+async def test_the_delay_of_a_subclass_that_does_not_call_the_constructor(run):
+    class NotReady(kopf.TemporaryError):
+        def __init__(self, pod):
+            self.pod = pod
+
+    outcome = await run(NotReady('pod'))
+    assert not outcome.final and outcome.delay == 60
+
+
 @pytest.mark.parametrize('cls', [kopf.PermanentError, kopf.TemporaryError])
 @pytest.mark.parametrize('options', [{}, {'retries': 1}, {'timeout': 0.1}])
 async def test_errors_of_functions_of_the_framework_are_logged_with_their_codes(run, caplog, cls, options):
