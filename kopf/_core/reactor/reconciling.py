@@ -296,9 +296,9 @@ class Reconciler:
         """End the cycle of a handled change; return the pause before the next one (in seconds)."""
         # Check this first: if another cycle follows, neither the digest nor the pause is needed.
         record.end_cycle(decision.followup)
-        # If the object was edited during its creation, the update starts here: after an empty patch, no event would
-        # start it.
-        if decision.is_outdated:
+        # If the object was edited during its creation, also if that was taken back, the update starts here: after an
+        # empty patch, as with storages outside of the object, no event would start it.
+        if decision.is_outdated or decision.followup is not None:
             record.requeue()
         if decision.reason not in (Reason.CREATE, Reason.UPDATE):
             return 0

@@ -274,3 +274,21 @@ async def test_successes_that_could_not_be_stored_before_a_pause_count_after_it_
         await put(None)
         await world.handled()
     assert world.ids == {None: ['create'], 'progress': ['create', 'create'], 'handled': ['create', 'update']}[touched]
+
+
+@in_virtual_time
+async def test_the_update_after_an_edit_that_was_taken_back_begins_at_once_with_external_storages(world):
+    Database().install(world.settings.persistence)
+    world.declare(kopf.on.create, 'one')
+    world.declare(kopf.on.create, 'two', does=[kopf.TemporaryError('wait', delay=10), None])
+    world.declare(kopf.on.create, 'three', does=[kopf.TemporaryError('wait', delay=30), None])
+    world.declare(kopf.on.update, 'update')
+    async with world.operator():
+        await world.create(spec={'field': 'v1'})
+        await world.until_called('three')
+        await world.edit(field='v2')
+        await world.until_called('two', 2)
+        await world.edit(field='v1')
+        await world.until_called('three', 2)
+        await world.until_called('update')
+    assert [call['spec']['field'] for call in world.called('two')] == ['v1', 'v2']
