@@ -64,6 +64,14 @@ FIELDLESS: Final = ''
 """The digest of an object that lacks the field of the handler, but matches its other filters."""
 
 
+UNCOMPARED: Final = '?'
+"""
+The digest of an object that has matched the handler before, after a state for which the filters have failed.
+
+Meanwhile, other triggers can run the handler for such states, so the next comparable state triggers it in any case.
+"""
+
+
 class Record(Protocol):
     """The record of an object; it belongs to the `Host`."""
 
@@ -157,6 +165,8 @@ class HandlerPlan(Plan):
     def note_filters(self, *, failed: bool) -> None:
         """Called when the filters of the handler were applied to a new state of the object."""
         self.is_unsure = failed
+        if failed and self.digest:
+            self.digest = UNCOMPARED
 
     def find_wanted(self) -> Collection[ChildKey] | None:
         """Return the children that the handler wants for the object; ``None`` if they are not known yet."""

@@ -119,3 +119,30 @@ async def test_children_of_a_former_handler_are_pruned_beside_handlers_that_do_n
     async with world.operator():
         await until_applied(world, 'two', 'present')
         await world.aio.wait_gone('configmaps', 'one')
+
+
+@in_virtual_time
+async def test_a_handler_is_run_again_for_its_last_state_after_a_run_while_its_filter_has_failed(world):
+    def check(labels, **_):
+        if labels['mode'] == 'failing':
+            raise ValueError('a mistake')
+        return True
+
+    @kopf.on.reconcile('kopfexamples', registry=world.registry, when=check, owns=['configmaps'])
+    async def fn(name, labels, children, **_):
+        world.note('fn', name)
+        metadata, data = {'name': 'child'}, {'mode': labels['mode']}
+        await children.apply({'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': metadata, 'data': data})
+
+    async def until_applied(mode):
+        await world.aio.wait_for('configmaps', 'child', lambda body: body['data'] == {'mode': mode}, timeout=10)
+
+    async with world.operator():
+        await world.create(labels={'mode': 'x'})
+        await until_applied('x')
+        await world.edit(metadata={'labels': {'mode': 'failing'}})
+        await world.until_logged('failed: ValueError: a mistake')
+        await world.aio.patch('configmaps', 'child', {'data': {'mode': 'edited'}}, namespace='default')
+        await until_applied('failing')
+        await world.edit(metadata={'labels': {'mode': 'x'}})
+        await until_applied('x')
