@@ -212,9 +212,10 @@ class Actions:
         await self._cluster.patch(body, {'metadata': {'annotations': {MARKS: None}}})
         for _ in range(600):
             await asyncio.sleep(0.1)
-            if MARKS in ((await self._cluster.get(body))['metadata'].get('annotations') or {}):
+            if ((await self._cluster.get(body))['metadata'].get('annotations') or {}).get(MARKS) == former:
                 return
-        # If the object were deleted now, its children in other namespaces would stay.
+        # If the object were deleted now, its children in other namespaces would stay: those of a handler that does not
+        # match it now, for example, are not known to an operator that has just started.
         await self._cluster.patch(body, {'metadata': {'annotations': {MARKS: former}}})
 
     async def meddle(self):
