@@ -9,23 +9,34 @@ placeholder is set together with the versions, so that the API server drops no f
 """
 
 import asyncio
+import functools
 import itertools
 import logging
 import os
 import pathlib
-from collections.abc import Awaitable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from kopf._cogs.clients import errors
-from kopf._cogs.clients.api import ApiClient, client_var
+from kopf._cogs.clients.api import ApiClient, client_var, unfenced_var
 from kopf._core.actions.execution import PermanentError
 from kopf._core.engines.conversion_strategies import NONE, is_placeholder, is_same
+from kopf._core.engines.deferred_work import DeferredWork, deferred_work_var
 from kopf._core.intents.registries import registry_var
 
 logger = logging.getLogger(__name__)
 
 Source: TypeAlias = 'str | os.PathLike[str] | Mapping[str, Any] | type[Any] | Iterable[Source]'
 """CRDs: the path of a file or a directory, the text of a file, a dict, a class of a kind, or several of them."""
+
+EnsureFn: TypeAlias = Callable[[Mapping[str, Any]], Awaitable[None]]
+"""A coroutine function that creates or updates one CRD, however long that takes."""
+
+DELETION_PATIENCE = 5.0
+"""How long the start of an operator waits for a CRD that is being deleted (in seconds)."""
+
+RETRY_DELAY = 10.0
+"""The delay after an error of the API when the operator serves already (in seconds)."""
 
 PATH = '/apis/apiextensions.k8s.io/v1/customresourcedefinitions'
 RULE = "{apiGroups: [apiextensions.k8s.io], resources: [customresourcedefinitions], verbs: [get, create, patch]}"
@@ -36,6 +47,7 @@ _KIND, _API_VERSION = 'CustomResourceDefinition', 'apiextensions.k8s.io/v1'
 _DEFAULTED_NAMES = ('singular', 'listKind')
 _VERBATIM = ('default', 'enum', 'example')  # arbitrary values: empty ones differ from absent ones there
 _MAX_DELAY = 1.0
+_MAX_DELETION_DELAY = 5.0
 
 
 class CRDError(PermanentError):
@@ -50,6 +62,9 @@ def ensure_crds(*sources: Source, timeout: float | None = 60) -> Awaitable[None]
 
     It is meant for startup handlers, and works in all others, too. The operator's own credentials are used. They need
     the permissions to get, create, and patch CRDs. CRDs that do not differ from the desired ones are not written.
+
+    A CRD that is being deleted is created anew when it is gone. Startup handlers wait for that only for 5 seconds, as
+    its objects can need this operator: then, the operator starts, and creates the CRD later.
 
     Args:
         sources: the paths of YAML or JSON files, or of directories of them; texts of YAML (with line breaks); dicts;
@@ -73,8 +88,23 @@ def ensure_crds(*sources: Source, timeout: float | None = 60) -> Awaitable[None]
     return ensure_crds_by(client, sources, timeout)
 
 
-async def ensure_crds_by(client: ApiClient, sources: Collection[Source], timeout: float | None = 60) -> None:
-    """Do as `ensure_crds` does, with the credentials of another client."""
+async def ensure_crds_by(
+    client: ApiClient,
+    sources: Collection[Source],
+    timeout: float | None = 60,
+    *,
+    ensure_later: EnsureFn | None = None,
+) -> None:
+    """
+    Do as `ensure_crds` does, with the credentials of another client.
+
+    Args:
+        client: the client of the API.
+        sources: the CRDs.
+        timeout: the limit of time until all of them are served (in seconds).
+        ensure_later: the function for CRDs that are being deleted while the operator starts, which is called after the
+            start; by default, it uses the same client, which must be open then.
+    """
     crds = await asyncio.to_thread(lambda: list(read_crds(sources)))  # large files take long
     if not crds:
         raise CRDError("kopf.ensure_crds() has got no CRDs.")
@@ -83,20 +113,54 @@ async def ensure_crds_by(client: ApiClient, sources: Collection[Source], timeout
         from kopf._kits.definitions.crd_conversions import add_conversions  # few operators convert objects
 
         crds = add_conversions(crds, registry)
+    await _ensure(client, crds, timeout, ensure_later or functools.partial(_ensure_one, client))
+
+
+async def _ensure_one(client: ApiClient, crd: Mapping[str, Any]) -> None:
+    await ensure_crds_by(client, [crd], None)
+
+
+async def _ensure(
+    client: ApiClient,
+    crds: Collection[Mapping[str, Any]],
+    timeout: float | None,
+    ensure_later: EnsureFn,
+) -> None:
     waiting = {crd['metadata']['name']: "it is not applied yet" for crd in crds}
+    provisions = [_Provision(client, crd, waiting) for crd in crds]
+    # Half of the time is left to the other CRDs.
+    patience = min(DELETION_PATIENCE, DELETION_PATIENCE if timeout is None else timeout / 2)
+    deadline = asyncio.get_running_loop().time() + patience
     limit = asyncio.timeout(timeout)
     try:
         async with limit:
             # All CRDs are applied before the first wait, so that the API server establishes them at the same time.
-            for crd in crds:
-                await _Provision(client, crd, waiting).apply()
-            for crd in crds:
-                await _Provision(client, crd, waiting).wait()
+            applied = [each for each in provisions if await each.apply(deadline, ensure_later)]
+            for provision in applied:
+                await provision.wait()
     except TimeoutError:
         if not limit.expired():
             raise
         reasons = '; '.join(f"{name}: {reason}" for name, reason in waiting.items())
         raise TimeoutError(f"Not all CRDs are served after {timeout:g} seconds. {reasons}.") from None
+
+
+async def _keep_trying(ensure_later: EnsureFn, crd: Mapping[str, Any]) -> None:
+    """Create the CRD in spite of passing errors of the API; it is run in a task of the operator."""
+    # All replicas create CRDs at their start, before any of them is elected.
+    unfenced_var.set(True)
+    while True:
+        try:
+            await ensure_later(crd)
+            return
+        except errors.APIError as error:
+            logger.warning(
+                "The CRD %s is not created yet. It is tried again in %g seconds: %s",
+                crd['metadata']['name'],
+                RETRY_DELAY,
+                error,
+            )
+        await asyncio.sleep(RETRY_DELAY)
 
 
 class _Provision:
@@ -107,33 +171,64 @@ class _Provision:
         self._crd = crd
         self._name: str = crd['metadata']['name']
         self._waiting = waiting
+        self._is_being_deleted = False
 
-    async def apply(self) -> None:
-        """Create or patch the CRD if it differs from the desired one."""
-        for delay in _iter_delays():
-            try:
-                if await self._try_to_apply():
-                    return
-            except errors.APIConflictError:
-                self._waiting[self._name] = "it is changed by another client all the time"
-            except errors.APIForbiddenError as error:
-                raise CRDError(
-                    f"The CRD {self._name} cannot be applied: {error}. The operator needs the permission {RULE}."
-                ) from error
-            except (errors.APIServerError, errors.APITooManyRequestsError):
-                raise
-            except errors.APIClientError as error:
-                raise CRDError(f"The CRD {self._name} is refused by the API: {error}") from error
+    async def apply(self, deadline: float, ensure_later: EnsureFn) -> bool:
+        """
+        Create or patch the CRD if it differs from the desired one.
+
+        Args:
+            deadline: until when to wait in startup handlers if the CRD is being deleted (in the time of the loop).
+            ensure_later: the function that creates the CRD after the start if it is not gone by then.
+
+        Returns:
+            Whether the CRD is as desired now; otherwise, it is created later.
+        """
+        delays = _iter_delays(_MAX_DELETION_DELAY)
+        while not await self._try_to_apply():
+            delay = next(delays)
+            deferred_work = deferred_work_var.get(None)
+            if self._is_being_deleted and deferred_work is not None and deferred_work.is_possible:
+                delay = min(delay, deadline - asyncio.get_running_loop().time())
+                if delay <= 0:
+                    self._defer(deferred_work, ensure_later)
+                    return False
             await asyncio.sleep(delay)
+        return True
 
     async def _try_to_apply(self) -> bool:
+        try:
+            return await self._write_if_needed()
+        except errors.APIConflictError:
+            self._waiting[self._name] = "it is changed by another client all the time"
+            return False
+        except errors.APIForbiddenError as error:
+            raise CRDError(
+                f"The CRD {self._name} cannot be applied: {error}. The operator needs the permission {RULE}."
+            ) from error
+        except (errors.APIServerError, errors.APITooManyRequestsError):
+            raise
+        except errors.APIClientError as error:
+            raise CRDError(f"The CRD {self._name} is refused by the API: {error}") from error
+
+    def _defer(self, deferred_work: DeferredWork, ensure_later: EnsureFn) -> None:
+        self._waiting.pop(self._name, None)
+        deferred_work.add(f'crd:{self._name}', functools.partial(_keep_trying, ensure_later, self._crd))
+        logger.warning(
+            "The CRD %s is being deleted, and is not gone yet. The operator starts meanwhile, as objects can need it "
+            "for their deletion, and creates the CRD when it is gone.",
+            self._name,
+        )
+
+    async def _write_if_needed(self) -> bool:
         live = await self._read()
+        self._is_being_deleted = live is not None and live['metadata'].get('deletionTimestamp') is not None
         if live is None:
             self._waiting[self._name] = "it cannot be created"
             # Drop the status: files from clusters contain it, but users do not own it.
             await self._client.post_json(PATH, {key: self._crd[key] for key in self._crd if key != 'status'})
             logger.info("The CRD %s is created.", self._name)
-        elif live['metadata'].get('deletionTimestamp') is not None:
+        elif self._is_being_deleted:
             self._waiting[self._name] = "its predecessor is being deleted, together with all the objects"
             return False
         elif changes := _find_changes(self._crd, live):
@@ -150,7 +245,7 @@ class _Provision:
 
     async def wait(self) -> None:
         """Wait until the CRD is established, and its resources are discovered."""
-        for delay in _iter_delays():
+        for delay in _iter_delays(_MAX_DELAY):
             live = await self._read()
             reason = "it is gone" if live is None else self._find_obstacle(live)
             if reason is None:
@@ -193,9 +288,9 @@ class _Provision:
         return None
 
 
-def _iter_delays() -> Iterator[float]:
+def _iter_delays(limit: float) -> Iterator[float]:
     delays = (0.05 * 2**number for number in itertools.count())
-    return itertools.chain(itertools.takewhile(lambda delay: delay < _MAX_DELAY, delays), itertools.repeat(_MAX_DELAY))
+    return itertools.chain(itertools.takewhile(lambda delay: delay < limit, delays), itertools.repeat(limit))
 
 
 # Finding differences.

@@ -7,7 +7,7 @@ import pathlib
 
 import pytest
 from offlineserver import OfflineServer
-from operatorworld import running_operator
+from operatorworld import in_virtual_time, new_world, running_operator
 
 import kopf
 from kopf.testing import Sandbox
@@ -54,6 +54,12 @@ def sandbox(request, monkeypatch):
     with Sandbox(**getattr(request, 'param', {})) as sandbox:
         monkeypatch.setenv('KUBECONFIG', str(sandbox.kubeconfig))
         yield sandbox
+
+
+@pytest.fixture
+def world():
+    with new_world(virtual_time=True) as world:
+        yield world
 
 
 @pytest.fixture
@@ -192,6 +198,67 @@ async def test_a_definition_that_is_being_deleted_is_waited_for(sandbox, registr
         assert sandbox.get('customresourcedefinitions', 'widgets.example.com')['metadata']['uid'] != uid
 
 
+def define_widgets(world, crd, **options):
+    """Let the operator bring the CRD, and finish the deletions of its objects."""
+    kopf.on.delete('widgets.example.com', id='delete', registry=world.registry)(lambda **_: None)
+
+    @kopf.on.startup(registry=world.registry, id='ensure')
+    async def start():
+        await kopf.ensure_crds(crd, **options)
+
+
+async def delete_while_the_operator_is_down(world, crd):
+    """Delete the CRD, so that its object waits for the operator, and the CRD for the object; return its uid."""
+    async with world.operator():
+        await world.aio.create({'apiVersion': 'example.com/v1', 'kind': 'Widget', 'metadata': {'name': 'x'}})
+        await world.aio.wait_for('widgets', 'x', lambda body: body['metadata'].get('finalizers'))
+    await world.aio.delete('customresourcedefinitions', crd['metadata']['name'])
+    return (await world.aio.get('customresourcedefinitions', crd['metadata']['name']))['metadata']['uid']
+
+
+@pytest.mark.parametrize('timeout', [60, 3, None])
+@in_virtual_time
+async def test_an_operator_starts_if_the_definition_waits_for_it(world, timeout):
+    crd = make_crd()
+    define_widgets(world, crd, timeout=timeout)
+    uid = await delete_while_the_operator_is_down(world, crd)
+    async with world.operator():
+        assert any("The CRD widgets.example.com is being deleted" in text for text in world.log.texts)
+        await world.aio.wait_for(
+            'customresourcedefinitions', crd['metadata']['name'], lambda body: body['metadata']['uid'] != uid
+        )
+        await world.aio.create({'apiVersion': 'example.com/v1', 'kind': 'Widget', 'metadata': {'name': 'y'}})
+        await world.aio.wait_for('widgets', 'y', lambda body: body['metadata'].get('finalizers'))
+
+
+@in_virtual_time
+async def test_a_deferred_definition_is_created_in_spite_of_errors_of_the_api(world):
+    crd = make_crd()
+    define_widgets(world, crd)
+    uid = await delete_while_the_operator_is_down(world, crd)
+    world.sandbox.faults.error(503, method='POST', resource='customresourcedefinitions')
+    async with world.operator():
+        await world.until_logged("The CRD widgets.example.com is not created yet")
+        await world.aio.wait_for(
+            'customresourcedefinitions', crd['metadata']['name'], lambda body: body['metadata']['uid'] != uid
+        )
+
+
+@in_virtual_time
+async def test_an_operator_ends_while_a_definition_is_still_being_deleted(world):
+    crd = make_crd()
+    define_widgets(world, crd)
+    await world.aio.create(crd)
+    await world.aio.create(
+        {'apiVersion': 'example.com/v1', 'kind': 'Widget', 'metadata': {'name': 'x', 'finalizers': ['example.com/x']}}
+    )
+    await world.aio.delete('customresourcedefinitions', crd['metadata']['name'])
+    world.declare(kopf.on.create, 'create')
+    async with world.operator():
+        await world.settled()
+    assert not any("left behind" in text for text in world.log.texts)
+
+
 async def test_other_handlers_can_use_it(sandbox, registry):
     done = asyncio.Event()
 
@@ -256,17 +323,18 @@ async def test_the_time_is_limited(sandbox, registry):
     )
     sandbox.delete('customresourcedefinitions', 'widgets.example.com')
 
-    @kopf.on.startup(registry=registry, errors=kopf.ErrorsMode.PERMANENT)
-    async def start():
-        await kopf.ensure_crds(crd, timeout=0.3)
+    failure = asyncio.get_running_loop().create_future()
 
-    with pytest.raises(
-        Exception,
-        match=r"Not all CRDs are served after 0\.3 seconds\. widgets\.example\.com: its "
-        r"predecessor is being deleted",
-    ):
-        async with running(registry):
-            pass
+    @kopf.on.schedule(interval=100, registry=registry)
+    async def later():
+        try:
+            await kopf.ensure_crds(crd, timeout=0.3)
+        except TimeoutError as error:
+            failure.set_result(str(error))
+
+    async with running(registry):
+        text = await asyncio.wait_for(failure, 30)
+    assert text.startswith("Not all CRDs are served after 0.3 seconds. widgets.example.com: its predecessor is being")
 
 
 async def test_functions_in_threads_are_told_to_be_asynchronous(sandbox, registry):

@@ -29,6 +29,7 @@ from kopf._core.actions.invocation import context
 from kopf._core.actions.lifecycles import LifeCycleFn, get_default_lifecycle
 from kopf._core.engines import activities
 from kopf._core.engines.blocking import BlockingReporter
+from kopf._core.engines.deferred_work import DeferredWork, deferred_work_var
 from kopf._core.engines.indexing import OperatorIndexers
 from kopf._core.engines.posting import Poster
 from kopf._core.engines.schedules import Schedules
@@ -110,6 +111,7 @@ class Operator:
         )
         self.indexers.ensure(self.registry.indexing)  # startup handlers get the indices, too, even if empty
         self._write_through = WriteThrough(self.settings)
+        self._deferred_work = DeferredWork()
         self._stopping = asyncio.Event()
         self._logged_in = False
         self._adopt_options()
@@ -165,6 +167,7 @@ class Operator:
                     (registry_var, self.registry),
                     (children_var, self._make_children),
                     (write_through_var, self._write_through),
+                    (deferred_work_var, self._deferred_work),
                 ]
             ):
                 if await self._unless_stopped(self._start_up(), flag, patience=STARTUP_PATIENCE):
@@ -319,6 +322,7 @@ class Operator:
             stack.push_async_callback(indexing_gate.close)
             stack.callback(orchestrator.end)
             async with tasks:
+                self._deferred_work.start(tasks)
                 await self._serve_status(stack, orchestrator, workers, monitor)
                 tasks.create_task(self._watch_failures(workers.failure), name='workers')
                 tasks.create_task(self._watch_failures(indexing_gate.failure), name='indexing')

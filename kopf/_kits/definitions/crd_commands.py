@@ -1,7 +1,7 @@
 """The commands for declared kinds: ``kopf crd``, and ``kopf run --apply-crds``."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import click
@@ -121,9 +121,18 @@ def apply_at_start(registry: OperatorRegistry, *, vault: Vault | None = None) ->
     async def apply_crds(**_: Any) -> None:
         if vault is None:
             await ensure_crds(crds)
-            return
-        async with ApiClient(vault, OperatorSettings()) as client:
-            await ensure_crds_by(client, crds)
+        else:
+            await _ensure_alone(vault, crds)
 
     options = {'registry': registry, 'id': 'apply_crds'}
     declare_activity(ActivityHandler, 'startup', (), options, activity=Activity.STARTUP)(apply_crds)
+
+
+async def _ensure_alone(vault: Vault, crds: Collection[Mapping[str, Any]], timeout: float | None = 60) -> None:
+    """Create or update the CRDs with a client of their own, which is closed when that is done."""
+
+    async def ensure_later(crd: Mapping[str, Any]) -> None:
+        await _ensure_alone(vault, [crd], None)
+
+    async with ApiClient(vault, OperatorSettings()) as client:
+        await ensure_crds_by(client, crds, timeout, ensure_later=ensure_later)
