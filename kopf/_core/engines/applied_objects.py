@@ -2,20 +2,22 @@
 The argument ``children`` of handlers that are not level-triggered: it applies objects, and keeps no records of them.
 
 Handlers of changes are called once for a change, so each call of `apply` is one request. The children are neither
-watched, compared, nor pruned. The kinds need not be declared: discovery finds each kind once.
+watched, compared, nor pruned. The kinds need not be declared: discovery finds each kind once, until a request
+reveals that it is gone.
 """
 
 import asyncio
 from typing import Any
 
 from kopf._cogs.clients.api import client_var
-from kopf._cogs.clients.discovery import find_kind
-from kopf._cogs.clients.errors import APIForbiddenError
+from kopf._cogs.clients.discovery import find_kind, forget_kind
+from kopf._cogs.clients.errors import APIForbiddenError, APINotFoundError
 from kopf._cogs.clients.serverside import ApplyInvalidError, apply_object
 from kopf._cogs.structs.bodies import Body
 from kopf._core.actions.execution import Handler
 from kopf._core.engines.adoption import Adopter, ChildError, adopt, check_object, find_key
 from kopf._core.engines.children import (
+    CONFLICT_DELAY,
     REFUSAL_DELAY,
     ChildRefusedError,
     ReadyFn,
@@ -42,7 +44,11 @@ class _Applying:
         version, kind = desired['apiVersion'], desired['kind']
         resource = await find_kind(client, version, kind)
         if resource is None:
-            raise ChildError(f"children.apply(): the cluster has no kind {kind} in {version}: is its CRD created?")
+            # Why is the error not permanent? The CRD can be created a little later than the owner.
+            raise ChildRefusedError(
+                f"children.apply(): the cluster has no kind {kind} in {version}: is its CRD created?",
+                delay=CONFLICT_DELAY,
+            )
         key = find_key(desired, resource, self._cause.body)
         adopter = Adopter(self._cause.body, self._cause.resource, self._operator, None)
         if not adopter.is_near(key):
@@ -64,6 +70,13 @@ class _Applying:
             raise ChildError(str(error)) from error
         except APIForbiddenError as error:
             raise ChildRefusedError(explain_forbidden(key, error), delay=REFUSAL_DELAY) from error
+        except APINotFoundError as error:
+            forget_kind(client, version, kind)
+            raise ChildRefusedError(
+                f"children.apply(): {key} is not applied, as the API does not serve {resource} any more, or its "
+                f"namespace is gone: {error.message}",
+                delay=CONFLICT_DELAY,
+            ) from error
         body = Body(raw)
         if ready is not False:
             # The user's function is called in the event loop: it must not block, like the filters of handlers.

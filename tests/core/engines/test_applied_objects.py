@@ -1,6 +1,8 @@
 """What handlers of changes, daemons and timers apply as children: one request each, without memory."""
 
 import pytest
+from kinds import define
+from operatorworld import in_virtual_time
 
 import kopf
 
@@ -66,13 +68,11 @@ async def test_a_handler_waits_until_the_child_is_ready(world):
 @pytest.mark.parametrize(
     ('obj', 'options', 'message'),
     [
-        ({**CHILD, 'kind': 'Unknown'}, {}, "the cluster has no kind Unknown in v1"),
-        ({**CHILD, 'apiVersion': 'x.y/v1'}, {}, "the cluster has no kind ConfigMap in x.y/v1"),
         ({**CHILD, 'metadata': {'name': 'x', 'namespace': 'other'}}, {}, "not in the namespace of its owner"),
         ({**CHILD, 'data': {'x': {}}}, {}, "cannot be applied"),
         (CHILD, {'replace': True}, "only for level-triggered handlers"),
     ],
-    ids=['kind', 'group', 'namespace', 'invalid', 'replace'],
+    ids=['namespace', 'invalid', 'replace'],
 )
 async def test_wrong_objects_are_told_once(world, obj, options, message):
     @kopf.on.create('kopfexamples', id='fn', registry=world.registry)
@@ -84,6 +84,45 @@ async def test_wrong_objects_are_told_once(world, obj, options, message):
         await world.create()
         await world.until_logged(message)
     assert len(world.calls) == 1
+
+
+NOTE = {'apiVersion': 'example.dev/v1', 'kind': 'Note', 'metadata': {'name': 'child'}}
+
+
+@pytest.mark.parametrize('obj', [NOTE, {**NOTE, 'apiVersion': 'v1'}], ids=['group', 'kind'])
+@in_virtual_time
+async def test_a_missing_kind_is_waited_for(world, obj):
+    """The CRD can be created a little later than the owner."""
+
+    @kopf.on.create('kopfexamples', id='fn', registry=world.registry)
+    async def fn(name, children, retry, **_):
+        await children.apply(NOTE if retry == 2 else obj)
+        world.note('fn', name)
+
+    async with world.operator():
+        await world.create()
+        await world.until_logged(f"the cluster has no kind Note in {obj['apiVersion']}")
+        await world.aio.create(define('notes', 'Note'))
+        await world.aio.wait_for('notes', 'child', lambda body: True, timeout=100)
+        await world.until_called('fn')
+
+
+@in_virtual_time
+async def test_a_kind_that_is_gone_is_looked_up_again(world):
+    await world.aio.create(define('notes', 'Note'))
+
+    @kopf.timer('kopfexamples', id='fn', interval=10, registry=world.registry)
+    async def fn(name, children, **_):
+        await children.apply(NOTE)
+        world.note('fn', name)
+
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn')
+        await world.aio.delete('customresourcedefinitions', 'notes.example.dev')
+        await world.until_logged("is not applied, as the API does not serve notes.v1.example.dev any more")
+        await world.aio.create(define('papers', 'Note'))
+        await world.aio.wait_for('papers', 'child', lambda body: True, timeout=100)
 
 
 async def test_an_index_of_this_name_wins(world):
