@@ -195,7 +195,8 @@ class OwnedKinds:
 
         Raises:
             ChildError: if it is not in ``owns=``.
-            TemporaryError: if it can be one of the resources in ``owns=`` that do not exist in the cluster yet.
+            ChildRefusedError: if it can be one of the resources in ``owns=`` that do not exist in the cluster yet, or
+                if its resource is watched in another version.
         """
         version, kind = desired['apiVersion'], desired['kind']
         group, _, short = version.rpartition('/')
@@ -203,10 +204,13 @@ class OwnedKinds:
         for relations in self.relations:
             resource = relations.resource
             if resource is not None and (resource.group, resource.kind) == (group, kind):
+                # Why is the error not permanent? If the code names no version, the CRD can get a newer preferred one at
+                # any time, and can lose it again.
                 if resource.version != short:
-                    raise ChildError(
+                    raise ChildRefusedError(
                         f"children.apply(): {title} is watched in the version {resource.version}: apply it in that "
-                        f"version, or write owns=['{version}/{resource.plural}']."
+                        f"version, or write owns=['{version}/{resource.plural}'].",
+                        delay=CONFLICT_DELAY,
                     )
                 assert relations.objects is not None
                 return relations, resource, relations.objects

@@ -995,6 +995,25 @@ async def test_children_of_a_kind_that_is_not_found_at_the_start_are_not_pruned(
     assert [body['metadata']['name'] for body in await world.aio.list('parts')] == ['part']
 
 
+@in_virtual_time
+async def test_a_newer_version_of_the_kind_refuses_children_until_it_is_rolled_back(world, family):
+    crd = define('parts', 'Part', schema=PARTS)
+    [version] = crd['spec']['versions']
+    await world.aio.create(crd)
+    family.declare(owns=['parts'], wanted=[PART])
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn succeeded')
+        versions = [version, {**version, 'name': 'v2', 'storage': False}]
+        await world.aio.patch('customresourcedefinitions', 'parts.example.dev', {'spec': {'versions': versions}})
+        await asyncio.sleep(30)  # it discovers the version
+        await world.edit(field='x')
+        await world.until_logged("is watched in the version v2: apply it in that version, or write owns=[")
+        times = len(world.called('fn succeeded'))
+        await world.aio.patch('customresourcedefinitions', 'parts.example.dev', {'spec': {'versions': [version]}})
+        await world.until_called('fn succeeded', times=times + 1)
+
+
 @pytest.mark.parametrize('missing', ['other.dev/v1/parts', 'example.dev/v1/others', 'others'])
 @in_virtual_time
 async def test_children_of_a_dropped_kind_are_pruned_although_another_kind_is_missing(world, family, missing):
