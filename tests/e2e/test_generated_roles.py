@@ -121,7 +121,9 @@ def make_objects(registry, scope, name):
 
 
 def list_rules(objects):
-    return [rule for obj in objects for rule in obj.get('rules', ())]
+    """Return the rules that any cluster asks for: others need an admission plugin that is off by default."""
+    rules = [rule for obj in objects for rule in obj.get('rules', ())]
+    return [rule for rule in rules if not rule['resources'][0].endswith('/finalizers')]
 
 
 @pytest.fixture

@@ -99,6 +99,18 @@ def list_handler_rules(handler: ResourceHandler, select: Select) -> Iterator[Rul
             yield _make_rule(resource, needed)
 
 
+def list_reference_rules(handler: ResourceHandler, select: Select) -> Iterator[Rule]:
+    """
+    Yield the permissions for the owner references of the children that the handler applies.
+
+    These permissions are for generated roles only. Only the admission plugin OwnerReferencesPermissionEnforcement needs
+    them, which is on by default in OpenShift. An operator cannot find out whether it is on, so it does not miss them.
+    """
+    if handler.selector is not None and any(source.fn is None for source in handler.sources):
+        for resource in select(handler.selector, f"{handler}"):
+            yield _make_rule(resource, ('update',), subresource='finalizers')
+
+
 def _list_configuration_rules(name: str, verbs: tuple[str, ...], resources: Iterable[Resource]) -> Iterator[Rule]:
     plural, _, group = name.partition('.')
     if plural != 'customresourcedefinitions':

@@ -11,7 +11,13 @@ from typing import Any
 from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.structs.references import Resource, Selector
 from kopf._core.intents.registries import OperatorRegistry
-from kopf._core.intents.role_rules import Rule, list_general_rules, list_handler_rules, merge_rules
+from kopf._core.intents.role_rules import (
+    Rule,
+    list_general_rules,
+    list_handler_rules,
+    list_reference_rules,
+    merge_rules,
+)
 from kopf._kits.definitions.crd_conversions import list_resources
 
 
@@ -63,6 +69,7 @@ def list_rules(
     )
     for handler in registry.iter_resource_handlers():
         rules += list_handler_rules(handler, select)
+        rules += list_reference_rules(handler, select)
     return merge_rules(rules)
 
 

@@ -359,3 +359,25 @@ async def test_readiness_names_what_is_missing_and_succeeds(monkeypatch):
                 while (answer := await asyncio.to_thread(ask, port))[0] is None:
                     await asyncio.sleep(0.02)
         assert answer == (200, {'warnings': list_warnings(world)})
+
+
+def test_the_permission_for_owner_references_is_not_missed(guarded):
+    """Only an admission plugin needs it, and the operator cannot find out whether that is on."""
+    child = {'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': 'child'}}
+
+    @kopf.on.reconcile('kopfexamples', owns=['configmaps'], registry=guarded.registry)
+    async def fn(name, children, **_):
+        await children.apply(child)
+        guarded.note('fn', name)
+
+    @in_virtual_time
+    async def run(world):
+        verbs = ['get', 'list', 'watch', 'create', 'patch', 'delete']
+        await grant(world, [*RULES, {'apiGroups': [''], 'resources': ['configmaps'], 'verbs': verbs}])
+        world.settings.scanning.permissions = 'require'
+        async with world.operator(clusterwide=True):
+            await world.create()
+            await world.until_called('fn')
+
+    run(world=guarded)
+    assert not list_warnings(guarded)

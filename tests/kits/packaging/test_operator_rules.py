@@ -67,6 +67,15 @@ def test_owned_resources_are_written_and_watched_ones_are_read(registry):
     assert verbs['secrets'] == 'get list watch'
 
 
+def test_owners_of_children_can_be_blocked(registry):
+    """The admission plugin OwnerReferencesPermissionEnforcement, which is on in OpenShift, requires this."""
+    kopf.on.reconcile('example.com', 'v1', 'apps', registry=registry, owns=['services'])(lambda **_: None)
+    kopf.on.reconcile('pods', registry=registry, watches={'secrets': lambda **_: []})(lambda **_: None)
+    verbs = list_verbs(registry)
+    assert verbs['apps/finalizers.example.com'] == 'update'
+    assert 'pods/finalizers' not in verbs
+
+
 def test_rules_of_one_resource_are_merged(registry):
     kopf.on.event('pods', registry=registry)(lambda **_: None)
     kopf.on.create('pods', registry=registry)(lambda **_: None)
