@@ -31,6 +31,10 @@ ANY_HOST = (None, '0.0.0.0', '::')
 """The hosts in URLs that mean all network interfaces."""
 
 
+IDLE_TIMEOUT = 10.0
+"""How long idle connections are kept (in seconds): those of vanished clients would hold file descriptors for ever."""
+
+
 class StatusServerError(ExplainedError, OSError):
     """Raised when the server cannot listen at its address. The message contains the reason and the remedy."""
 
@@ -181,6 +185,7 @@ class StatusServer:
         runner = web.AppRunner(
             app,
             handle_signals=False,
+            keepalive_timeout=IDLE_TIMEOUT,
             shutdown_timeout=1.0,
             access_log=log,
             access_log_class=_make_access_log_class(self._quiet),

@@ -12,6 +12,7 @@ import urllib.request
 import pytest
 from aiohttp import web
 
+from kopf._core.engines import status_server
 from kopf._core.engines.status_server import Endpoint, EndpointError, StatusServer, StatusServerError
 
 
@@ -71,6 +72,17 @@ async def test_the_server_responds_while_the_loop_is_blocked():
         thread.start()
         thread.join()  # here the event loop is blocked
     assert answers == [b"Hello!"]
+
+
+@pytest.mark.parametrize('sent', [b'', b'GET /hello HTTP/1.1\r\nHost: x\r\n\r\n'], ids=["unused", "used"])
+async def test_idle_connections_are_closed(monkeypatch, sent):
+    monkeypatch.setattr(status_server, 'IDLE_TIMEOUT', 0.1)
+    async with make_server() as server:
+        reader, writer = await asyncio.open_connection('127.0.0.1', server.port)
+        writer.write(sent)
+        response = await asyncio.wait_for(reader.read(), 30)  # until the end of the connection
+        writer.close()
+    assert response.endswith(b"Hello!" if sent else b"")
 
 
 async def test_a_port_in_use_is_named_in_the_error():
