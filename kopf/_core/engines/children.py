@@ -44,6 +44,7 @@ from kopf._core.engines.pruning import (
     Refusals,
     can_be_selected,
     delete_child,
+    is_applied,
     is_unwanted,
     list_children,
 )
@@ -361,6 +362,8 @@ class ChildrenRun:
             for child in [] if relations.objects is None else relations.objects.of(owner):
                 assert relations.resource is not None
                 key = ChildKey(relations.resource, child.namespace, child.name)
+                if child.entry is None:
+                    continue  # see `is_applied`; the objects in memory have no managed fields
                 if key not in wanted and is_unwanted(key, raw := child.copy(), rules):
                     # The event of the deletion triggers another run, because this run could still see the child.
                     with refusals.collecting(key):
@@ -387,6 +390,8 @@ class ChildrenRun:
                 kept.add(kind)
                 continue
             for key, child in found:
+                if not is_applied(child, self.kinds.manager):
+                    continue
                 is_deleted = False
                 if is_unwanted(key, child, rules):
                     with refusals.collecting(key):

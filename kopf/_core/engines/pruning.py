@@ -23,6 +23,7 @@ from kopf._cogs.clients.errors import (
 from kopf._cogs.structs.references import Selector
 from kopf._core.engines.adoption import OWNER_LABEL, ChildKey, find_handler, find_owners
 from kopf._core.engines.child_marks import ChildKind
+from kopf._core.engines.field_ownership import find_entry
 
 CONFIRMATION_DELAY: Final = 1.0
 """The delay after which a kind that the API server does not serve is looked for once more (in seconds)."""
@@ -104,6 +105,13 @@ def is_unwanted(key: ChildKey, raw: Mapping[str, Any], rules: PruneRules) -> boo
     return all(wanted is not None and key not in wanted for wanted in rules.others.values())
 
 
+def is_applied(raw: Mapping[str, Any], manager: str) -> bool:
+    """Check whether the operator has applied the object, with this name of its field manager."""
+    # Why are the labels not sufficient? Users copy an object with its labels, annotations, and owner references, but
+    # the copy has no managed fields of the operator.
+    return find_entry(raw, manager) is not None
+
+
 async def list_children(
     client: ApiClient,
     kind: ChildKind,
@@ -166,10 +174,19 @@ async def delete_remote(
     client: ApiClient,
     owner: Mapping[str, Any],
     kinds: Collection[ChildKind],
+    *,
+    manager: str,
     logger: AnyLogger,
 ) -> None:
     """
     Delete the remote children of an owner that is being deleted: the garbage collector ignores them.
+
+    Args:
+        client: the client to delete with.
+        owner: the owner.
+        kinds: the kinds of its children.
+        manager: the name of the field manager that has applied the children.
+        logger: the logger of the owner.
 
     Raises:
         DeletionRefusedError: if some could not be deleted; the others are deleted nevertheless.
@@ -179,6 +196,8 @@ async def delete_remote(
         with refusals.collecting(kind):
             for key, child in await list_children(client, kind, owner, logger=logger):
                 if owner['metadata']['uid'] not in find_owners(child) or child['metadata'].get('ownerReferences'):
+                    continue
+                if not is_applied(child, manager):
                     continue
                 with refusals.collecting(key):
                     if await delete_child(client, key, child, is_versioned=False, logger=logger):

@@ -15,6 +15,7 @@ from kopf._cogs.structs.bodies import Body, RawBody, RawEvent
 from kopf._cogs.structs.credentials import LoginError
 from kopf._core.actions.loggers import ObjectLogger
 from kopf._core.engines.child_marks import has_finalizer, make_release, read_kinds
+from kopf._core.engines.children import make_manager
 from kopf._core.engines.pruning import delete_remote
 from kopf._core.reactor.applying import CONFLICT_DELAYS, Applier
 from kopf._core.reactor.object_records import ObjectRecord
@@ -119,7 +120,8 @@ class ChildRelease:
             return
         logger = ObjectLogger(body=Body(raw), settings=self._settings)
         try:
-            await delete_remote(self._client, raw, read_kinds(raw, self._operator), logger)
+            kinds, manager = read_kinds(raw, self._operator), make_manager(self._operator)
+            await delete_remote(self._client, raw, kinds, manager=manager, logger=logger)
             await self._remove_finalizer(record, raw, logger)
             self._delays.pop(record, None)
         except LoginError:

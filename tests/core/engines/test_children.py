@@ -12,9 +12,18 @@ from kopf._cogs.clients.api import client_var
 from kopf._core.engines import children, contests, pruning
 from kopf._core.reactor import child_release
 
+ASSIGNED = {'creationTimestamp', 'managedFields', 'resourceVersion', 'uid'}
+"""The metadata that the API server sets."""
+
 
 def config_map(name='child', *, metadata=None, **data):
     return {'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': name, **(metadata or {})}, 'data': data}
+
+
+def copy_of(child):
+    """Return what users create as a copy of the child: with its labels, annotations and owners."""
+    metadata = {key: value for key, value in child['metadata'].items() if key not in ASSIGNED}
+    return {**child, 'metadata': {**metadata, 'name': f'{metadata["name"]}-copy'}}
 
 
 class Family:
@@ -511,6 +520,45 @@ async def test_children_of_other_handlers_and_objects_are_not_pruned(world, fami
         await world.until(lambda: all(world.called(*pair)[-1]['spec']['field'] == 'x' for pair in pairs))
         await rest()
         assert await family.names() == ['a-one', 'a-two', 'b-one', 'b-two', 'foreign']
+
+
+@pytest.mark.parametrize('is_dropped', [False, True])
+@in_virtual_time
+async def test_copies_of_children_that_the_operator_has_not_applied_are_not_pruned(world, family, is_dropped):
+    secret = {'apiVersion': 'v1', 'kind': 'Secret', 'metadata': {'name': 'child'}}
+    family.declare(owns=['configmaps', 'secrets'], wanted=lambda name: family.wanted)
+    family.wanted = [config_map(), secret]
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn succeeded')
+    for plural in 'configmaps', 'secrets':
+        await world.aio.create(copy_of(await world.aio.get(plural, 'child')))
+    if is_dropped:
+        world.registry = kopf.OperatorRegistry()
+        kopf.on.login(registry=world.registry)(kopf.login_with_kubeconfig)
+        family.declare(owns=['configmaps'], wanted=[])
+    family.wanted = []
+    async with world.operator():
+        for plural in 'configmaps', 'secrets':
+            await world.aio.wait_gone(plural, 'child')
+        await rest()
+    assert await family.names() == ['child-copy']
+    assert [body['metadata']['name'] for body in await world.aio.list('secrets')] == ['child-copy']
+
+
+@in_virtual_time
+async def test_copies_of_remote_children_are_not_deleted_with_the_owner(world, family):
+    await make_namespace(world)
+    family.declare(wanted=[config_map('remote', metadata={'namespace': 'other'})])
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn succeeded')
+        await world.aio.create(copy_of(await family.get('remote', namespace='other')))
+        await rest()
+        await world.delete()
+        await world.gone()
+        await world.aio.wait_gone('configmaps', 'remote', namespace='other')
+        assert await family.get('remote-copy', namespace='other')
 
 
 @in_virtual_time
