@@ -19,6 +19,7 @@ from kopf._cogs.clients.errors import (
     APIForbiddenError,
     APINotFoundError,
     APIUnprocessableError,
+    APIUnservedError,
 )
 from kopf._cogs.clients.serverside import ApplyInvalidError, apply_object
 from kopf._cogs.structs.bodies import Body, RawBody
@@ -385,7 +386,7 @@ class ChildrenRun:
                 continue
             try:
                 found = await list_children(client_var.get(), kind, raw, logger=self.logger)
-            except APIForbiddenError as error:
+            except (APIForbiddenError, APIUnservedError) as error:
                 self.logger.warning("Former children are not pruned: %s", error.message)
                 kept.add(kind)
                 continue

@@ -16,17 +16,22 @@ from kopf._cogs.clients.errors import (
     APIClientError,
     APIConflictError,
     APIError,
+    APIForbiddenError,
     APINotFoundError,
     APIServerError,
     APITooManyRequestsError,
+    APIUnservedError,
 )
-from kopf._cogs.structs.references import Selector
+from kopf._cogs.structs.references import Resource, Selector
 from kopf._core.engines.adoption import OWNER_LABEL, ChildKey, find_handler, find_owners
 from kopf._core.engines.child_marks import ChildKind
 from kopf._core.engines.field_ownership import find_entry
 
 CONFIRMATION_DELAY: Final = 1.0
 """The delay after which a kind that the API server does not serve is looked for once more (in seconds)."""
+
+CRDS: Final = Resource('apiextensions.k8s.io', 'v1', 'customresourcedefinitions', namespaced=False)
+"""The resource of custom resource definitions."""
 
 BACKGROUND: Final = 'Background'
 """The propagation policy: the garbage collector deletes the dependents of the child after it.
@@ -119,26 +124,29 @@ async def list_children(
     *,
     logger: AnyLogger | None = None,
 ) -> list[tuple[ChildKey, Mapping[str, Any]]]:
-    """List the owner's children of this kind from the API server; return none if the cluster has no such kind."""
+    """
+    List the owner's children of this kind from the API server; return none if the cluster has no such kind.
+
+    Raises:
+        APIUnservedError: if the cluster has the kind, but the API server does not serve it now.
+    """
     metadata = owner['metadata']
     namespace = None if kind.is_remote else metadata.get('namespace')
     params = {'labelSelector': f'{OWNER_LABEL}={metadata["uid"]}'}
     url = kind.get_resource(namespaced=namespace is not None).get_url(namespace=namespace)
     try:
-        page = await client.get_json(url, params, logger=logger)
+        items = await _request_items(client, url, params, logger)
     except APINotFoundError:
         # The version can be removed from the CRD. And API servers that have just started know no custom resources.
         served = await _find_served(client, kind) or await _confirm_served(client, kind)
         if served is None:
+            await _check_gone(client, kind, logger)
             return []
         kind = served
         url = kind.get_resource(namespaced=namespace is not None).get_url(namespace=namespace)
-        page = await client.get_json(url, params, logger=logger)
-    if not isinstance(page, dict) or not isinstance(page.get('items', 0), list | None):
-        # It must not be treated as an empty list: the children would be left behind.
-        raise APIServerError(f"The response to GET {url} is no list of objects: {str(page)[:200]}")
+        items = await _request_items(client, url, params, logger)
     found: list[tuple[ChildKey, Mapping[str, Any]]] = []
-    for item in page.get('items') or ():
+    for item in items:
         place = item['metadata'].get('namespace')
         found.append((ChildKey(kind.get_resource(namespaced=place is not None), place, item['metadata']['name']), item))
     return found
@@ -168,6 +176,33 @@ async def _find_served(client: ApiClient, kind: ChildKind) -> ChildKind | None:
 async def _confirm_served(client: ApiClient, kind: ChildKind) -> ChildKind | None:
     await asyncio.sleep(CONFIRMATION_DELAY)
     return await _find_served(client, kind)
+
+
+async def _check_gone(client: ApiClient, kind: ChildKind, logger: AnyLogger | None) -> None:
+    """
+    Check that the cluster does not have the kind, which the discovery lacks.
+
+    Raises:
+        APIUnservedError: if there is its CRD, so that its objects still exist: e.g. no version of it is served now.
+    """
+    # Why a list? Operators have the permission for it, as they watch all CRDs.
+    params = {'fieldSelector': f'metadata.name={kind.plural}.{kind.group}'}
+    try:
+        found = await _request_items(client, CRDS.get_url(), params, logger) if kind.group else []
+    except (APINotFoundError, APIForbiddenError):
+        found = []  # without this permission, the operator must not keep the owner for ever when the kind is gone
+    if found:
+        raise APIUnservedError(f"{kind} is not served now, but its CRD exists.", status=404)
+
+
+async def _request_items(
+    client: ApiClient, url: str, params: Mapping[str, str], logger: AnyLogger | None
+) -> list[Mapping[str, Any]]:
+    page = await client.get_json(url, params, logger=logger)
+    if not isinstance(page, dict) or not isinstance(page.get('items', 0), list | None):
+        # It must not be treated as an empty list: the children would be left behind.
+        raise APIServerError(f"The response to GET {url} is no list of objects: {str(page)[:200]}")
+    return page.get('items') or []
 
 
 async def delete_remote(

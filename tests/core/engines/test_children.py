@@ -1272,8 +1272,11 @@ async def test_remote_children_are_deleted_in_any_version_that_is_served(world, 
     assert not await world.aio.list('parts')
 
 
+@pytest.mark.parametrize('is_forbidden', [False, True])
 @in_virtual_time
-async def test_objects_are_released_if_the_kind_of_their_remote_children_is_gone(world, family, monkeypatch):
+async def test_objects_are_released_if_the_kind_of_their_remote_children_is_gone(
+    world, family, monkeypatch, is_forbidden
+):
     monkeypatch.setattr(pruning, 'CONFIRMATION_DELAY', 0.1)
     await make_namespace(world)
     await world.aio.create(define('parts', 'Part'))
@@ -1284,9 +1287,55 @@ async def test_objects_are_released_if_the_kind_of_their_remote_children_is_gone
         await world.until_called('fn succeeded')
     await world.aio.delete('customresourcedefinitions', 'parts.example.dev')
     await world.aio.wait_gone('customresourcedefinitions', 'parts.example.dev')
+    if is_forbidden:
+        world.sandbox.faults.error(403, times=None, resource='customresourcedefinitions')
     async with world.operator():
         await world.delete()
         await world.gone()
+
+
+async def serve_parts(world, served):
+    crd = define('parts', 'Part')
+    versions = [{**version, 'served': served} for version in crd['spec']['versions']]
+    await world.aio.patch('customresourcedefinitions', 'parts.example.dev', {'spec': {'versions': versions}})
+
+
+@in_virtual_time
+async def test_remote_children_of_a_kind_that_is_not_served_for_a_while_are_deleted_later(world, family):
+    await make_namespace(world)
+    await world.aio.create(define('parts', 'Part'))
+    place = {'name': 'part', 'namespace': 'other'}
+    family.declare(owns=['parts', 'configmaps'], wanted=[PART | {'metadata': place}, config_map(metadata=place)])
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn succeeded')
+        await serve_parts(world, False)
+        await world.delete()
+        await world.until_logged("*/example.dev/v1/parts is not served now, but its CRD exists")
+        await world.aio.wait_gone('configmaps', 'part', namespace='other')  # it does not wait for the others
+        await asyncio.sleep(60)
+        assert await world.get()
+        await serve_parts(world, True)
+        await world.gone()
+    assert not await world.aio.list('parts', namespace='other')
+
+
+@in_virtual_time
+async def test_children_of_a_dropped_kind_that_is_not_served_for_a_while_are_pruned_later(world, family):
+    await world.aio.create(define('parts', 'Part'))
+    family.declare(owns=['parts'], wanted=[PART])
+    await world.create()
+    async with world.operator():
+        await world.until_called('fn succeeded')
+    world.registry = kopf.OperatorRegistry()
+    kopf.on.login(registry=world.registry)(kopf.login_with_kubeconfig)
+    family.declare(owns=['configmaps'])
+    await serve_parts(world, False)
+    async with world.operator():
+        await world.until_logged("Former children are not pruned: example.dev/v1/parts is not served now")
+        await serve_parts(world, True)
+        await world.edit(field='x')
+        await world.aio.wait_gone('parts', 'part')
 
 
 @in_virtual_time
