@@ -262,6 +262,9 @@ class ChildrenHost(Protocol):
     def find_unserved(self) -> Collection[Selector]:
         """Return the selectors of kinds of children that are not found in the cluster yet."""
 
+    def find_namespaces(self) -> Collection[str]:
+        """Return the served namespaces; none if the whole cluster is served, or if some are not known yet."""
+
     def contest(self, key: ChildKey, truces: Mapping[Path, Truce], manager: str, /) -> None:
         """Called when the operator stops applying contested fields for a while."""
 
@@ -385,7 +388,8 @@ class ChildrenRun:
                 kept.add(kind)
                 continue
             try:
-                found = await list_children(client_var.get(), kind, raw, logger=self.logger)
+                namespaces = self._host.find_namespaces()
+                found = await list_children(client_var.get(), kind, raw, namespaces=namespaces, logger=self.logger)
             except (APIForbiddenError, APIUnservedError) as error:
                 self.logger.warning("Former children are not pruned: %s", error.message)
                 kept.add(kind)

@@ -436,6 +436,9 @@ class Watches(Protocol):
     def serves(self, resource: Resource, namespace: Namespace, /) -> bool:
         """Check whether the objects of the resource in the namespace are watched."""
 
+    def find_namespaces(self) -> Collection[str]:
+        """Return the served namespaces; none if the whole cluster is served, or if some are not known yet."""
+
 
 class Levels:
     """The level-triggered handlers of an operator."""
@@ -544,6 +547,10 @@ class ChildrenOfPlan:
     def find_unserved(self) -> Collection[Selector]:
         """Return the selectors of kinds of children that are not found in the cluster yet."""
         return [each.source.selector for each in self._find_relations() if each.resource is None]
+
+    def find_namespaces(self) -> Collection[str]:
+        """Return the served namespaces; none if the whole cluster is served, or if some are not known yet."""
+        return self._plan.level.leveler.watches.find_namespaces()
 
     def _find_relations(self) -> Iterator[Relations]:
         for plan in self._plan.level.plans:

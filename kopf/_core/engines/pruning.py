@@ -122,20 +122,24 @@ async def list_children(
     kind: ChildKind,
     owner: Mapping[str, Any],
     *,
+    namespaces: Collection[str],
     logger: AnyLogger | None = None,
 ) -> list[tuple[ChildKey, Mapping[str, Any]]]:
     """
     List the owner's children of this kind from the API server; return none if the cluster has no such kind.
 
+    Args:
+        client: the client to list with.
+        kind: the kind of the children.
+        owner: the owner.
+        namespaces: the namespaces to list one by one if it is forbidden to list the whole cluster.
+        logger: the logger of the owner.
+
     Raises:
         APIUnservedError: if the cluster has the kind, but the API server does not serve it now.
     """
-    metadata = owner['metadata']
-    namespace = None if kind.is_remote else metadata.get('namespace')
-    params = {'labelSelector': f'{OWNER_LABEL}={metadata["uid"]}'}
-    url = kind.get_resource(namespaced=namespace is not None).get_url(namespace=namespace)
     try:
-        items = await _request_items(client, url, params, logger)
+        items = await _list_items(client, kind, owner, namespaces, logger)
     except APINotFoundError:
         # The version can be removed from the CRD. And API servers that have just started know no custom resources.
         served = await _find_served(client, kind) or await _confirm_served(client, kind)
@@ -143,13 +147,39 @@ async def list_children(
             await _check_gone(client, kind, logger)
             return []
         kind = served
-        url = kind.get_resource(namespaced=namespace is not None).get_url(namespace=namespace)
-        items = await _request_items(client, url, params, logger)
+        items = await _list_items(client, kind, owner, namespaces, logger)
     found: list[tuple[ChildKey, Mapping[str, Any]]] = []
     for item in items:
         place = item['metadata'].get('namespace')
         found.append((ChildKey(kind.get_resource(namespaced=place is not None), place, item['metadata']['name']), item))
     return found
+
+
+async def _list_items(
+    client: ApiClient,
+    kind: ChildKind,
+    owner: Mapping[str, Any],
+    namespaces: Collection[str],
+    logger: AnyLogger | None,
+) -> list[Mapping[str, Any]]:
+    namespace = None if kind.is_remote else owner['metadata'].get('namespace')
+    params = {'labelSelector': f'{OWNER_LABEL}={owner["metadata"]["uid"]}'}
+    try:
+        return await _request_items(client, _get_url(kind, namespace), params, logger)
+    except APIForbiddenError:
+        if namespace is not None or not namespaces:
+            raise
+    # Why not first? Roles are sufficient to serve some namespaces, but an operator with a ClusterRole also finds the
+    # children in namespaces that only a former version of it served. Children of a cluster-scoped kind are not found
+    # here, as these requests fail.
+    found: list[Mapping[str, Any]] = []
+    for each in sorted(namespaces):
+        found += await _request_items(client, _get_url(kind, each), params, logger)
+    return found
+
+
+def _get_url(kind: ChildKind, namespace: str | None) -> str:
+    return kind.get_resource(namespaced=namespace is not None).get_url(namespace=namespace)
 
 
 async def can_be_selected(client: ApiClient, kind: ChildKind, selectors: Collection[Selector]) -> bool:
@@ -211,6 +241,7 @@ async def delete_remote(
     kinds: Collection[ChildKind],
     *,
     manager: str,
+    namespaces: Collection[str],
     logger: AnyLogger,
 ) -> None:
     """
@@ -221,6 +252,7 @@ async def delete_remote(
         owner: the owner.
         kinds: the kinds of its children.
         manager: the name of the field manager that has applied the children.
+        namespaces: the namespaces to list one by one if it is forbidden to list the whole cluster.
         logger: the logger of the owner.
 
     Raises:
@@ -229,7 +261,7 @@ async def delete_remote(
     refusals = Refusals()
     for kind in sorted(kind for kind in kinds if kind.is_remote):
         with refusals.collecting(kind):
-            for key, child in await list_children(client, kind, owner, logger=logger):
+            for key, child in await list_children(client, kind, owner, namespaces=namespaces, logger=logger):
                 if owner['metadata']['uid'] not in find_owners(child) or child['metadata'].get('ownerReferences'):
                     continue
                 if not is_applied(child, manager):

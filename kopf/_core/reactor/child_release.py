@@ -6,6 +6,7 @@ cluster-scoped, has a finalizer: the operator deletes these children before the 
 """
 
 import asyncio
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from kopf._cogs.clients.api import ApiClient
@@ -55,6 +56,7 @@ class ChildRelease:
         client: the client of the API.
         applier: applies patches to objects.
         settings: the settings of the operator.
+        find_namespaces: returns the served namespaces; none if the whole cluster is served.
         pause: the time between the first event of the deletion and the first attempt (in seconds).
     """
 
@@ -65,6 +67,7 @@ class ChildRelease:
         client: ApiClient,
         applier: Applier,
         settings: OperatorSettings,
+        find_namespaces: Callable[[], Collection[str]],
         pause: float,
     ) -> None:
         self._owner = owner
@@ -72,6 +75,7 @@ class ChildRelease:
         self._applier = applier
         self._settings = settings
         self._operator = settings.applying.operator
+        self._find_namespaces = find_namespaces
         self._pause = pause
         self._ending: dict[ObjectRecord, RawBody] = {}
         """The objects that are being deleted, and wait for the deletion of their remote children."""
@@ -121,7 +125,8 @@ class ChildRelease:
         logger = ObjectLogger(body=Body(raw), settings=self._settings)
         try:
             kinds, manager = read_kinds(raw, self._operator), make_manager(self._operator)
-            await delete_remote(self._client, raw, kinds, manager=manager, logger=logger)
+            namespaces = self._find_namespaces()
+            await delete_remote(self._client, raw, kinds, manager=manager, namespaces=namespaces, logger=logger)
             await self._remove_finalizer(record, raw, logger)
             self._delays.pop(record, None)
         except LoginError:

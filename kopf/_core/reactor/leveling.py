@@ -66,7 +66,14 @@ class LevelProcessor(Processor):
         levels: Levels,
         former_finalizer: FormerFinalizer | None = None,
     ) -> None:
-        super().__init__(context, client=client, table=table, workers=workers, former_finalizer=former_finalizer)
+        super().__init__(
+            context,
+            client=client,
+            table=table,
+            workers=workers,
+            find_namespaces=levels.watches.find_namespaces,
+            former_finalizer=former_finalizer,
+        )
         self._leveler = Leveler(self, self._decider, levels)
         self._runner = LevelRunner(self._leveler, self._applier, workers, self.meter)
 

@@ -406,6 +406,10 @@ class Orchestrator:
         """Check whether the objects of the resource in the namespace are watched."""
         return any((resource, scope) in self._watches for scope in {namespace, None})
 
+    def find_namespaces(self) -> Collection[str]:
+        """Return the served namespaces; none if the whole cluster is served, or if some are not known yet."""
+        return () if self._lacks_namespaces() else {name for name in self._namespaces if name is not None}
+
     def see(self, raw: RawBody, *, is_deleted: bool = False) -> Collection[ObjectRecord]:
         """
         Pass the state of an object from the response to a write to the watches, ahead of the streams.
@@ -568,8 +572,12 @@ class Orchestrator:
     def _begin_listing_namespaces(self) -> None:
         """Called when the namespaces that match the patterns are not known yet."""
         self._listing_namespaces = bool(self._patterns) and not self._tools.context.settings.scanning.disabled
-        has_patterns = len(select_specific_namespaces(self._patterns)) < len(set(self._patterns))
-        self.coordinator.note_listing(self._listing_namespaces and has_patterns)
+        self.coordinator.note_listing(self._lacks_namespaces())
+
+    def _lacks_namespaces(self) -> bool:
+        """Check whether the namespaces that match patterns with wildcards are not known yet."""
+        has_wildcards = len(select_specific_namespaces(self._patterns)) < len(set(self._patterns))
+        return self._listing_namespaces and has_wildcards
 
     def end_listing_namespaces(self) -> None:
         """Called when all namespaces are listed, or when they cannot be listed."""
@@ -1005,6 +1013,7 @@ class Orchestrator:
                 client=tools.client,
                 table=table,
                 workers=tools.workers,
+                find_namespaces=self.find_namespaces,
                 former_finalizer=former_finalizer,
             )
         )

@@ -8,7 +8,7 @@ processor continues with the objects, and this one passes its remaining events o
 """
 
 import asyncio
-from collections.abc import Awaitable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from typing import TYPE_CHECKING
 
 from kopf._cogs.clients.api import ApiClient
@@ -50,6 +50,7 @@ class Processor(ObjectSink):
         client: the client of the API.
         table: the handlers of the resource.
         workers: the workers of the operator.
+        find_namespaces: returns the served namespaces; none if the whole cluster is served.
         former_finalizer: the finalizer to be removed; ``None`` if handlers decide on it.
     """
 
@@ -60,12 +61,14 @@ class Processor(ObjectSink):
         client: ApiClient,
         table: HandlerTable,
         workers: WorkerPool,
+        find_namespaces: Callable[[], Collection[str]] = tuple,
         former_finalizer: FormerFinalizer | None = None,
     ) -> None:
         settings = context.settings
         self._settings = settings
         self._client = client
         self._workers = workers
+        self._find_namespaces = find_namespaces
         self._instruments = context.instruments
         meters = context.instruments.meters
         self.meter: ResourceMeter | None = None if meters is None else meters.get(table.resource)
@@ -171,7 +174,14 @@ class Processor(ObjectSink):
         # Why also without such handlers? A former version of the operator can have had them: without the release, the
         # object could never be deleted.
         pause = 0.0 if self.table.of(ReconcilingHandler) else FORMER_PAUSE
-        return ChildRelease(self, client=self._client, applier=self._applier, settings=self._settings, pause=pause)
+        return ChildRelease(
+            self,
+            client=self._client,
+            applier=self._applier,
+            settings=self._settings,
+            find_namespaces=self._find_namespaces,
+            pause=pause,
+        )
 
     def _hasten(self, record: ObjectRecord, event: RawEvent) -> float | None:
         return self._throttling.hasten(record, event, check_stale=lambda: self._stale_events.drop_stale(record, event))

@@ -1423,6 +1423,69 @@ async def test_a_refusal_does_not_stop_the_deletion_of_other_remote_children(wor
     assert not await world.aio.list('configmaps', namespace='other')
 
 
+@pytest.mark.parametrize('namespaces', [['default', 'other'], ['default', 'o*']])
+@in_virtual_time
+async def test_remote_children_are_deleted_without_permissions_for_the_whole_cluster(world, family, namespaces):
+    await make_namespace(world)
+    world.sandbox.faults.error(403, times=None, verb='list', path='/api/v1/configmaps')
+    family.declare(wanted=[config_map('remote', metadata={'namespace': 'other'})])
+    await world.create()
+    async with world.operator(namespaces=namespaces):
+        await world.until_called('fn succeeded')
+    await world.delete()
+    async with world.operator(namespaces=namespaces):
+        await world.gone()
+        assert not await world.aio.list('configmaps', namespace='other')
+
+
+@in_virtual_time
+async def test_owners_stay_while_the_namespaces_of_their_children_are_not_known_yet(world, family):
+    await make_namespace(world)
+    namespaces = ['default', 'o*']
+    family.declare(wanted=[config_map('remote', metadata={'namespace': 'other'})])
+    await world.create()
+    async with world.operator(namespaces=namespaces):
+        await world.until_called('fn succeeded')
+    await world.delete()
+    for path in '/api/v1/configmaps', '/api/v1/namespaces':
+        world.sandbox.faults.error(403 if 'configmaps' in path else 500, times=None, verb='list', path=path)
+    async with world.operator(namespaces=namespaces):
+        await world.until_logged("can't be deleted; trying again in")
+        await asyncio.sleep(60)
+        assert await world.get()
+
+
+@in_virtual_time
+async def test_owners_stay_while_a_served_namespace_cannot_be_listed(world, family):
+    await make_namespace(world)
+    family.declare(wanted=[config_map('remote', metadata={'namespace': 'other'})])
+    async with world.operator(namespaces=['default', 'other']):
+        await world.create()
+        await world.until_called('fn succeeded')
+        for path in '/api/v1/configmaps', '/api/v1/namespaces/other/configmaps':
+            world.sandbox.faults.error(403, times=None, verb='list', path=path)
+        await world.delete()
+        await world.until_logged("can't be deleted; trying again in")
+        await asyncio.sleep(60)
+        assert await world.get()
+
+
+@in_virtual_time
+async def test_children_of_a_dropped_kind_are_pruned_without_permissions_for_the_whole_cluster(world, family):
+    await make_namespace(world)
+    secret = {'apiVersion': 'v1', 'kind': 'Secret', 'metadata': {'name': 'remote', 'namespace': 'other'}}
+    family.declare(owns=['configmaps', 'secrets'], wanted=[secret])
+    await world.create()
+    async with world.operator(namespaces=['default', 'other']):
+        await world.until_called('fn succeeded')
+    world.registry = kopf.OperatorRegistry()
+    kopf.on.login(registry=world.registry)(kopf.login_with_kubeconfig)
+    family.declare(owns=['configmaps'], wanted=[])
+    world.sandbox.faults.error(403, times=None, verb='list', path='/api/v1/secrets')
+    async with world.operator(namespaces=['default', 'other']):
+        await world.aio.wait_gone('secrets', 'remote', namespace='other')
+
+
 @pytest.mark.parametrize('decorator', [kopf.on.event, kopf.on.update, kopf.on.delete, kopf.daemon, kopf.index])
 @in_virtual_time
 async def test_owners_are_released_if_no_handler_of_the_new_version_applies_children(world, family, decorator):
