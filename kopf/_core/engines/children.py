@@ -250,6 +250,9 @@ class ChildrenHost(Protocol):
     async def patch_owner(self, patch: Patch, /) -> None:
         """Apply the patch to the owner, without triggering the handler."""
 
+    def is_handled(self) -> bool:
+        """Check whether the operator still handles the owner: it is not being deleted, and not handed over."""
+
     async def see(self, raw: RawBody, /) -> None:
         """Pass the state of a child to the indices and other handlers, ahead of the watch; wait for index functions."""
 
@@ -330,6 +333,10 @@ class ChildrenRun:
                 body = Body(cast(RawBody, known.copy()))
             else:
                 await self._remember(key)
+                if not self._host.is_handled():
+                    raise NotReadyError(
+                        "The object is being deleted or handed over, so nothing is applied for it any more"
+                    )
                 raw = await self._send(key, sent, relations, replace=replace)
                 if before is not None and self.memory.has(key, mark):
                     self._count_restored(key, before, raw)

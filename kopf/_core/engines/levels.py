@@ -527,6 +527,10 @@ class ChildrenOfPlan:
         """Apply the patch to the owner. The patch does not trigger the handler."""
         await self._plan.level.leveler.host.patch_owner(self._plan, self._body, patch, self._logger)
 
+    def is_handled(self) -> bool:
+        """Check whether the operator still handles the owner: it is not being deleted, and not handed over."""
+        return self._plan.level.record.level is self._plan.level
+
     async def see(self, raw: RawBody) -> None:
         """
         Pass the state of a child to the indices and the other handlers, before the stream of the watch brings it.

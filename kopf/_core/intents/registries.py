@@ -248,6 +248,8 @@ class HandlerTable(NamedTuple):
     """Whether the framework stores its state on the objects."""
     releasing: bool = False
     """Whether no handler requires the finalizer, so that it is removed if a former version of the operator left it."""
+    is_reconciled_elsewhere: bool = False
+    """Whether only other versions of the resource have level-triggered handlers, which delete the remote children."""
     dependents: tuple[tuple[ResourceHandler, Source], ...] = ()
     """The handlers of other resources that depend on the objects of this one, each with its source."""
     arguments: frozenset[str] | None = frozenset()

@@ -163,6 +163,8 @@ class Processor(ObjectSink):
         if self._release is None:
             if event['type'] == 'DELETED' or not has_finalizer(event['object'], self._settings.applying.operator):
                 return
+            if self.table.is_reconciled_elsewhere:
+                return  # a handler of that version can still run for the object, and apply children
             self._release = self._make_release()
         if self._release.note(record, event, paused=self._workers.paused):
             self._workers.start(self, record, urgent=True, at_once=False)  # the event is received before it is handled

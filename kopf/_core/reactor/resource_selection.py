@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from kopf._cogs.configs.selector_mappings import SelectorMapping
 from kopf._cogs.structs.references import Resource, Selector
-from kopf._core.intents.handlers import ConversionHandler, WebhookHandler
+from kopf._core.intents.handlers import ConversionHandler, ReconcilingHandler, WebhookHandler
 from kopf._core.intents.registries import HandlerTable, OperatorRegistry
 
 logger = logging.getLogger(__name__)
@@ -112,10 +112,16 @@ def resolve_tables(
         if resource not in unwatchable | unpatchable
     }
     managed = {(resource.group, resource.plural) for resource, table in tables.items() if table.managing}
+    reconciled = {
+        (resource.group, resource.plural) for resource, table in tables.items() if table.of(ReconcilingHandler)
+    }
     for resource, table in tables.items():
-        # The same objects are served in another version, and its handlers decide on the finalizer.
-        if table.releasing and (resource.group, resource.plural) in managed:
-            tables[resource] = table._replace(releasing=False)
+        # The same objects are served in another version, and its handlers decide on the finalizers.
+        key = resource.group, resource.plural
+        tables[resource] = table._replace(
+            releasing=table.releasing and key not in managed,
+            is_reconciled_elsewhere=key in reconciled and not table.of(ReconcilingHandler),
+        )
     return tables, problems._replace(
         unwatchable=frozenset(unwatchable),
         unpatchable=frozenset(unpatchable),

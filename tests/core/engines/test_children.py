@@ -5,7 +5,7 @@ import threading
 
 import pytest
 from kinds import PARTS, define
-from operatorworld import in_virtual_time
+from operatorworld import Gate, in_virtual_time
 
 import kopf
 from kopf._cogs.clients.api import client_var
@@ -1503,6 +1503,55 @@ async def test_owners_are_released_if_no_handler_of_the_new_version_applies_chil
         await asyncio.sleep(child_release.FORMER_PAUSE - 1)
         assert await family.get('remote', namespace='other')  # another operator with the same name could have it
         await world.gone()
+        await world.aio.wait_gone('configmaps', 'remote', namespace='other')
+
+
+@in_virtual_time
+async def test_a_run_applies_nothing_more_when_its_owner_is_deleted(world, family):
+    gate = Gate()
+
+    @kopf.on.reconcile('kopfexamples', id='fn', owns=['configmaps'], registry=world.registry)
+    async def fn(name, children, **_):
+        await children.apply(config_map('first'))
+        world.note('fn', name)
+        await gate()
+        await children.apply(config_map('second'))
+
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn')
+        await world.delete()
+        await world.gone()
+        await rest()
+        gate.open()
+        await world.until_logged("waits: The object is being deleted or handed over, so nothing is applied for it")
+        await rest()
+    assert ('PATCH', 'second') not in family.writes()
+
+
+@in_virtual_time
+async def test_owners_are_left_to_the_handlers_of_another_version(world, family):
+    await make_namespace(world)
+    crd, gate = define('things', 'Thing'), Gate()
+    [version] = crd['spec']['versions']
+    crd['spec']['versions'].append({**version, 'name': 'v2', 'storage': False})
+    await world.aio.create(crd)
+
+    @kopf.on.reconcile('example.dev', 'v1', 'things', id='fn', owns=['configmaps'], registry=world.registry)
+    async def fn(name, children, **_):
+        await children.apply(config_map('remote', metadata={'namespace': 'other'}))
+        world.note('fn', name)
+        await gate()
+
+    kopf.on.event('example.dev', 'v2', 'things', registry=world.registry)(lambda **_: None)
+    async with world.operator():
+        await world.aio.create('things', 'obj', spec={})
+        await world.until_called('fn')
+        await world.aio.delete('things', 'obj')
+        await asyncio.sleep(child_release.FORMER_PAUSE * 2)
+        assert await family.get('remote', namespace='other')
+        gate.open()
+        await world.aio.wait_gone('things', 'obj')
         await world.aio.wait_gone('configmaps', 'remote', namespace='other')
 
 
