@@ -172,6 +172,16 @@ class OwnedKinds:
         """The name of the field manager."""
         self.relations = relations
 
+    def can_have(self, resource: Resource) -> bool:
+        """Check whether the resource is one of the kinds, or can be one of those that are not found yet."""
+        kind = ChildKind.of(resource, is_remote=False)
+        return any(
+            each.source.selector.group in (None, kind.group)
+            if each.resource is None
+            else kind.is_of(each.resource) or each.source.selector.check(resource)
+            for each in self.relations
+        )
+
     def find(self, name: str) -> Relations | None:
         """
         Return the relations to this resource, which is named as in decorators; ``None`` if it is not in ``owns=``.
@@ -261,6 +271,12 @@ class ChildrenHost(Protocol):
 
     def find_served(self) -> Collection[Resource]:
         """Return the kinds of children of all handlers of the object."""
+
+    def find_relations(self) -> Collection[Relations]:
+        """Return the relations of all handlers of the object to their children."""
+
+    def find_former(self, resource: Resource, /) -> Collection[str]:
+        """Return the ids of the handlers that prune the children of the object, but do not name this kind of them."""
 
     def find_unserved(self) -> Collection[Selector]:
         """Return the selectors of kinds of children that are not found in the cluster yet."""
@@ -369,9 +385,17 @@ class ChildrenRun:
         wanted = {*self.wanted, *self.kept}
         rules = PruneRules(owner, self.kinds.operator, self.kinds.handler.id, wanted, others)
         refusals = Refusals()
-        for relations in self.kinds.relations:
-            for child in [] if relations.objects is None else relations.objects.of(owner):
-                assert relations.resource is not None
+        # The handler can have left a kind to another one, which has its objects in memory.
+        foreign = {
+            each.resource: each
+            for each in self._host.find_relations()
+            if each.resource is not None and not self.kinds.can_have(each.resource)
+        }
+        for relations in [*self.kinds.relations, *foreign.values()]:
+            if relations.resource is None or relations.objects is None:
+                continue
+            rules = rules._replace(former=self._host.find_former(relations.resource))
+            for child in relations.objects.of(owner):
                 key = ChildKey(relations.resource, child.namespace, child.name)
                 if child.entry is None:
                     continue  # see `is_applied`; the objects in memory have no managed fields
@@ -380,7 +404,7 @@ class ChildrenRun:
                     with refusals.collecting(key):
                         if await delete_child(client_var.get(), key, raw, logger=self.logger):
                             self.logger.info("%s is deleted, as it is not applied any more.", key)
-        await self._prune_dropped(rules, refusals)
+        await self._prune_dropped(rules._replace(former=()), refusals)
         refusals.check()
 
     async def _prune_dropped(self, rules: PruneRules, refusals: Refusals) -> None:

@@ -546,20 +546,32 @@ class ChildrenOfPlan:
 
     def find_served(self) -> Collection[Resource]:
         """Return the kinds of children of all handlers of the object."""
-        return [each.resource for each in self._find_relations() if each.resource is not None]
+        return [each.resource for each in self.find_relations() if each.resource is not None]
 
     def find_unserved(self) -> Collection[Selector]:
         """Return the selectors of kinds of children that are not found in the cluster yet."""
-        return [each.source.selector for each in self._find_relations() if each.resource is None]
+        return [each.source.selector for each in self.find_relations() if each.resource is None]
 
     def find_namespaces(self) -> Collection[str]:
         """Return the served namespaces; none if the whole cluster is served, or if some are not known yet."""
         return self._plan.level.leveler.watches.find_namespaces()
 
-    def _find_relations(self) -> Iterator[Relations]:
+    def find_relations(self) -> Collection[Relations]:
+        """Return the relations of all handlers of the object to their children."""
+        kinds = (plan.controller.kinds for plan in self._plan.level.plans)
+        return [relations for each in kinds if each is not None for relations in each.relations]
+
+    def find_former(self, resource: Resource) -> Collection[str]:
+        """Return the ids of the handlers that prune the children of the object, but do not name this kind of them."""
+        former, present = set(), set()
         for plan in self._plan.level.plans:
-            if plan.controller.kinds is not None:
-                yield from plan.controller.kinds.relations
+            handler, kinds = plan.controller.handler, plan.controller.kinds
+            if kinds is not None and kinds.can_have(resource):
+                present.add(handler.id)
+            # Why not those that do not match the object? What they have applied stays.
+            elif kinds is not None and handler.prune and (plan is self._plan or plan.digest):
+                former.add(handler.id)
+        return former - present  # handlers of one function share their id
 
     def contest(self, key: ChildKey, truces: Mapping[Path, Truce], manager: str) -> None:
         """Called when the operator stops applying contested fields for a while."""

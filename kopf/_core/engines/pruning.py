@@ -93,6 +93,8 @@ class PruneRules(NamedTuple):
     """The children that the handler has applied in the run."""
     others: Mapping[str, Collection[ChildKey] | None]
     """The children that other handlers of the owner want, by the ids of the handlers; ``None`` if still unknown."""
+    former: Collection[str] = ()
+    """The ids of the handlers of the owner that do not name the kind of the children any more."""
 
 
 def is_unwanted(key: ChildKey, raw: Mapping[str, Any], rules: PruneRules) -> bool:
@@ -102,11 +104,11 @@ def is_unwanted(key: ChildKey, raw: Mapping[str, Any], rules: PruneRules) -> boo
     handler = find_handler(raw, rules.operator)
     if handler is None:
         return False
-    if handler == rules.handler:
+    if handler == rules.handler and handler not in rules.former:
         return not any(wanted is not None and key in wanted for wanted in rules.others.values())
-    if handler in rules.others:
+    if handler in rules.others and handler not in rules.former:
         return False
-    # The handler was renamed or removed. If it was renamed, it can want the child.
+    # The handler was renamed or removed, or it has left the kind to others. One of these can want the child.
     return all(wanted is not None and key not in wanted for wanted in rules.others.values())
 
 

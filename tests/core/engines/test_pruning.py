@@ -61,6 +61,14 @@ def test_children_of_former_handlers_are_unwanted_when_all_others_are_known_not_
     assert is_unwanted(KEY, child(handler=None), RULES._replace(others=others)) is unwanted
 
 
+@pytest.mark.parametrize('handler', ['fn', 'other'])
+@pytest.mark.parametrize(('wanted', 'unwanted'), [((), True), (None, False), ([KEY], False)])
+def test_children_of_a_kind_that_their_handler_has_left_to_others_can_be_wanted_by_these(handler, wanted, unwanted):
+    others = {'third': wanted} if handler == 'fn' else {'other': (), 'third': wanted}
+    rules = RULES._replace(others=others, former={handler})
+    assert is_unwanted(KEY, child(handler=handler), rules) is unwanted
+
+
 def test_all_refusals_are_raised_as_one_error():
     refusals = Refusals()
     refusals.check()

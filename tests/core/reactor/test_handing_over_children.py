@@ -146,3 +146,42 @@ async def test_a_handler_is_run_again_for_its_last_state_after_a_run_while_its_f
         await until_applied('failing')
         await world.edit(metadata={'labels': {'mode': 'x'}})
         await until_applied('x')
+
+
+@pytest.mark.parametrize('prune', [True, False])
+@pytest.mark.parametrize('is_first_late', [False, True])
+@in_virtual_time
+async def test_children_are_pruned_if_their_handler_leaves_their_kind_to_another_one(world, is_first_late, prune):
+    former = kopf.OperatorRegistry()
+
+    @kopf.on.reconcile('kopfexamples', id='first', registry=former, owns=['configmaps', 'secrets'])
+    async def first(name, children, **_):
+        await children.apply({'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': 'map'}})
+        for each in 'left', 'taken':
+            await children.apply({'apiVersion': 'v1', 'kind': 'Secret', 'metadata': {'name': each}})
+        world.note('former', name)
+
+    async with world.operator(registry=former):
+        await world.create()
+        await world.until_called('former')
+    taken = (await world.aio.get('secrets', 'taken'))['metadata']['uid']
+
+    @kopf.on.reconcile('kopfexamples', id='first', registry=world.registry, owns=['configmaps'], prune=prune)
+    async def present(name, retry, children, **_):
+        if is_first_late and not retry:
+            raise kopf.TemporaryError("later", delay=5)
+        await children.apply({'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': 'map'}})
+        world.note('first', name)
+
+    @kopf.on.reconcile('kopfexamples', id='second', registry=world.registry, owns=['secrets'])
+    async def second(name, children, **_):
+        await children.apply({'apiVersion': 'v1', 'kind': 'Secret', 'metadata': {'name': 'taken'}})
+        world.note('second', name)
+
+    async with world.operator():
+        await world.until_called('first')
+        await world.until_called('second')
+        await asyncio.sleep(60)
+        names = {body['metadata']['name'] for body in await world.aio.list('secrets')}
+        assert names == ({'taken'} if prune else {'taken', 'left'})
+        assert (await world.aio.get('secrets', 'taken'))['metadata']['uid'] == taken
