@@ -70,7 +70,7 @@ class Adopter(NamedTuple):
     operator: str
     """The name of the operator: the value of `PRUNED_LABEL`."""
     handler: str | None
-    """The id of the handler, if it prunes its children; otherwise ``None``."""
+    """The id of the first handler with this function, if it prunes its children; otherwise ``None``."""
 
     def is_near(self, key: ChildKey) -> bool:
         """Check whether the child can have an owner reference to the object."""

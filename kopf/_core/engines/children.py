@@ -91,7 +91,7 @@ WITHHELD: Final = Applied(b'', b'', None)
 
 
 class ChildrenMemory:
-    """The children that one handler has applied for one object."""
+    """The children that one function has applied for one object, whichever of its declarations has run it."""
 
     __slots__ = ('_applied', '_contests', '_kept', 'is_complete')
 
@@ -171,6 +171,8 @@ class OwnedKinds:
         self.manager = make_manager(operator)
         """The name of the field manager."""
         self.relations = relations
+        self.selectors = frozenset(each.source.selector for each in relations)
+        """The selectors of the kinds."""
 
     def can_have(self, resource: Resource) -> bool:
         """Check whether the resource is one of the kinds, or can be one of those that are not found yet."""
@@ -383,7 +385,8 @@ class ChildrenRun:
         """
         owner = self.adopter.body.metadata.uid or ''
         wanted = {*self.wanted, *self.kept}
-        rules = PruneRules(owner, self.kinds.operator, self.kinds.handler.id, wanted, others)
+        handler = self.adopter.handler or self.kinds.handler.id
+        rules = PruneRules(owner, self.kinds.operator, handler, wanted, others)
         refusals = Refusals()
         # The handler can have left a kind to another one, which has its objects in memory.
         foreign = {

@@ -177,7 +177,11 @@ class HandlerPlan(Plan):
     def remember_children(self) -> ChildrenMemory:
         """Return the memory of the children that the handler has applied; create it at the first call."""
         if self.children is None:
-            self.children = ChildrenMemory()
+            appliers = self.level.find_appliers(self)
+            known = next((each.children for each in appliers if each.children is not None), None)
+            self.children = ChildrenMemory() if known is None else known
+            for each in appliers:
+                each.children = self.children
         return self.children
 
     def may_want(self, key: ChildKey) -> bool:
@@ -288,6 +292,15 @@ class ObjectLevel:
         """Called after a pause: meanwhile, another operator with the same name can have written other marks."""
         self.marks = None
 
+    def find_appliers(self, plan: HandlerPlan) -> Sequence[HandlerPlan]:
+        """
+        Return the plans that apply the same children as this one, in the order of their declarations.
+
+        One function can be declared several times, for several fields or labels. Whichever of the declarations runs it,
+        it applies all the children. So they share the memory of the children, and are no rivals.
+        """
+        return [each for each in self.plans if each.controller.applies_like(plan.controller)] or [plan]
+
     def set_timer(self, levels: 'Levels') -> None:
         """Set the timer to the time when the first of the plans is due; cancel the timer if no plan has a time."""
         times = [time for plan in self.plans for time in (plan.due_at, plan.paused_until) if time is not None]
@@ -335,6 +348,15 @@ class Controller:
         self._owns = any(source.fn is None for source in handler.sources)
         self._watches = any(source.fn is not None for source in handler.sources)
         self._is_warned = self._is_warned_of_loop = False
+
+    def applies_like(self, other: 'Controller') -> bool:
+        """Check whether both handlers apply the same children: they are one function, with the same arguments."""
+        mine, its = self.handler, other.handler
+        return self is other or (
+            (mine.fn is its.fn and mine.param is its.param and mine.prune == its.prune)
+            and (self.kinds is not None and other.kinds is not None)
+            and self.kinds.selectors == other.kinds.selectors
+        )
 
     @staticmethod
     def _call(plan: Plan) -> bool:
@@ -597,23 +619,30 @@ class ChildrenOfPlan:
 
         If they remembered it, it would stay for ever when this handler does not apply it any more.
         """
-        for plan in self._plan.level.plans:
-            if plan is not self._plan and plan.children is not None and not plan.digest:
+        for plan in self._find_others():
+            if plan.children is not None and not plan.digest:
                 plan.children.forget(key)
 
     def find_rival(self, key: ChildKey, desired: bytes, known: OwnedObject | None) -> str | None:
         """Return the name of another handler or owner that applies the same child; ``None`` if there is none."""
         level = self._plan.level
-        for plan in level.plans:
+        for plan in self._find_others():
             # A handler that does not match the object any more hands its children over to those that do.
-            if plan is self._plan or plan.children is None or not plan.digest:
+            if plan.children is None or not plan.digest:
                 continue
             applied = plan.children.get(key)
             if applied is not None and applied.desired != desired:
                 return str(plan.controller.handler)
         if known is None:
             return None
-        return self._plan.controller.find_claimant(key, known.owners, level.record.uid)
+        controllers = [plan.controller for plan in level.find_appliers(self._plan)]
+        claimants = (each.find_claimant(key, known.owners, level.record.uid) for each in controllers)
+        return next(filter(None, claimants), None)
+
+    def _find_others(self) -> Collection[HandlerPlan]:
+        """Return the plans of the object that apply other children."""
+        appliers = self._plan.level.find_appliers(self._plan)
+        return [plan for plan in self._plan.level.plans if plan not in appliers]
 
 
 class Run(NamedTuple):
@@ -945,7 +974,8 @@ class Leveler:
         kinds = plan.controller.kinds
         if kinds is None:
             return None
-        handler = kinds.handler
+        # Always the same id, so that the child does not change with the declaration of the function that runs.
+        handler = plan.level.find_appliers(plan)[0].controller.handler
         adopter = Adopter(body, self._decider.table.resource, kinds.operator, handler.id if handler.prune else None)
         return ChildrenRun(
             kinds,
@@ -994,7 +1024,7 @@ class Leveler:
             for plan in run.plan.level.plans
             if plan.children is not None and plan.controller.kinds is not None and plan.controller.keeps_conditions
         ]
-        text = '; '.join(filter(None, texts))
+        text = '; '.join(filter(None, dict.fromkeys(texts)))
         try:
             if text:
                 conditions[CONTESTED] = Condition(True, 'FieldContested', text)
@@ -1018,10 +1048,11 @@ class Leveler:
             failure = "The children of %s are not pruned"
             if children.kinds.handler.prune:
                 # Also those that do not match the object: only they may delete their children.
+                appliers = plan.level.find_appliers(plan)
                 others = {
                     other.controller.handler.id: other.find_wanted()
                     for other in plan.level.plans
-                    if other is not plan and other.controller.kinds is not None
+                    if other not in appliers and other.controller.kinds is not None
                 }
                 await children.prune(others)
         except APIError as error:

@@ -185,3 +185,87 @@ async def test_children_are_pruned_if_their_handler_leaves_their_kind_to_another
         names = {body['metadata']['name'] for body in await world.aio.list('secrets')}
         assert names == ({'taken'} if prune else {'taken', 'left'})
         assert (await world.aio.get('secrets', 'taken'))['metadata']['uid'] == taken
+
+
+# One function that is declared several times.
+
+
+def config_map(name, **data):
+    return {'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': name}, 'data': data}
+
+
+@in_virtual_time
+async def test_a_function_declared_for_two_fields_applies_its_child_after_changes_of_both(world):
+    @kopf.on.reconcile('kopfexamples', field='spec.a', owns=['configmaps'], registry=world.registry)
+    @kopf.on.reconcile('kopfexamples', field='spec.b', owns=['configmaps'], registry=world.registry)
+    async def fn(name, spec, children, **_):
+        await children.apply(config_map('child', a=spec['a'], b=spec['b']))
+
+    async with world.operator():
+        await world.create(spec={'a': '1', 'b': '1'})
+        await world.aio.wait_for('configmaps', 'child', lambda body: body['data'] == {'a': '1', 'b': '1'})
+        for field, data in [('a', {'a': '2', 'b': '1'}), ('b', {'a': '2', 'b': '2'}), ('a', {'a': '3', 'b': '2'})]:
+            await world.edit(**{field: data[field]})
+            await world.aio.wait_for('configmaps', 'child', lambda body, data=data: body['data'] == data, timeout=10)
+        await asyncio.sleep(60)
+    assert not any('is applied by' in text for text in world.log.texts)
+    writes = [each for each in world.sandbox.requests if each.resource == 'configmaps' and each.method == 'PATCH']
+    assert len(writes) == 4
+
+
+@in_virtual_time
+async def test_a_function_declared_for_two_fields_prunes_what_its_other_declaration_has_applied(world):
+    @kopf.on.reconcile('kopfexamples', field='spec.a', owns=['configmaps'], registry=world.registry)
+    @kopf.on.reconcile('kopfexamples', field='spec.b', owns=['configmaps'], registry=world.registry)
+    async def fn(name, spec, children, **_):
+        for child in {spec['a'], spec['b']}:
+            await children.apply(config_map(child))
+
+    async with world.operator():
+        await world.create(spec={'a': 'one', 'b': 'two'})
+        for name in 'one', 'two':
+            await world.aio.wait_for('configmaps', name, lambda body: True, timeout=10)
+        for field in 'a', 'b':
+            await world.edit(**{field: 'three'})
+            await world.aio.wait_for('configmaps', 'three', lambda body: True, timeout=10)
+            await world.aio.wait_gone('configmaps', 'one' if field == 'a' else 'two')
+    await world.edit(a='four', b='four')
+    async with world.operator():
+        await world.aio.wait_gone('configmaps', 'three')
+
+
+@in_virtual_time
+async def test_a_function_declared_for_two_labels_prunes_the_children_of_the_former_label(world):
+    @kopf.on.reconcile('kopfexamples', owns=['configmaps'], labels={'tier': 'small'}, registry=world.registry)
+    @kopf.on.reconcile('kopfexamples', owns=['configmaps'], labels={'tier': 'big'}, registry=world.registry)
+    async def fn(labels, children, **_):
+        await children.apply(config_map(labels['tier']))
+
+    async with world.operator():
+        await world.create(labels={'tier': 'small'})
+        for former, tier in [('small', 'big'), ('big', 'small')]:
+            await world.aio.wait_for('configmaps', former, lambda body: True, timeout=10)
+            await world.edit(metadata={'labels': {'tier': tier}})
+            await world.aio.wait_for('configmaps', tier, lambda body: True, timeout=10)
+            await world.aio.wait_gone('configmaps', former)
+
+
+@in_virtual_time
+async def test_a_function_declared_with_two_params_keeps_the_children_of_both(world):
+    @kopf.on.reconcile('kopfexamples', id='one', param='one', owns=['configmaps'], registry=world.registry)
+    @kopf.on.reconcile('kopfexamples', id='two', param='two', owns=['configmaps'], registry=world.registry)
+    async def fn(param, name, children, **_):
+        await children.apply(config_map(param))
+        world.note(param, name)
+
+    async with world.operator():
+        await world.create()
+        for value in 'x', 'y':
+            calls = {id: len(world.called(id)) for id in ('one', 'two')}
+            await world.edit(field=value)
+            for id, times in calls.items():
+                await world.until_called(id, times + 1)
+        await asyncio.sleep(60)
+        for id in 'one', 'two':
+            assert await world.aio.get('configmaps', id)
+    assert not any('is deleted' in text for text in world.log.texts)
