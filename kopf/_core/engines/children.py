@@ -93,7 +93,7 @@ WITHHELD: Final = Applied(b'', b'', None)
 class ChildrenMemory:
     """The children that one function has applied for one object, whichever of its declarations has run it."""
 
-    __slots__ = ('_applied', '_contests', '_kept', 'is_complete')
+    __slots__ = ('_applied', '_contests', '_is_open', '_kept', 'is_complete')
 
     def __init__(self) -> None:
         self._applied: dict[ChildKey, Applied] = {}
@@ -101,6 +101,7 @@ class ChildrenMemory:
         self._contests: dict[ChildKey, Contest] | None = None
         self.is_complete = False
         """Whether a run has succeeded, so that the memory has all children that the handler wants."""
+        self._is_open = True  # whether the handler can also want children that it has not applied yet
 
     def get(self, key: ChildKey) -> Applied | None:
         """Return the digests of the child if it was applied before."""
@@ -113,6 +114,10 @@ class ChildrenMemory:
 
     def __contains__(self, key: object) -> bool:
         return key in self._applied
+
+    def may_want(self, key: ChildKey) -> bool:
+        """Check whether the handler applies the child, or could do so in its next run."""
+        return self._is_open or key in self._applied
 
     def note(self, key: ChildKey, applied: Applied) -> None:
         """Remember the digests of the applied child."""
@@ -154,7 +159,21 @@ class ChildrenMemory:
 
     def note_success(self, wanted: Collection[ChildKey], kept: Collection[ChildKey]) -> None:
         """Called when a run has succeeded, with all the children that it has applied, and those that it has kept."""
-        self.is_complete, self._kept = True, frozenset(kept)
+        self.is_complete, self._is_open, self._kept = True, False, frozenset(kept)
+        self._retain(wanted)
+
+    def note_conflict(self, wanted: Collection[ChildKey]) -> None:
+        """
+        Called when a run has failed because of a rival, with all the children that it has applied or kept before.
+
+        The rival, or another owner, may take over all other children. Otherwise, two owners that exchange their
+        children would wait for each other for ever. The handler applies them in its next runs if no other owner does.
+        """
+        # Why not complete? It is unknown which of the children the next successful run will apply.
+        self.is_complete = self._is_open = False
+        self._retain(wanted)
+
+    def _retain(self, wanted: Collection[ChildKey]) -> None:
         for key in [key for key in self._applied if key not in wanted]:
             del self._applied[key]
             if self._contests is not None:
@@ -295,6 +314,9 @@ class ChildrenHost(Protocol):
     def find_rival(self, key: ChildKey, desired: bytes, known: OwnedObject | None, /) -> str | None:
         """Return the other handler or the other object that applies the same child; ``None`` if there is none."""
 
+    def await_release(self, key: ChildKey, known: OwnedObject | None, /) -> None:
+        """Trigger the handler when the other object that applies the child does not want it any more."""
+
 
 class ChildrenRun:
     """The children of one object in one run of a handler: applies them, and deletes those that were not applied."""
@@ -320,6 +342,7 @@ class ChildrenRun:
         self._host = host
         self._locks: dict[ChildKey, asyncio.Lock] = {}
         self._is_over = False
+        self._has_rival = False  # whether a child was not applied, because another handler or object applies it
         self._marks = marks
         self._marking = asyncio.Lock()
         self._has_marked = False
@@ -327,6 +350,12 @@ class ChildrenRun:
     def end(self) -> None:
         """Called when the run has ended: after a timeout, its thread can still run, but must not apply anything."""
         self._is_over = True
+
+    def yield_unapplied(self) -> None:
+        """Called when the run has failed: if because of a rival, let others take over what it has not applied."""
+        # Why not after all errors? The next run applies the children if the error was temporary.
+        if self._has_rival:
+            self.memory.note_conflict({*self.wanted, *self.kept})
 
     async def apply(self, obj: Any, *, ready: bool | ReadyFn, replace: bool) -> Body:
         """Apply the object if needed; return its newest state. See `AsyncChildren.apply`."""
@@ -558,6 +587,8 @@ class ChildrenRun:
             )
         rival = self._host.find_rival(key, mark, known)
         if rival is not None:
+            self._has_rival = True
+            self._host.await_release(key, known)
             raise ChildConflictError(
                 f"children.apply(): {key} is applied by {rival}, too: let only one of them apply it, "
                 f"or give them different names.",

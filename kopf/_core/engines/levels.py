@@ -186,7 +186,13 @@ class HandlerPlan(Plan):
 
     def may_want(self, key: ChildKey) -> bool:
         """Check whether the handler applies the child for the object, or could do so in its next run."""
-        return self.children is None or not self.children.is_complete or key in self.children
+        return self.children is None or self.children.may_want(key)
+
+    @property
+    def owner_name(self) -> str:
+        """Return the namespace and the name of the object."""
+        record = self.level.record
+        return f"{record.namespace}/{record.name}" if record.namespace else str(record.name)
 
     def forget_children(self) -> None:
         """Called after a pause: meanwhile, another operator with the same name can have applied other children."""
@@ -345,6 +351,8 @@ class Controller:
         object that is not forgotten yet. Why not a set of plans for each key? Hardly any key has several plans, and
         thousands of sets would take much memory.
         """
+        self._waiting: dict[HandlerPlan, dict[ChildKey, set[str]]] = {}
+        """The uids of the objects that wait until the owner of the plan does not want a child any more."""
         self._owns = any(source.fn is None for source in handler.sources)
         self._watches = any(source.fn is not None for source in handler.sources)
         self._is_warned = self._is_warned_of_loop = False
@@ -372,6 +380,7 @@ class Controller:
     def discard(self, plan: HandlerPlan) -> None:
         """Remove the object, and drop its plan."""
         self.planner.drop(plan)
+        self._waiting.pop(plan, None)
         for key in self._iter_keys(plan):
             self._discard_key(key, plan)
 
@@ -398,14 +407,27 @@ class Controller:
         for relations in self.relations.values():
             relations.note_owner(resource)
 
-    def find_claimant(self, key: ChildKey, owners: Collection[str], own: str) -> str | None:
-        """Return the name of another one of these owners for which the handler applies, or may apply, the child."""
+    def find_claimant(self, key: ChildKey, owners: Collection[str], own: str) -> HandlerPlan | None:
+        """Return the plan of another one of these owners for which the handler applies, or may apply, the child."""
         for owner in owners:
             plan = None if owner == own else self._plans.get(owner)
             if plan is not None and plan.digest and plan.may_want(key):
-                record = plan.level.record
-                return f"{record.namespace}/{record.name}" if record.namespace else str(record.name)
+                return plan
         return None
+
+    def await_release(self, claimant: HandlerPlan, key: ChildKey, own: str) -> None:
+        """Trigger the handler for the object with this uid as soon as the claimant does not want the child any more."""
+        self._waiting.setdefault(claimant, {}).setdefault(key, set()).add(own)
+
+    def release_children(self, plan: HandlerPlan) -> None:
+        """Trigger the handler for the objects that wait for children which the owner of the plan does not want now."""
+        waiting = self._waiting.get(plan)
+        if waiting is None:
+            return
+        for key in [key for key in waiting if not plan.may_want(key)]:
+            self.trigger_all(waiting.pop(key), Trigger.OWNED, None)
+        if not waiting:
+            del self._waiting[plan]
 
     def trigger(self, plan: HandlerPlan, reason: Trigger, cause: OwnPatch | None) -> None:
         """Trigger the handler for the object; pause it if its patches keep triggering runs."""
@@ -625,7 +647,6 @@ class ChildrenOfPlan:
 
     def find_rival(self, key: ChildKey, desired: bytes, known: OwnedObject | None) -> str | None:
         """Return the name of another handler or owner that applies the same child; ``None`` if there is none."""
-        level = self._plan.level
         for plan in self._find_others():
             # A handler that does not match the object any more hands its children over to those that do.
             if plan.children is None or not plan.digest:
@@ -633,10 +654,21 @@ class ChildrenOfPlan:
             applied = plan.children.get(key)
             if applied is not None and applied.desired != desired:
                 return str(plan.controller.handler)
+        claimant = self._find_claimant(key, known)
+        return None if claimant is None else claimant.owner_name
+
+    def await_release(self, key: ChildKey, known: OwnedObject | None) -> None:
+        """Trigger the handler when the other object that applies the child does not want it any more."""
+        claimant = self._find_claimant(key, known)
+        if claimant is not None:
+            claimant.controller.await_release(claimant, key, self._plan.level.record.uid)
+
+    def _find_claimant(self, key: ChildKey, known: OwnedObject | None) -> HandlerPlan | None:
+        """Return the plan of another object that applies the same child; ``None`` if there is none."""
         if known is None:
             return None
-        controllers = [plan.controller for plan in level.find_appliers(self._plan)]
-        claimants = (each.find_claimant(key, known.owners, level.record.uid) for each in controllers)
+        controllers = [plan.controller for plan in self._plan.level.find_appliers(self._plan)]
+        claimants = (each.find_claimant(key, known.owners, self._plan.level.record.uid) for each in controllers)
         return next(filter(None, claimants), None)
 
     def _find_others(self) -> Collection[HandlerPlan]:
@@ -998,6 +1030,8 @@ class Leveler:
         guard = BodyGuard(run.raw)
         try:
             outcome = await run_handler(handler, cause, state, rules)
+            if run.children is not None and outcome.verdict not in ('succeeded', 'waiting'):
+                run.children.yield_unapplied()
         finally:
             if run.children is not None:
                 run.children.end()
@@ -1103,6 +1137,9 @@ class Leveler:
                 self._compare_conformity(plan, cast(RawBody, plan.level.packed[0]))
         if is_served and recurring and outcome is not None and not (outcome.final and outcome.is_error):
             self._plan_for_contests(plan, now)
+        if run.children is not None:
+            for each in plan.level.find_appliers(plan):
+                each.controller.release_children(each)
         if thread is not None:
             # The thread cannot be stopped. The next run waits for its end, because a handler must not run twice at the
             # same time for one object.

@@ -269,3 +269,132 @@ async def test_a_function_declared_with_two_params_keeps_the_children_of_both(wo
         for id in 'one', 'two':
             assert await world.aio.get('configmaps', id)
     assert not any('is deleted' in text for text in world.log.texts)
+
+
+# Several objects that apply children with the same names.
+
+
+def declare_named(world, *, failing=(), order=sorted):
+    """Declare a handler that applies the children that are named in the spec of the object."""
+
+    @kopf.on.reconcile('kopfexamples', id='fn', owns=['configmaps'], backoff=(1, 1), registry=world.registry)
+    async def fn(name, spec, children, **_):
+        world.note('fn', name)
+        if name in failing:
+            raise kopf.TemporaryError('out of order', delay=1)
+        for child in order(spec['children']):
+            await children.apply(config_map(child, by=name))
+        world.note('succeeded', name)
+
+
+async def find_owners(world, *names):
+    """Return the names of the objects that have applied these children."""
+    found = [await world.aio.wait_for('configmaps', name, lambda body: True, timeout=10) for name in names]
+    return [body['data']['by'] for body in found]
+
+
+@pytest.mark.parametrize('is_down', [False, True], ids=['running', 'down'])
+@pytest.mark.parametrize('at_once', [True, False], ids=['at once', 'one after the other'])
+@in_virtual_time
+async def test_two_objects_exchange_their_children(world, at_once, is_down):
+    declare_named(world)
+    async with world.operator():
+        await world.create('blue', spec={'children': ['live']})
+        await world.create('green', spec={'children': ['preview']})
+        assert await find_owners(world, 'live', 'preview') == ['blue', 'green']
+        if not is_down:
+            await world.edit('blue', children=['preview'])
+            await asyncio.sleep(0 if at_once else 5)
+            await world.edit('green', children=['live'])
+            await asyncio.sleep(5)
+            assert await find_owners(world, 'live', 'preview') == ['green', 'blue']
+    if is_down:
+        await world.edit('blue', children=['preview'])
+        await world.edit('green', children=['live'])
+        async with world.operator():
+            await asyncio.sleep(35)
+            assert await find_owners(world, 'live', 'preview') == ['green', 'blue']
+
+
+@in_virtual_time
+async def test_a_child_that_a_blocked_object_gives_up_is_taken_over(world):
+    declare_named(world, order=list)
+    async with world.operator():
+        for name, child in [('a', 'one'), ('b', 'two'), ('c', 'three')]:
+            await world.create(name, spec={'children': [child]})
+        assert await find_owners(world, 'one', 'two', 'three') == ['a', 'b', 'c']
+        await world.edit('b', children=['three'])  # which never gets it
+        await world.edit('a', children=['two'])
+        await asyncio.sleep(5)
+        assert await find_owners(world, 'two', 'three') == ['a', 'c']
+        assert not any('one' == body['metadata']['name'] for body in await world.aio.list('configmaps'))
+
+
+@in_virtual_time
+async def test_an_object_is_handled_at_once_when_another_one_gives_up_its_child(world):
+    declare_named(world)
+    async with world.operator():
+        await world.create('a', spec={'children': ['one']})
+        assert await find_owners(world, 'one') == ['a']
+        await world.create('b', spec={'children': ['one']})
+        await world.until_logged("is applied by default/a, too")
+        await world.edit('a', children=[])
+        await world.aio.wait_for('configmaps', 'one', lambda body: body['data'] == {'by': 'b'}, timeout=10)
+
+
+@in_virtual_time
+async def test_a_handler_that_fails_before_it_applies_a_child_keeps_it(world):
+    failing = []
+    declare_named(world, failing=failing)
+    async with world.operator():
+        await world.create('a', spec={'children': ['one']})
+        assert await find_owners(world, 'one') == ['a']
+        failing.append('a')
+        await world.edit('a', other='x')
+        await world.create('b', spec={'children': ['one']})
+        await asyncio.sleep(100)
+        assert await find_owners(world, 'one') == ['a']
+    assert not world.called('succeeded', 'b')
+
+
+CONTENDING = {
+    'same order': {'a': ['two', 'one'], 'b': ['two', 'one']},
+    'crosswise': {'a': ['two', 'one'], 'b': ['one', 'two']},
+    'both blocked': {'a': ['one', 'three'], 'b': ['one', 'three']},
+}
+
+
+@pytest.mark.parametrize('wanted', CONTENDING.values(), ids=CONTENDING)
+@pytest.mark.parametrize('is_down', [False, True], ids=['running', 'down'])
+@in_virtual_time
+async def test_objects_that_want_the_same_children_do_not_take_them_from_each_other_again_and_again(
+    world, wanted, is_down
+):
+    declare_named(world, order=list)
+
+    def count_writes():
+        requests = world.sandbox.requests
+        return len([each for each in requests if each.resource == 'configmaps' and each.method != 'GET'])
+
+    async def want():
+        await asyncio.gather(*(world.edit(name, children=children) for name, children in wanted.items()))
+
+    async def check():
+        await asyncio.sleep(100)
+        owners, calls, writes = await find_owners(world, 'one', 'three'), len(world.calls), count_writes()
+        await asyncio.sleep(200)
+        assert await find_owners(world, 'one', 'three') == owners
+        assert count_writes() == writes and len(world.calls) < calls + 20
+
+    async with world.operator():
+        await world.create('a', spec={'children': ['one']})
+        await world.create('b', spec={'children': ['two']})
+        await world.create('c', spec={'children': ['three']})
+        assert await find_owners(world, 'one', 'two', 'three') == ['a', 'b', 'c']
+        if not is_down:
+            await want()
+            await check()
+    if is_down:
+        await want()
+        async with world.operator():
+            await check()
