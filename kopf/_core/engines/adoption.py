@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 from kopf._cogs.clients import api
 from kopf._cogs.helpers import thirdparty
 from kopf._cogs.structs.bodies import Body, build_owner_reference
+from kopf._cogs.structs.patches import Patch
 from kopf._cogs.structs.references import Resource
 from kopf._core.actions.execution import PermanentError
 
@@ -156,6 +157,13 @@ def adopt(desired: Mapping[str, Any], key: ChildKey, adopter: Adopter) -> dict[s
     if annotations or given.get('annotations'):
         metadata['annotations'] = {**(given.get('annotations') or {}), **annotations}
     return {**encode_strings(desired), 'metadata': metadata}
+
+
+def make_orphaning() -> Patch:
+    """Return the patch that removes what links a remote child to its owner."""
+    labels = dict.fromkeys([OWNER_LABEL, PRUNED_LABEL])
+    annotations = dict.fromkeys([OWNER_ANNOTATION, HANDLER_ANNOTATION])
+    return Patch({'metadata': {'labels': labels, 'annotations': annotations}})
 
 
 def encode_strings(desired: Mapping[str, Any]) -> Mapping[str, Any]:

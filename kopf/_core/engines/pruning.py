@@ -7,7 +7,7 @@ meanwhile, the API server refuses the deletion, and the event of that change tri
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from kopf._cogs.clients.api import AnyLogger, ApiClient, decode_object, encode
@@ -22,8 +22,9 @@ from kopf._cogs.clients.errors import (
     APITooManyRequestsError,
     APIUnservedError,
 )
+from kopf._cogs.clients.patching import patch_obj
 from kopf._cogs.structs.references import Resource, Selector
-from kopf._core.engines.adoption import OWNER_LABEL, ChildKey, find_handler, find_owners
+from kopf._core.engines.adoption import OWNER_LABEL, ChildKey, find_handler, find_owners, make_orphaning
 from kopf._core.engines.child_marks import ChildKind
 from kopf._core.engines.field_ownership import find_entry
 
@@ -237,41 +238,92 @@ async def _request_items(
     return page.get('items') or []
 
 
-async def delete_remote(
-    client: ApiClient,
-    owner: Mapping[str, Any],
-    kinds: Collection[ChildKind],
-    *,
-    manager: str,
-    namespaces: Collection[str],
-    logger: AnyLogger,
-) -> None:
+class RemoteChildren:
     """
-    Delete the remote children of an owner that is being deleted: the garbage collector ignores them.
+    The remote children of an owner that is being deleted: the garbage collector ignores them.
 
     Args:
-        client: the client to delete with.
+        client: the client of the API.
         owner: the owner.
         kinds: the kinds of its children.
         manager: the name of the field manager that has applied the children.
         namespaces: the namespaces to list one by one if it is forbidden to list the whole cluster.
         logger: the logger of the owner.
-
-    Raises:
-        DeletionRefusedError: if some could not be deleted; the others are deleted nevertheless.
     """
-    refusals = Refusals()
-    for kind in sorted(kind for kind in kinds if kind.is_remote):
-        with refusals.collecting(kind):
-            for key, child in await list_children(client, kind, owner, namespaces=namespaces, logger=logger):
-                if owner['metadata']['uid'] not in find_owners(child) or child['metadata'].get('ownerReferences'):
-                    continue
-                if not is_applied(child, manager):
-                    continue
-                with refusals.collecting(key):
-                    if await delete_child(client, key, child, is_versioned=False, logger=logger):
-                        logger.info("%s is deleted together with its owner.", key)
-    refusals.check()
+
+    def __init__(
+        self,
+        client: ApiClient,
+        owner: Mapping[str, Any],
+        kinds: Collection[ChildKind],
+        *,
+        manager: str,
+        namespaces: Collection[str],
+        logger: AnyLogger,
+    ) -> None:
+        self._client = client
+        self._owner = owner
+        self._kinds = sorted(kind for kind in kinds if kind.is_remote)
+        self._manager = manager
+        self._namespaces = namespaces
+        self._logger = logger
+
+    async def delete(self) -> None:
+        """
+        Delete the children.
+
+        Raises:
+            DeletionRefusedError: if some could not be deleted; the others are deleted nevertheless.
+        """
+        await self._change(self._delete)
+
+    async def orphan(self) -> None:
+        """
+        Remove what links the children to their owner, as the garbage collector removes owner references.
+
+        Raises:
+            DeletionRefusedError: if some could not be changed; the others are changed nevertheless.
+        """
+        await self._change(self._orphan)
+
+    async def _change(self, change: Callable[[ChildKey, Mapping[str, Any]], Awaitable[None]]) -> None:
+        refusals = Refusals()
+        for kind in self._kinds:
+            with refusals.collecting(kind):
+                for key, child in await self._list(kind):
+                    with refusals.collecting(key):
+                        await change(key, child)
+        refusals.check()
+
+    async def _list(self, kind: ChildKind) -> list[tuple[ChildKey, Mapping[str, Any]]]:
+        found = await list_children(self._client, kind, self._owner, namespaces=self._namespaces, logger=self._logger)
+        return [
+            (key, child)
+            for key, child in found
+            if self._owner['metadata']['uid'] in find_owners(child)
+            and not child['metadata'].get('ownerReferences')
+            and is_applied(child, self._manager)
+        ]
+
+    async def _delete(self, key: ChildKey, child: Mapping[str, Any]) -> None:
+        if await delete_child(self._client, key, child, is_versioned=False, logger=self._logger):
+            self._logger.info("%s is deleted together with its owner.", key)
+
+    async def _orphan(self, key: ChildKey, child: Mapping[str, Any]) -> None:
+        result = await patch_obj(
+            self._client,
+            resource=key.resource,
+            namespace=key.namespace,
+            name=key.name,
+            uid=child['metadata'].get('uid'),
+            patch=make_orphaning(),
+            body=None,
+            logger=self._logger,
+        )
+        if result.unserved:
+            raise APIUnservedError(f"{key} cannot be changed, as its kind is not served now.", status=404)
+        if not result.gone:
+            self._logger.info("%s is kept without its owner, as requested for the deletion of the owner.", key)
 
 
 async def delete_child(

@@ -2,12 +2,13 @@
 The release of objects that are being deleted, but have children that Kubernetes does not delete with them.
 
 Owner references work only in the same namespace. So an object with *remote* children, in other namespaces or
-cluster-scoped, has a finalizer: the operator deletes these children before the object.
+cluster-scoped, has a finalizer: the operator deletes these children before the object. If the deletion of the object
+is to make its children orphans, the operator only removes what links them to the object.
 """
 
 import asyncio
 from collections.abc import Callable, Collection
-from typing import Protocol
+from typing import Final, Protocol
 
 from kopf._cogs.clients.api import ApiClient
 from kopf._cogs.clients.errors import APIConflictError
@@ -17,7 +18,7 @@ from kopf._cogs.structs.credentials import LoginError
 from kopf._core.actions.loggers import ObjectLogger
 from kopf._core.engines.child_marks import has_finalizer, make_release, read_kinds
 from kopf._core.engines.children import make_manager
-from kopf._core.engines.pruning import delete_remote
+from kopf._core.engines.pruning import RemoteChildren
 from kopf._core.reactor.applying import CONFLICT_DELAYS, Applier
 from kopf._core.reactor.object_records import ObjectRecord
 
@@ -38,6 +39,10 @@ How long the finalizer of a former version stays (in seconds).
 The operator has no level-triggered handlers for the resource, so the finalizer can also be that of another operator
 with the same name. That operator removes it meanwhile.
 """
+
+
+ORPHAN: Final = 'orphan'
+"""The finalizer of an object whose dependents the garbage collector makes orphans, before it removes the finalizer."""
 
 
 class Owner(Protocol):
@@ -79,6 +84,8 @@ class ChildRelease:
         self._pause = pause
         self._ending: dict[ObjectRecord, RawBody] = {}
         """The objects that are being deleted, and wait for the deletion of their remote children."""
+        self._orphaning: set[ObjectRecord] = set()
+        """The objects whose children must become orphans."""
         self._delays: dict[ObjectRecord, float] = {}
         """The delays of the next attempts for objects whose children could not be deleted."""
         self._delayed: set[ObjectRecord] = set()
@@ -92,6 +99,10 @@ class ChildRelease:
         if event['type'] == 'DELETED' or not has_finalizer(raw, self._operator):
             self.forget(record)
             return False
+        # The garbage collector removes its finalizer soon, and no other field shows the request. So it is remembered,
+        # also in a pause.
+        if ORPHAN in (raw['metadata'].get('finalizers') or ()):
+            self._orphaning.add(record)
         if paused:
             return False
         is_known = record in self._ending
@@ -106,6 +117,7 @@ class ChildRelease:
     def forget(self, record: ObjectRecord) -> None:
         """Forget the object: it is released, or not handled here any more."""
         self._ending.pop(record, None)
+        self._orphaning.discard(record)
         self._delays.pop(record, None)
         self._delayed.discard(record)
 
@@ -118,15 +130,13 @@ class ChildRelease:
         return record in self._ending and record not in self._delayed
 
     async def release(self, record: ObjectRecord) -> None:
-        """Delete the remote children of the object, and then remove the finalizer."""
+        """Delete the remote children of the object, or make them orphans, and then remove the finalizer."""
         raw = self._ending.pop(record, None)
         if raw is None:
             return
         logger = ObjectLogger(body=Body(raw), settings=self._settings)
         try:
-            kinds, manager = read_kinds(raw, self._operator), make_manager(self._operator)
-            namespaces = self._find_namespaces()
-            await delete_remote(self._client, raw, kinds, manager=manager, namespaces=namespaces, logger=logger)
+            await self._release_children(record, raw, logger)
             await self._remove_finalizer(record, raw, logger)
             self._delays.pop(record, None)
         except LoginError:
@@ -135,10 +145,27 @@ class ChildRelease:
             delay = self._delays.get(record, RELEASE_DELAY)
             self._delays[record] = min(delay * 2, MAX_RELEASE_DELAY)
             logger.error(
-                "The children in other namespaces can't be deleted; trying again in %g seconds: %r", delay, error
+                "The children in other namespaces can't be %s; trying again in %g seconds: %r",
+                'made orphans' if record in self._orphaning else 'deleted',
+                delay,
+                error,
             )
             self._ending[record] = raw
             self._delay(record, delay)
+
+    async def _release_children(self, record: ObjectRecord, raw: RawBody, logger: ObjectLogger) -> None:
+        children = RemoteChildren(
+            self._client,
+            raw,
+            read_kinds(raw, self._operator),
+            manager=make_manager(self._operator),
+            namespaces=self._find_namespaces(),
+            logger=logger,
+        )
+        if record in self._orphaning:
+            await children.orphan()
+        else:
+            await children.delete()
 
     def _delay(self, record: ObjectRecord, delay: float) -> None:
         self._delayed.add(record)

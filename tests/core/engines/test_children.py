@@ -1107,6 +1107,34 @@ async def test_remote_children_are_deleted_before_their_owner(world, family):
         await world.aio.wait_gone('clusterroles', 'role')
 
 
+@pytest.mark.parametrize('status', [None, 500])
+@in_virtual_time
+async def test_remote_children_stay_if_the_deletion_of_their_owner_makes_them_orphans(world, family, status):
+    await make_namespace(world)
+    place = {'name': 'remote', 'namespace': 'other', 'labels': {'own': 'x'}}
+    family.declare(wanted=[config_map('remote', metadata=place), config_map('near')])
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn succeeded')
+        if status is not None:
+            world.sandbox.faults.error(status, method='PATCH', resource='configmaps')
+        await world.aio.delete('kopfexamples', 'obj', propagation='Orphan')
+        if status is not None:
+            await world.until_logged("can't be made orphans; trying again in")
+        await world.gone()
+        await rest()
+        assert await family.names() == ['near', 'remote']
+        metadata = (await family.get('remote', namespace='other'))['metadata']
+        assert metadata['labels'] == {'own': 'x'} and not metadata.get('annotations')
+        calls = len(world.called('fn succeeded'))
+        await world.create()
+        await world.until_called('fn succeeded', times=calls + 1)
+        assert 'kopf.dev/owner' in (await family.get('remote', namespace='other'))['metadata']['annotations']
+        await world.delete()
+        await world.gone()
+        await world.aio.wait_gone('configmaps', 'remote', namespace='other')
+
+
 @pytest.mark.parametrize('is_changed', [False, True])
 @in_virtual_time
 async def test_the_marks_of_an_owner_are_restored_if_another_client_removes_them(world, family, is_changed):
