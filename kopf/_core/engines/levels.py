@@ -9,6 +9,7 @@ memory only.
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -57,6 +58,9 @@ from kopf._core.intents.storage_errors import StorageError
 
 _UNPOSTED: Final = {'k8s_skip': True}
 
+Place = tuple[str, str, Namespace]
+"""The group, the plural name, and the namespace: the same for all versions of a resource."""
+
 CONTESTED: Final = 'Contested'
 """The type of the condition that reports fields of children that another client changes again and again."""
 
@@ -98,6 +102,13 @@ class Host(Protocol):
 
     def get_memo(self, record: Any, /) -> Any:
         """Return the memo of the object."""
+
+    def find_level(self, uid: str, /) -> 'ObjectLevel | None':
+        """Return the state of the object with this uid; ``None`` if it is not handled, or not known yet."""
+
+    @property
+    def is_listed(self) -> bool:
+        """Return whether all objects were listed."""
 
     async def patch_owner(self, plan: Any, body: Body, patch: Patch, logger: ObjectLogger, /) -> None:
         """Apply the patch to the object of the plan, without triggering the handler of the plan."""
@@ -291,7 +302,9 @@ class ObjectLevel:
     def remember_marks(self, operator: str) -> OwnerMarks:
         """Return the marks that the object needs for its children; create them at the first call."""
         if self.marks is None:
-            self.marks = OwnerMarks(operator)
+            versions = self.leveler.find_versions(self)
+            known = next((each.marks for each in versions if each.marks is not None), None)
+            self.marks = OwnerMarks(operator) if known is None else known
         return self.marks
 
     def forget_marks(self) -> None:
@@ -501,6 +514,7 @@ class Levels:
         self.is_closed = False
         self._controllers: dict[ResourceHandler, Controller] = {}
         self._timed: set[ObjectLevel] = set()
+        self._versions: dict[Place, list[Leveler]] = {}
 
     def note_timer(self, level: ObjectLevel, is_set: bool) -> None:
         """Called when the timer of the object was set or removed."""
@@ -530,6 +544,32 @@ class Levels:
             if source.fn is None
         ]
         return OwnedKinds(handler, relations, operator)
+
+    def find_elsewhere(self, resource: Resource, handlers: Collection[ResourceHandler]) -> list[Controller]:
+        """Return the controllers of handlers, besides these, that handle the same objects in other versions."""
+        found = []
+        for handler in self.context.registry.iter_resource_handlers():
+            selector = handler.selector
+            # A function that selects resources gets all versions, and usually selects by the kind.
+            if isinstance(handler, ReconcilingHandler) and handler not in handlers and selector and selector.fn is None:
+                version = selector.version or resource.version
+                if selector.check(dataclasses.replace(resource, version=version, preferred=True)):
+                    found.append(self.get_controller(handler))
+        return found
+
+    def add_version(self, place: Place, leveler: 'Leveler') -> None:
+        """Called when the leveler begins to handle the objects of this place in one of several versions."""
+        self._versions.setdefault(place, []).append(leveler)
+
+    def remove_version(self, place: Place, leveler: 'Leveler') -> None:
+        """Called when the leveler does not handle the objects of this place any more."""
+        self._versions[place].remove(leveler)
+        if not self._versions[place]:
+            del self._versions[place]
+
+    def get_versions(self, place: Place) -> Sequence['Leveler']:
+        """Return the levelers of this place, of all versions."""
+        return self._versions.get(place, ())
 
     def find_outdated(self) -> list[Relations]:
         """Return the relations whose objects must be listed again, as some of their owners were not known before."""
@@ -602,20 +642,23 @@ class ChildrenOfPlan:
 
     def find_relations(self) -> Collection[Relations]:
         """Return the relations of all handlers of the object to their children."""
-        kinds = (plan.controller.kinds for plan in self._plan.level.plans)
-        return [relations for each in kinds if each is not None for relations in each.relations]
+        level = self._plan.level
+        controllers = (*(plan.controller for plan in level.plans), *level.leveler.elsewhere)
+        return [relations for each in controllers if each.kinds is not None for relations in each.kinds.relations]
 
     def find_former(self, resource: Resource) -> Collection[str]:
         """Return the ids of the handlers that prune the children of the object, but do not name this kind of them."""
-        former, present = set(), set()
-        for plan in self._plan.level.plans:
-            handler, kinds = plan.controller.handler, plan.controller.kinds
-            if kinds is not None and kinds.can_have(resource):
-                present.add(handler.id)
+        level = self._plan.level
+        former = {
+            plan.controller.handler.id
+            for plan in level.plans
             # Why not those that do not match the object? What they have applied stays.
-            elif kinds is not None and handler.prune and (plan is self._plan or plan.digest):
-                former.add(handler.id)
-        return former - present  # handlers of one function share their id
+            if plan.controller.handler.prune and (plan is self._plan or plan.digest)
+        }
+        controllers = (*(plan.controller for plan in level.plans), *level.leveler.elsewhere)
+        # Handlers of one function, or of several versions, can share their id.
+        present = {each.handler.id for each in controllers if each.kinds is None or each.kinds.can_have(resource)}
+        return former - present
 
     def contest(self, key: ChildKey, truces: Mapping[Path, Truce], manager: str) -> None:
         """Called when the operator stops applying contested fields for a while."""
@@ -653,7 +696,8 @@ class ChildrenOfPlan:
                 continue
             applied = plan.children.get(key)
             if applied is not None and applied.desired != desired:
-                return str(plan.controller.handler)
+                place = '' if plan.level is self._plan.level else f" for {plan.level.leveler.resource}"
+                return f"{plan.controller.handler}{place}"
         claimant = self._find_claimant(key, known)
         return None if claimant is None else claimant.owner_name
 
@@ -673,8 +717,9 @@ class ChildrenOfPlan:
 
     def _find_others(self) -> Collection[HandlerPlan]:
         """Return the plans of the object that apply other children."""
-        appliers = self._plan.level.find_appliers(self._plan)
-        return [plan for plan in self._plan.level.plans if plan not in appliers]
+        level = self._plan.level
+        appliers = level.find_appliers(self._plan)
+        return [plan for plan in level.leveler.find_plans(level) if plan not in appliers]
 
 
 class Run(NamedTuple):
@@ -704,6 +749,9 @@ class Leveler:
         self.uses_conditions = any(controller.uses_conditions for controller in self._controllers)
         for controller in self._controllers:
             controller.serve(decider.table.resource)
+        self.elsewhere = levels.find_elsewhere(decider.table.resource, handlers)
+        """The controllers of handlers of the same objects in other versions; few operators have any."""
+        self._place: Place | None = None
         self._is_selective = not all(filters.is_unconditional(handler) for handler in handlers)
         self._rules = levels.context.make_rules(levels.is_halted)
         self._reports = filters.FailureReports()
@@ -712,6 +760,54 @@ class Leveler:
     def watches(self) -> Watches:
         """The watches of the operator."""
         return self._levels.watches
+
+    @property
+    def resource(self) -> Resource:
+        """The resource."""
+        return self._decider.table.resource
+
+    # Other versions of the resource. Each version has its own watch, leveler, and states of the objects.
+
+    def open(self, namespace: Namespace) -> None:
+        """Called before the first object in this namespace, or of the cluster, is received."""
+        if self.elsewhere:
+            self._place = self.resource.group, self.resource.plural, namespace
+            self._levels.add_version(self._place, self)
+
+    def close(self) -> None:
+        """Called when no more objects are received."""
+        if self._place is not None:
+            self._levels.remove_version(self._place, self)
+            self._place = None
+
+    def _find_siblings(self) -> Sequence['Leveler']:
+        return () if self._place is None else [each for each in self._levels.get_versions(self._place) if each != self]
+
+    def find_versions(self, level: ObjectLevel) -> Sequence[ObjectLevel]:
+        """Return the states of the object for handlers of other versions of the resource."""
+        found = (each.host.find_level(level.record.uid) for each in self._find_siblings())
+        return [each for each in found if each is not None and each is not level]
+
+    def find_plans(self, level: ObjectLevel) -> Sequence[HandlerPlan]:
+        """Return the plans of all handlers of the object, those of other versions of the resource included."""
+        return [*level.plans, *(plan for each in self.find_versions(level) for plan in each.plans)]
+
+    def find_unplanned(self, level: ObjectLevel, *, served: bool) -> Sequence[Controller]:
+        """
+        Return the controllers of other versions that can get a plan for the object later.
+
+        Args:
+            level: the object.
+            served: whether to return only those whose version is watched.
+        """
+        if not self.elsewhere:
+            return ()
+        known = {plan.controller for plan in self.find_plans(level)}
+        siblings = self._find_siblings()
+        watched = {each for sibling in siblings for each in sibling._controllers}
+        # If an object is not in the list, it is not selected by the labels of these handlers.
+        known |= {each for sibling in siblings if sibling.host.is_listed for each in sibling._controllers}
+        return [each for each in self.elsewhere if each not in known and (each in watched or not served)]
 
     # States.
 
@@ -853,8 +949,17 @@ class Leveler:
     ) -> Mapping[str, Condition | None]:
         """Return the conditions after the run, except for those that the handler has changed itself."""
         run.plan.verdict = judge(run.plan.controller.handler, outcome, generation, changed)
-        plans = [plan for plan in run.plan.level.plans if plan.controller.keeps_conditions]
-        verdicts = {plan.controller.handler.id: plan.verdict for plan in plans if plan.digest or plan is run.plan}
+        level = run.plan.level
+        verdicts: dict[str, Verdict | None] = {}
+        for plan in self.find_plans(level):
+            if plan.controller.keeps_conditions and (plan.digest or plan is run.plan):
+                id = str(plan.controller.handler.id)
+                # The handlers of several versions can have the same id.
+                id = f'{id} for {plan.level.leveler.resource}' if id in verdicts else id
+                verdicts[id] = plan.verdict
+        for controller in self.find_unplanned(level, served=True):
+            if controller.keeps_conditions:
+                verdicts.setdefault(str(controller.handler.id))
         return derive_conditions(verdicts, generation, changed)
 
     def carry(self, run: 'Run', edits: Sequence[ConditionEdits]) -> None:
@@ -1055,7 +1160,7 @@ class Leveler:
         # Why those of all handlers? They share the condition: each would remove what another one has set.
         texts = [
             plan.children.explain_contests(plan.controller.kinds.manager, now)
-            for plan in run.plan.level.plans
+            for plan in run.plan.level.leveler.find_plans(run.plan.level)
             if plan.children is not None and plan.controller.kinds is not None and plan.controller.keeps_conditions
         ]
         text = '; '.join(filter(None, dict.fromkeys(texts)))
@@ -1081,17 +1186,23 @@ class Leveler:
             await children.restore_marks()
             failure = "The children of %s are not pruned"
             if children.kinds.handler.prune:
-                # Also those that do not match the object: only they may delete their children.
-                appliers = plan.level.find_appliers(plan)
-                others = {
-                    other.controller.handler.id: other.find_wanted()
-                    for other in plan.level.plans
-                    if other not in appliers and other.controller.kinds is not None
-                }
-                await children.prune(others)
+                await children.prune(self._find_wanted_by_others(plan))
         except APIError as error:
             return self.fail(run, error, failure)
         return outcome
+
+    def _find_wanted_by_others(self, plan: HandlerPlan) -> Mapping[str, Collection[ChildKey] | None]:
+        """Return the children that other handlers want, by the ids of the handlers; ``None`` if still unknown."""
+        appliers = plan.level.find_appliers(plan)
+        others: dict[str, Collection[ChildKey] | None] = {}
+        # Also those that do not match the object: only they may delete their children.
+        for other in self.find_plans(plan.level):
+            if other not in appliers and other.controller.kinds is not None:
+                id, wanted = other.controller.handler.id, other.find_wanted()
+                former = others.get(id, ())
+                others[id] = None if wanted is None or former is None else {*former, *wanted}
+        unknown = self.find_unplanned(plan.level, served=False)
+        return others | dict.fromkeys(each.handler.id for each in unknown if each.kinds is not None)
 
     async def restore_marks(self, run: Run) -> None:
         """Mark the object again after a run that has failed or waits, if another client has removed the marks."""

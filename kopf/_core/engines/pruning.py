@@ -106,6 +106,8 @@ def is_unwanted(key: ChildKey, raw: Mapping[str, Any], rules: PruneRules) -> boo
     if handler is None:
         return False
     if handler == rules.handler and handler not in rules.former:
+        if rules.others.get(handler, ()) is None:
+            return False  # another handler has the same id, e.g. for another version of the resource
         return not any(wanted is not None and key in wanted for wanted in rules.others.values())
     if handler in rules.others and handler not in rules.former:
         return False

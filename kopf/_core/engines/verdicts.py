@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from kopf._cogs.structs.conditions import Condition, parse_entry
-from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.references import Resource
 from kopf._core.actions.execution import (
     ErrorsMode,
@@ -111,7 +110,7 @@ def describe(error: BaseException) -> str:
 
 
 def derive_conditions(
-    verdicts: Mapping[HandlerId, Verdict | None],
+    verdicts: Mapping[str, Verdict | None],
     generation: int | None,
     changed: Mapping[str, Condition | None],
 ) -> dict[str, Condition | None]:
@@ -151,7 +150,7 @@ def derive_conditions(
     return {type_: change for type_, change in changes.items() if type_ not in kept}
 
 
-def _explain(verdicts: Mapping[HandlerId, Verdict], *, with_ids: bool) -> Condition:
+def _explain(verdicts: Mapping[str, Verdict], *, with_ids: bool) -> Condition:
     texts = [f"{id}: {each.message}" if with_ids else each.message for id, each in verdicts.items()]
     return Condition(True, next(iter(verdicts.values())).reason, '; '.join(texts)[:MAX_TEXT])
 

@@ -21,7 +21,7 @@ from kopf._cogs.structs.bodies import Body, RawBody, RawEvent
 from kopf._cogs.structs.patches import Patch
 from kopf._core.actions.execution import NotReadyError, TemporaryError
 from kopf._core.actions.loggers import LocalObjectLogger, ObjectLogger
-from kopf._core.engines.levels import HandlerPlan, Leveler, Levels, Run
+from kopf._core.engines.levels import HandlerPlan, Leveler, Levels, ObjectLevel, Run
 from kopf._core.engines.planning import NONE, Trigger
 from kopf._core.engines.relations import Key
 from kopf._core.intents.causes import ResourceCause
@@ -76,12 +76,18 @@ class LevelProcessor(Processor):
         )
         self._leveler = Leveler(self, self._decider, levels)
         self._runner = LevelRunner(self._leveler, self._applier, workers, self.meter)
+        self._watch: ResourceWatch | None = None
 
     @property
     def requesting(self) -> bool:
         return True
 
     # Receiving.
+
+    def attach_watch(self, watch: ResourceWatch) -> None:
+        super().attach_watch(watch)
+        self._watch = watch
+        self._leveler.open(watch.namespace)
 
     def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
         if self._successor is None:
@@ -99,7 +105,16 @@ class LevelProcessor(Processor):
     def dropped(self, watch: ResourceWatch) -> None:
         for record in watch.get_known():
             self._leveler.forget(record)
+        self._leveler.close()
         super().dropped(watch)
+
+    def vanished(self, watch: ResourceWatch) -> None:
+        self._leveler.close()
+        super().vanished(watch)
+
+    def released(self, watch: ResourceWatch) -> None:
+        self._watch = None
+        super().released(watch)
 
     def surrendered(self, records: Collection[ObjectRecord]) -> None:
         for record in records:
@@ -115,6 +130,7 @@ class LevelProcessor(Processor):
         if not isinstance(successor.processor, LevelProcessor):
             for record in records:
                 self._leveler.forget(record)
+        self._leveler.close()
         super().retire(successor, records)
 
     def take_over(self, predecessor: Processor, records: Collection[ObjectRecord]) -> None:
@@ -183,6 +199,15 @@ class LevelProcessor(Processor):
 
     def get_memo(self, record: ObjectRecord) -> Any:
         return self._host.get_memo(record)
+
+    def find_level(self, uid: str) -> ObjectLevel | None:
+        """Return the state of the object with this uid; ``None`` if it is not handled, or not known yet."""
+        record = None if self._watch is None else self._watch.records.get(uid)
+        return None if record is None else record.level
+
+    @property
+    def is_listed(self) -> bool:
+        return self._watch is not None and self._watch.complete
 
     async def patch_owner(self, plan: HandlerPlan, body: Body, patch: Patch, logger: ObjectLogger) -> None:
         """Apply the patch to the object of the plan, without triggering the handler of the plan."""

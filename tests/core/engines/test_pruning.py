@@ -46,6 +46,11 @@ def test_children_of_other_handlers_stay():
     assert not is_unwanted(KEY, child(), RULES._replace(others={'other': [KEY]}))
 
 
+@pytest.mark.parametrize(('wanted', 'unwanted'), [((), True), ([KEY], False), (None, False)])
+def test_children_of_another_handler_with_the_same_id_stay(wanted, unwanted):
+    assert is_unwanted(KEY, child(), RULES._replace(others={'fn': wanted})) is unwanted
+
+
 @pytest.mark.parametrize(
     ('others', 'unwanted'),
     [

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from kinds import PARTS, define
 from operatorworld import in_virtual_time
 
 import kopf
@@ -398,3 +399,139 @@ async def test_objects_that_want_the_same_children_do_not_take_them_from_each_ot
         await want()
         async with world.operator():
             await check()
+
+
+# Handlers of several versions of one kind.
+
+
+@pytest.fixture
+def versions(world):
+    return Versions(world)
+
+
+class Versions:
+    """A kind with two versions, and the handlers of each."""
+
+    def __init__(self, world):
+        self.world = world
+
+    async def define(self):
+        definition = define('widgets', 'Widget', group='example.dev', schema=PARTS, subresources={'status': {}})
+        first = definition['spec']['versions'][0]
+        definition['spec']['versions'].append({**first, 'name': 'v2', 'storage': False})
+        await self.world.aio.create(definition)
+
+    def declare(self, version, id, *children, selector=None, **options):
+        selector = selector or ('example.dev', version, 'widgets')
+
+        @kopf.on.reconcile(
+            *selector, id=id, registry=self.world.registry, owns=['configmaps', 'secrets'], backoff=(1, 1), **options
+        )
+        async def fn(name, children, **_):
+            self.world.note(version, name)
+            for child in wanted:
+                await children.apply(child)
+            self.world.note(f'{version} succeeded', name)
+
+        wanted = list(children)
+        return wanted
+
+    async def create(self):
+        await self.world.aio.create(self.make())
+
+    async def edit(self, value):
+        await self.world.aio.patch('widgets', 'obj', {'spec': {'field': value}})
+
+    @staticmethod
+    def make():
+        return {'apiVersion': 'example.dev/v1', 'kind': 'Widget', 'metadata': {'name': 'obj'}, 'spec': {'field': 'x'}}
+
+    async def settle(self):
+        """Change the object, and wait until both handlers have succeeded for it."""
+        for value in 'y', 'z':
+            calls = {version: len(self.world.called(f'{version} succeeded')) for version in ('v1', 'v2')}
+            await self.edit(value)
+            for version, times in calls.items():
+                await self.world.until_called(f'{version} succeeded', times + 1)
+        await asyncio.sleep(60)
+
+    def count_deletions(self):
+        return len([each for each in self.world.sandbox.requests if each.method == 'DELETE'])
+
+
+def secret(name):
+    return {'apiVersion': 'v1', 'kind': 'Secret', 'metadata': {'name': name}}
+
+
+@pytest.mark.parametrize('ids', [('one', 'two'), ('fn', 'fn')], ids=['two ids', 'one id'])
+@pytest.mark.parametrize('is_preferred', [False, True], ids=['named', 'preferred'])
+@in_virtual_time
+async def test_children_of_handlers_of_another_version_are_not_pruned(world, versions, ids, is_preferred):
+    await versions.define()
+    preferred = ('example.dev', 'widgets') if is_preferred else None
+    versions.declare('v1', ids[0], config_map('one'))
+    versions.declare('v2', ids[1], config_map('two'), secret('two'), selector=preferred)
+    async with world.operator():
+        await versions.create()
+        await versions.settle()
+    async with world.operator():
+        await world.until_called('v1 succeeded', len(world.called('v1 succeeded')) + 1)
+        await versions.settle()
+        for kind, name in [('configmaps', 'one'), ('configmaps', 'two'), ('secrets', 'two')]:
+            assert await world.aio.get(kind, name)
+    assert not versions.count_deletions()
+
+
+@in_virtual_time
+async def test_children_of_former_handlers_are_pruned_beside_handlers_of_another_version(world, versions):
+    await versions.define()
+    first = versions.declare('v1', 'one', config_map('one'), config_map('gone'))
+    versions.declare('v2', 'two', config_map('two'))
+    async with world.operator():
+        await versions.create()
+        await versions.settle()
+        first.pop()
+        await versions.edit('w')
+        await world.aio.wait_gone('configmaps', 'gone')
+    world.registry = kopf.OperatorRegistry()
+    kopf.on.login(registry=world.registry)(kopf.login_with_kubeconfig)
+    versions.declare('v1', 'renamed', config_map('renamed'))
+    versions.declare('v2', 'two', config_map('two'))
+    async with world.operator():
+        await world.aio.wait_gone('configmaps', 'one')
+        assert await world.aio.get('configmaps', 'two')
+
+
+@in_virtual_time
+async def test_handlers_of_two_versions_that_apply_the_same_child_are_told_of_each_other(world, versions):
+    await versions.define()
+    first = versions.declare('v1', 'one', config_map('one', by='one'))
+    second = versions.declare('v2', 'two')
+    async with world.operator():
+        await versions.create()
+        await versions.settle()
+        second[:] = [config_map('one', by='two')]
+        await versions.edit('w')
+        await world.until_logged("is applied by Reconciler 'one' for widgets.v1.example.dev, too")
+        assert first and (await world.aio.get('configmaps', 'one'))['data'] == {'by': 'one'}
+
+
+@pytest.mark.parametrize('failing', ['v1', 'v2'])
+@in_virtual_time
+async def test_an_object_is_not_ready_while_a_handler_of_another_version_fails(world, versions, failing):
+    await versions.define()
+    for version in 'v1', 'v2':
+        wanted = versions.declare(version, 'fn', conditions=True)
+        if version == failing:
+            wanted.append({'apiVersion': 'v1', 'kind': 'ConfigMap'})
+
+    async def find_ready():
+        conditions = (await world.aio.get('widgets', 'obj'))['status']['conditions']
+        return [each['status'] for each in conditions if each['type'] == 'Ready']
+
+    async with world.operator():
+        await versions.create()
+        for value in 'y', 'z':
+            await asyncio.sleep(10)
+            assert await find_ready() == ['False']
+            await versions.edit(value)
