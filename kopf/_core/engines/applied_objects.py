@@ -69,7 +69,7 @@ class _Applying:
         except ApplyInvalidError as error:
             raise ChildError(str(error)) from error
         except APIForbiddenError as error:
-            raise ChildRefusedError(explain_forbidden(key, error), delay=REFUSAL_DELAY) from error
+            raise ChildRefusedError(explain_forbidden(key, self._cause.resource, error), delay=REFUSAL_DELAY) from error
         except APINotFoundError as error:
             forget_kind(client, version, kind)
             raise ChildRefusedError(

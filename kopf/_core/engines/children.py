@@ -609,7 +609,9 @@ class ChildrenRun:
                 raise ChildError(f"{error} Or use replace=True to delete and recreate it.") from error
             raw = await self._replace(key, adopted)
         except APIForbiddenError as error:
-            raise ChildRefusedError(explain_forbidden(key, error), delay=REFUSAL_DELAY) from error
+            raise ChildRefusedError(
+                explain_forbidden(key, self.adopter.resource, error), delay=REFUSAL_DELAY
+            ) from error
         finally:
             owners = {self._get_owner(), *(() if raw is None else relations.find_owners(raw))}
             self._host.trigger(objects.end_write(place, raw, frozenset(owners)))
@@ -672,14 +674,18 @@ def check_ready(key: ChildKey, body: Body, ready: bool | ReadyFn) -> None:
         raise NotReadyError(f"{key} is not ready yet: {readiness.reason}")
 
 
-def explain_forbidden(key: ChildKey, error: APIForbiddenError) -> str:
-    """Return a message with the RBAC rule that the operator needs."""
-    resource = key.resource
+def explain_forbidden(key: ChildKey, owner: Resource, error: APIForbiddenError) -> str:
+    """Return a message with the RBAC rule that the operator needs, if that is why the child is refused."""
+    resource, names = key.resource, key.resource.plural
+    verbs = "'get', 'list', 'watch', 'create', 'patch', 'delete'"
+    if 'blockOwnerDeletion' in (error.message or ''):  # by the plugin OwnerReferencesPermissionEnforcement
+        resource, names, verbs = owner, f'{owner.plural}/finalizers', "'update'"
+    elif error.is_by_admission:
+        return f"{key} cannot be applied, as the API server refuses it: {error.message}."
     role = 'ClusterRole' if key.namespace is None else f"Role in the namespace {key.namespace!r}"
     return (
         f"{key} cannot be applied, as the operator has no permission: {error.message}. Grant it by a {role}: "
-        f"apiGroups: ['{resource.group}'], resources: ['{resource.plural}'], "
-        f"verbs: ['get', 'list', 'watch', 'create', 'patch', 'delete']."
+        f"apiGroups: ['{resource.group}'], resources: ['{names}'], verbs: [{verbs}]."
     )
 
 

@@ -677,6 +677,31 @@ async def test_children_of_an_unknown_kind_are_applied_when_it_is_created(world,
     assert "'parts'" in unresolved
 
 
+@pytest.mark.parametrize(
+    'message, text',
+    [
+        (
+            'configmaps "child" is forbidden: cannot set blockOwnerDeletion if an ownerReference refers to a resource '
+            "you can't set finalizers on: , <nil>",
+            "apiGroups: ['kopf.dev'], resources: ['kopfexamples/finalizers'], verbs: ['update'].",
+        ),
+        (
+            'configmaps "child" is forbidden: exceeded quota: few, requested: count/configmaps=1',
+            'cannot be applied, as the API server refuses it: configmaps "child" is forbidden: exceeded quota',
+        ),
+    ],
+    ids=['owner', 'quota'],
+)
+@in_virtual_time
+async def test_refusals_by_admission_plugins_are_told_with_what_they_are_about(world, family, message, text):
+    world.sandbox.faults.error(403, method='PATCH', resource='configmaps', message=message, times=None)
+    family.declare()
+    async with world.operator():
+        await world.create()
+        await world.until_logged(text)
+    assert not any("resources: ['configmaps']" in line for line in world.log.texts)
+
+
 @in_virtual_time
 async def test_a_missing_permission_in_another_namespace_is_told_with_the_rule_for_that_one(world, family):
     await make_namespace(world)
