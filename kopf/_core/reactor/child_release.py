@@ -88,8 +88,10 @@ class ChildRelease:
         """The objects whose children must become orphans."""
         self._delays: dict[ObjectRecord, float] = {}
         """The delays of the next attempts for objects whose children could not be deleted."""
-        self._delayed: set[ObjectRecord] = set()
-        """The objects that wait for the time of their next attempt."""
+        self._timers: dict[ObjectRecord, asyncio.TimerHandle] = {}
+        """The timers of the objects that wait for the time of their next attempt."""
+        self._attempted: set[ObjectRecord] = set()
+        """The objects that are being released now."""
 
     def note(self, record: ObjectRecord, event: RawEvent, *, paused: bool) -> bool:
         """Note whether the object must be released; return whether it needs a worker for that now."""
@@ -109,9 +111,9 @@ class ChildRelease:
         self._ending[record] = raw
         if self._pause and not is_known:
             self._delay(record, self._pause)
-        if record in self._delayed and record not in self._delays:
+        if record in self._timers and record not in self._delays:
             return False
-        self._delayed.discard(record)
+        self._stop_timer(record)
         return True
 
     def forget(self, record: ObjectRecord) -> None:
@@ -119,7 +121,8 @@ class ChildRelease:
         self._ending.pop(record, None)
         self._orphaning.discard(record)
         self._delays.pop(record, None)
-        self._delayed.discard(record)
+        self._attempted.discard(record)
+        self._stop_timer(record)
 
     def is_wanted(self, record: ObjectRecord) -> bool:
         """Check whether the object must be released."""
@@ -127,7 +130,7 @@ class ChildRelease:
 
     def is_due(self, record: ObjectRecord) -> bool:
         """Check whether the object must be released now."""
-        return record in self._ending and record not in self._delayed
+        return record in self._ending and record not in self._timers
 
     async def release(self, record: ObjectRecord) -> None:
         """Delete the remote children of the object, or make them orphans, and then remove the finalizer."""
@@ -135,6 +138,7 @@ class ChildRelease:
         if raw is None:
             return
         logger = ObjectLogger(body=Body(raw), settings=self._settings)
+        self._attempted.add(record)
         try:
             await self._release_children(record, raw, logger)
             await self._remove_finalizer(record, raw, logger)
@@ -142,6 +146,8 @@ class ChildRelease:
         except LoginError:
             raise
         except Exception as error:
+            if record not in self._attempted:
+                return  # it was forgotten meanwhile: it does not exist any more, or another member releases it
             delay = self._delays.get(record, RELEASE_DELAY)
             self._delays[record] = min(delay * 2, MAX_RELEASE_DELAY)
             logger.error(
@@ -152,6 +158,8 @@ class ChildRelease:
             )
             self._ending[record] = raw
             self._delay(record, delay)
+        finally:
+            self._attempted.discard(record)
 
     async def _release_children(self, record: ObjectRecord, raw: RawBody, logger: ObjectLogger) -> None:
         children = RemoteChildren(
@@ -168,11 +176,16 @@ class ChildRelease:
             await children.delete()
 
     def _delay(self, record: ObjectRecord, delay: float) -> None:
-        self._delayed.add(record)
-        asyncio.get_running_loop().call_later(delay, self._retry, record)
+        self._stop_timer(record)
+        self._timers[record] = asyncio.get_running_loop().call_later(delay, self._retry, record)
+
+    def _stop_timer(self, record: ObjectRecord) -> None:
+        timer = self._timers.pop(record, None)
+        if timer is not None:
+            timer.cancel()
 
     def _retry(self, record: ObjectRecord) -> None:
-        self._delayed.discard(record)
+        del self._timers[record]
         if record in self._ending:
             self._owner.release_later(record)
 

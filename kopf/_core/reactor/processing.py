@@ -213,6 +213,8 @@ class Processor(ObjectSink):
         # This includes deleted objects that still have workers or daemons, which must not start further steps either.
         for record in watch.get_known():
             record.abandon()
+            if self._release is not None:
+                self._release.forget(record)
             if record.daemons is not None:
                 record.daemons.forget()
 

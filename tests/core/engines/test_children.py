@@ -1622,6 +1622,31 @@ async def test_owners_are_left_to_another_operator_that_applies_their_children(w
 
 
 @in_virtual_time
+async def test_an_owner_that_vanishes_while_it_is_being_released_is_forgotten(world, family):
+    world.settings.networking.error_backoffs, world.settings.networking.request_timeout = [], 5
+    await make_namespace(world)
+    family.declare(wanted=[config_map('remote', metadata={'namespace': 'other'})])
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn succeeded')
+        deleting = asyncio.Event()
+        world.sandbox.faults.delay(
+            100,
+            times=None,
+            method='DELETE',
+            resource='configmaps',
+            condition=lambda _: deleting.set() or True,  # the request fails by its time-out
+        )
+        await world.delete()
+        await deleting.wait()
+        await world.edit(metadata={'finalizers': None})
+        await world.gone()
+        deleting.clear()
+        await rest(1000)
+        assert not deleting.is_set()
+
+
+@in_virtual_time
 async def test_the_delays_grow_while_remote_children_cannot_be_deleted(world, family, monkeypatch):
     monkeypatch.setattr(child_release, 'RELEASE_DELAY', 0.01)
     await make_namespace(world)
