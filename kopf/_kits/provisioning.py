@@ -35,8 +35,8 @@ EnsureFn: TypeAlias = Callable[[Mapping[str, Any]], Awaitable[None]]
 DELETION_PATIENCE = 5.0
 """How long the start of an operator waits for a CRD that is being deleted (in seconds)."""
 
-RETRY_DELAY = 10.0
-"""The delay after an error of the API when the operator serves already (in seconds)."""
+RETRY_DELAYS = (10.0, 20.0, 60.0)
+"""The delays after errors of the API when the operator serves already (in seconds)."""
 
 PATH = '/apis/apiextensions.k8s.io/v1/customresourcedefinitions'
 RULE = "{apiGroups: [apiextensions.k8s.io], resources: [customresourcedefinitions], verbs: [get, create, patch]}"
@@ -149,18 +149,19 @@ async def _keep_trying(ensure_later: EnsureFn, crd: Mapping[str, Any]) -> None:
     """Create the CRD in spite of passing errors of the API; it is run in a task of the operator."""
     # All replicas create CRDs at their start, before any of them is elected.
     unfenced_var.set(True)
-    while True:
+    for delay in itertools.chain(RETRY_DELAYS, itertools.repeat(RETRY_DELAYS[-1])):
         try:
             await ensure_later(crd)
             return
-        except errors.APIError as error:
+        # Why also the latter? API servers that have just started refuse all requests until they have loaded the rules.
+        except (errors.APIError, CRDError) as error:
             logger.warning(
                 "The CRD %s is not created yet. It is tried again in %g seconds: %s",
                 crd['metadata']['name'],
-                RETRY_DELAY,
+                delay,
                 error,
             )
-        await asyncio.sleep(RETRY_DELAY)
+        await asyncio.sleep(delay)
 
 
 class _Provision:

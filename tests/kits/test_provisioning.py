@@ -231,12 +231,13 @@ async def test_an_operator_starts_if_the_definition_waits_for_it(world, timeout)
         await world.aio.wait_for('widgets', 'y', lambda body: body['metadata'].get('finalizers'))
 
 
+@pytest.mark.parametrize('status', [503, 403])
 @in_virtual_time
-async def test_a_deferred_definition_is_created_in_spite_of_errors_of_the_api(world):
+async def test_a_deferred_definition_is_created_in_spite_of_errors_of_the_api(world, status):
     crd = make_crd()
     define_widgets(world, crd)
     uid = await delete_while_the_operator_is_down(world, crd)
-    world.sandbox.faults.error(503, method='POST', resource='customresourcedefinitions')
+    world.sandbox.faults.error(status, method='POST', resource='customresourcedefinitions')
     async with world.operator():
         await world.until_logged("The CRD widgets.example.com is not created yet")
         await world.aio.wait_for(
