@@ -171,15 +171,18 @@ async def _list_items(
     params = {'labelSelector': f'{OWNER_LABEL}={owner["metadata"]["uid"]}'}
     try:
         return await _request_items(client, _get_url(kind, namespace), params, logger)
-    except APIForbiddenError:
+    except APIForbiddenError as error:
         if namespace is not None or not namespaces:
             raise
+        refusal = error
     # Why not first? Roles are sufficient to serve some namespaces, but an operator with a ClusterRole also finds the
-    # children in namespaces that only a former version of it served. Children of a cluster-scoped kind are not found
-    # here, as these requests fail.
+    # children in namespaces that only a former version of it served.
     found: list[Mapping[str, Any]] = []
     for each in sorted(namespaces):
-        found += await _request_items(client, _get_url(kind, each), params, logger)
+        try:
+            found += await _request_items(client, _get_url(kind, each), params, logger)
+        except APINotFoundError:
+            raise refusal from None  # the kind is cluster-scoped
     return found
 
 
