@@ -93,11 +93,12 @@ WITHHELD: Final = Applied(b'', b'', None)
 class ChildrenMemory:
     """The children that one function has applied for one object, whichever of its declarations has run it."""
 
-    __slots__ = ('_applied', '_contests', '_is_open', '_kept', 'is_complete')
+    __slots__ = ('_applied', '_contests', '_is_open', '_kept', '_sent', 'is_complete')
 
     def __init__(self) -> None:
         self._applied: dict[ChildKey, Applied] = {}
         self._kept: frozenset[ChildKey] = frozenset()
+        self._sent: set[ChildKey] = set()  # the watch can bring them before the responses arrive
         self._contests: dict[ChildKey, Contest] | None = None
         self.is_complete = False
         """Whether a run has succeeded, so that the memory has all children that the handler wants."""
@@ -117,7 +118,11 @@ class ChildrenMemory:
 
     def may_want(self, key: ChildKey) -> bool:
         """Check whether the handler applies the child, or could do so in its next run."""
-        return self._is_open or key in self._applied
+        return self._is_open or key in self._applied or key in self._sent
+
+    def begin_sending(self, key: ChildKey) -> None:
+        """Called before the child is sent for the first time, or again."""
+        self._sent.add(key)
 
     def note(self, key: ChildKey, applied: Applied) -> None:
         """Remember the digests of the applied child."""
@@ -126,6 +131,7 @@ class ChildrenMemory:
     def forget(self, key: ChildKey) -> None:
         """Called when another handler has taken the child over, as this one does not match the object any more."""
         self._applied.pop(key, None)
+        self._sent.discard(key)
         self._kept -= {key}
         if self._contests is not None:
             self._contests.pop(key, None)
@@ -155,7 +161,7 @@ class ChildrenMemory:
 
     def get_wanted(self) -> Collection[ChildKey] | None:
         """Return the children that the handler wants; ``None`` if that is unknown yet."""
-        return self._applied.keys() | self._kept if self.is_complete else None
+        return self._applied.keys() | self._kept | self._sent if self.is_complete else None
 
     def note_success(self, wanted: Collection[ChildKey], kept: Collection[ChildKey]) -> None:
         """Called when a run has succeeded, with all the children that it has applied, and those that it has kept."""
@@ -174,6 +180,7 @@ class ChildrenMemory:
         self._retain(wanted)
 
     def _retain(self, wanted: Collection[ChildKey]) -> None:
+        self._sent.clear()
         for key in [key for key in self._applied if key not in wanted]:
             del self._applied[key]
             if self._contests is not None:
@@ -314,7 +321,7 @@ class ChildrenHost(Protocol):
     def find_rival(self, key: ChildKey, desired: bytes, known: OwnedObject | None, /) -> str | None:
         """Return the other handler or the other object that applies the same child; ``None`` if there is none."""
 
-    def await_release(self, key: ChildKey, known: OwnedObject | None, /) -> None:
+    def retry_on_release(self, key: ChildKey, known: OwnedObject | None, /) -> None:
         """Trigger the handler when the other object that applies the child does not want it any more."""
 
 
@@ -384,6 +391,7 @@ class ChildrenRun:
                     raise NotReadyError(
                         "The object is being deleted or handed over, so nothing is applied for it any more"
                     )
+                self.memory.begin_sending(key)
                 raw = await self._send(key, sent, relations, replace=replace)
                 if before is not None and self.memory.has(key, mark):
                     self._count_restored(key, before, raw)
@@ -588,7 +596,7 @@ class ChildrenRun:
         rival = self._host.find_rival(key, mark, known)
         if rival is not None:
             self._has_rival = True
-            self._host.await_release(key, known)
+            self._host.retry_on_release(key, known)
             raise ChildConflictError(
                 f"children.apply(): {key} is applied by {rival}, too: let only one of them apply it, "
                 f"or give them different names.",

@@ -393,7 +393,7 @@ class Controller:
     def discard(self, plan: HandlerPlan) -> None:
         """Remove the object, and drop its plan."""
         self.planner.drop(plan)
-        self._waiting.pop(plan, None)
+        self.release_all(plan)
         for key in self._iter_keys(plan):
             self._discard_key(key, plan)
 
@@ -428,7 +428,7 @@ class Controller:
                 return plan
         return None
 
-    def await_release(self, claimant: HandlerPlan, key: ChildKey, own: str) -> None:
+    def retry_on_release(self, claimant: HandlerPlan, key: ChildKey, own: str) -> None:
         """Trigger the handler for the object with this uid as soon as the claimant does not want the child any more."""
         self._waiting.setdefault(claimant, {}).setdefault(key, set()).add(own)
 
@@ -441,6 +441,11 @@ class Controller:
             self.trigger_all(waiting.pop(key), Trigger.OWNED, None)
         if not waiting:
             del self._waiting[plan]
+
+    def release_all(self, plan: HandlerPlan) -> None:
+        """Trigger the handler for all objects that wait for children of the owner of the plan: it wants none now."""
+        for uids in self._waiting.pop(plan, {}).values():
+            self.trigger_all(uids, Trigger.OWNED, None)
 
     def trigger(self, plan: HandlerPlan, reason: Trigger, cause: OwnPatch | None) -> None:
         """Trigger the handler for the object; pause it if its patches keep triggering runs."""
@@ -685,7 +690,7 @@ class ChildrenOfPlan:
         If they remembered it, it would stay for ever when this handler does not apply it any more.
         """
         for plan in self._find_others():
-            if plan.children is not None and not plan.digest:
+            if plan.children is not None and not any(each.digest for each in plan.level.find_appliers(plan)):
                 plan.children.forget(key)
 
     def find_rival(self, key: ChildKey, desired: bytes, known: OwnedObject | None) -> str | None:
@@ -701,11 +706,11 @@ class ChildrenOfPlan:
         claimant = self._find_claimant(key, known)
         return None if claimant is None else claimant.owner_name
 
-    def await_release(self, key: ChildKey, known: OwnedObject | None) -> None:
+    def retry_on_release(self, key: ChildKey, known: OwnedObject | None) -> None:
         """Trigger the handler when the other object that applies the child does not want it any more."""
         claimant = self._find_claimant(key, known)
         if claimant is not None:
-            claimant.controller.await_release(claimant, key, self._plan.level.record.uid)
+            claimant.controller.retry_on_release(claimant, key, self._plan.level.record.uid)
 
     def _find_claimant(self, key: ChildKey, known: OwnedObject | None) -> HandlerPlan | None:
         """Return the plan of another object that applies the same child; ``None`` if there is none."""
@@ -790,24 +795,17 @@ class Leveler:
 
     def find_plans(self, level: ObjectLevel) -> Sequence[HandlerPlan]:
         """Return the plans of all handlers of the object, those of other versions of the resource included."""
-        return [*level.plans, *(plan for each in self.find_versions(level) for plan in each.plans)]
+        # In the same order for all versions, as texts of conditions are made of them.
+        levels = sorted((level, *self.find_versions(level)), key=lambda each: each.leveler.resource.version)
+        return [plan for each in levels for plan in each.plans]
 
-    def find_unplanned(self, level: ObjectLevel, *, served: bool) -> Sequence[Controller]:
-        """
-        Return the controllers of other versions that can get a plan for the object later.
-
-        Args:
-            level: the object.
-            served: whether to return only those whose version is watched.
-        """
+    def find_unlisted(self, level: ObjectLevel) -> Sequence[Controller]:
+        """Return the controllers of other versions that get a plan for the object if their list brings it."""
         if not self.elsewhere:
             return ()
         known = {plan.controller for plan in self.find_plans(level)}
-        siblings = self._find_siblings()
-        watched = {each for sibling in siblings for each in sibling._controllers}
-        # If an object is not in the list, it is not selected by the labels of these handlers.
-        known |= {each for sibling in siblings if sibling.host.is_listed for each in sibling._controllers}
-        return [each for each in self.elsewhere if each not in known and (each in watched or not served)]
+        siblings = [each for each in self._find_siblings() if not each.host.is_listed]
+        return [each for sibling in siblings for each in sibling._controllers if each not in known]
 
     # States.
 
@@ -874,9 +872,10 @@ class Leveler:
         if digest is None:
             # The object does not match the handler any more. So cancel all runs, including planned retries.
             plan.controller.planner.drop(plan)
+            plan.controller.release_all(plan)
         # A handler must not be triggered by its own patch: it would patch and run for ever. The exception is a patch
         # by which the object begins to match the handler.
-        elif former == digest or (is_own and former) or not (former or digest):
+        elif former == digest or (is_own and former and former != UNCOMPARED) or not (former or digest):
             return
         else:
             reason = reason if former is None else Trigger.CHANGE
@@ -957,7 +956,7 @@ class Leveler:
                 # The handlers of several versions can have the same id.
                 id = f'{id} for {plan.level.leveler.resource}' if id in verdicts else id
                 verdicts[id] = plan.verdict
-        for controller in self.find_unplanned(level, served=True):
+        for controller in self.find_unlisted(level):
             if controller.keeps_conditions:
                 verdicts.setdefault(str(controller.handler.id))
         return derive_conditions(verdicts, generation, changed)
@@ -1162,6 +1161,7 @@ class Leveler:
             plan.children.explain_contests(plan.controller.kinds.manager, now)
             for plan in run.plan.level.leveler.find_plans(run.plan.level)
             if plan.children is not None and plan.controller.kinds is not None and plan.controller.keeps_conditions
+            if plan.digest or plan is run.plan
         ]
         text = '; '.join(filter(None, dict.fromkeys(texts)))
         try:
@@ -1201,7 +1201,11 @@ class Leveler:
                 id, wanted = other.controller.handler.id, other.find_wanted()
                 former = others.get(id, ())
                 others[id] = None if wanted is None or former is None else {*former, *wanted}
-        unknown = self.find_unplanned(plan.level, served=False)
+        # Handlers of versions that are not served, or whose watches do not select the object, do not match it either.
+        for controller in self.elsewhere:
+            if controller.kinds is not None:
+                others.setdefault(controller.handler.id, ())
+        unknown = self.find_unlisted(plan.level)
         return others | dict.fromkeys(each.handler.id for each in unknown if each.kinds is not None)
 
     async def restore_marks(self, run: Run) -> None:

@@ -144,7 +144,11 @@ class OwnedObjects:
         former = _NO_OWNERS if known is None else known.owners
         if known is not None and version is not None:
             if version == known.version:
-                return _NO_OWNERS
+                # Listed again, as a kind of owners is found late: the former state was without these.
+                added = owners - former
+                if added:
+                    self._put(uid, raw, owners)
+                return added
             if is_older_version(version, known.version) and (asked_at is None or asked_at <= self._written_at):
                 return _NO_OWNERS if version in self._versions else former
         self._forgotten.discard(uid)

@@ -834,6 +834,20 @@ async def test_a_contested_field_stays_in_the_conditions_while_another_handler_h
 
 
 @in_virtual_time
+async def test_contested_fields_of_a_handler_that_does_not_match_any_more_are_not_in_the_conditions(world, family):
+    family.wanted = [config_map(key='ours')]
+    family.declare(conditions=True, labels={'mode': 'x'})
+    family.declare('other', wanted=[config_map('other', key='value')], conditions=True)
+    async with world.operator():
+        await world.create(labels={'mode': 'x'})
+        await world.until_called('fn succeeded')
+        await fight(world, family, lambda number: family.change({'data': {'key': f'theirs-{number}'}}))
+        await world.aio.wait_for('kopfexamples', 'obj', lambda body: 'Contested' in str(body['status']))
+        await world.edit(metadata={'labels': {'mode': 'y'}})
+        await world.aio.wait_for('kopfexamples', 'obj', lambda body: 'Contested' not in str(body['status']))
+
+
+@in_virtual_time
 async def test_what_is_applied_to_a_child_by_other_means_is_added_to_it_or_refused(world, family):
     conflicts = []
 
@@ -1537,6 +1551,24 @@ async def test_children_of_a_dropped_kind_are_pruned_without_permissions_for_the
     world.sandbox.faults.error(403, times=None, verb='list', path='/api/v1/secrets')
     async with world.operator(namespaces=['default', 'other']):
         await world.aio.wait_gone('secrets', 'remote', namespace='other')
+
+
+@in_virtual_time
+async def test_a_dropped_cluster_scoped_kind_that_may_not_be_listed_is_no_failure(world, family):
+    role = {'apiVersion': 'rbac.authorization.k8s.io/v1', 'kind': 'ClusterRole', 'metadata': {'name': 'x'}, 'rules': []}
+    family.declare(owns=['configmaps', 'clusterroles'], wanted=[role])
+    await world.create()
+    async with world.operator():
+        await world.until_called('fn succeeded')
+    world.registry = kopf.OperatorRegistry()
+    kopf.on.login(registry=world.registry)(kopf.login_with_kubeconfig)
+    family.declare(owns=['configmaps'], wanted=[])
+    world.sandbox.faults.error(403, times=None, path='/v1/clusterroles')
+    async with world.operator(namespaces=['default']):
+        await world.until_logged("Former children are not pruned")
+        calls = len(world.called('fn succeeded'))
+        await rest(1000)
+        assert len(world.called('fn succeeded')) == calls
 
 
 @pytest.mark.parametrize('decorator', [kopf.on.event, kopf.on.update, kopf.on.delete, kopf.daemon, kopf.index])

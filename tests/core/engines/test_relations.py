@@ -94,6 +94,20 @@ def test_children_must_be_listed_again_when_a_kind_of_owners_is_found_late():
     assert not relations.is_outdated
 
 
+def test_late_owners_of_known_children_are_found_when_these_are_listed_again():
+    scene = Scene(owns=['pods'], objects=OwnedObjects('kopf-operator', ParsedCache()))
+    raw = pod()
+    raw['metadata']['ownerReferences'] = [
+        {'apiVersion': 'example.dev/v1', 'kind': kind, 'uid': kind} for kind in ('Early', 'Late')
+    ]
+    scene.relations.note_owner(Resource('example.dev', 'v1', 'earlies', kind='Early', namespaced=True))
+    assert scene.note(raw) == {'Early'}
+    scene.relations.note_owner(Resource('example.dev', 'v1', 'lates', kind='Late', namespaced=True))
+    assert scene.note(raw) == {'Late'}
+    assert set(scene.relations.get_keys('p')) == {'Early', 'Late'}
+    assert scene.note(raw) == set()
+
+
 def test_former_owners_are_triggered_together_with_new_ones():
     scene = Scene(owns=['pods'])
     scene.note(pod(1, owners=['a']))

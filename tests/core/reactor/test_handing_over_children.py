@@ -535,3 +535,53 @@ async def test_an_object_is_not_ready_while_a_handler_of_another_version_fails(w
             await asyncio.sleep(10)
             assert await find_ready() == ['False']
             await versions.edit(value)
+
+
+@pytest.mark.parametrize('ids', [('fn', 'fn'), ('one', 'two')])
+@in_virtual_time
+async def test_children_are_pruned_beside_a_handler_for_a_version_that_is_not_served(world, ids):
+    await world.aio.create(define('widgets', 'Widget'))
+    wanted = ['kept', 'dropped']
+    for id, version in zip(ids, ['v1', 'v1beta1'], strict=True):
+
+        @kopf.on.reconcile('example.dev', version, 'widgets', id=id, registry=world.registry, owns=['configmaps'])
+        async def fn(name, children, **_):
+            for child in wanted:
+                await children.apply({'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': child}})
+            world.note('fn', name)
+
+    async with world.operator():
+        await world.aio.create({'apiVersion': 'example.dev/v1', 'kind': 'Widget', 'metadata': {'name': 'obj'}})
+        await world.until_called('fn')
+        wanted.remove('dropped')
+        await world.aio.patch('widgets', 'obj', {'spec': {'field': 'x'}})
+        await world.aio.wait_gone('configmaps', 'dropped')
+        assert await world.aio.get('configmaps', 'kept')
+
+
+@in_virtual_time
+async def test_an_edit_during_a_run_while_the_filter_fails_is_handled_after_it(world):
+    failing, began, leave = [], asyncio.Event(), asyncio.Event()
+
+    def check(**_):
+        if failing:
+            raise ValueError('a mistake')
+        return True
+
+    @kopf.on.reconcile('kopfexamples', registry=world.registry, when=check)
+    async def fn(name, spec, patch, **_):
+        world.note('fn', name, field=spec['field'])
+        began.set()
+        await leave.wait()
+        patch.status['seen'] = spec['field']
+
+    async with world.operator():
+        await world.create(spec={'field': 'old'})
+        await began.wait()
+        failing.append(True)
+        await world.edit(field='new')
+        await world.until_logged('failed: ValueError: a mistake')
+        failing.clear()
+        leave.set()
+        await world.until_called('fn', 2)
+    assert [call['field'] for call in world.called('fn')] == ['old', 'new']
