@@ -289,7 +289,7 @@ class Execution(NamedTuple):
     Checks whether the operator is paused or must pause, so that no sync function begins in a thread; callable from any
     thread. ``None`` if the handler is called in a paused operator, too.
     """
-    running: 'invocation.RunningCalls | None' = None
+    running: 'invocation.ThreadCalls | None' = None
     """Where to note the functions that run in threads for objects; ``None`` for functions without this restriction."""
 
 

@@ -154,7 +154,7 @@ async def invoke(
     executor: Executor | None,
     asynchronous: bool | None = None,
     is_halted: Callable[[], bool] | None = None,
-    running: 'RunningCalls | None' = None,
+    running: 'ThreadCalls | None' = None,
 ) -> Any:
     """
     Call the function, in a thread if it is sync, and return its result.
@@ -220,7 +220,7 @@ class _RunningCall(NamedTuple):
         return f'{title}()' if name is None else f'{title}() of {name if namespace is None else f"{namespace}/{name}"}'
 
 
-class RunningCalls:
+class ThreadCalls:
     """
     The handlers of one operator that are running in threads for objects or schedules.
 
@@ -251,7 +251,7 @@ def _call(
     fn: Callable[..., Any],
     kwargs: Mapping[str, Any],
     is_halted: Callable[[], bool] | None,
-    running: RunningCalls | None,
+    running: ThreadCalls | None,
 ) -> Any:
     if is_halted is not None and is_halted():
         return _HALTED

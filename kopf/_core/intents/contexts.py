@@ -17,7 +17,7 @@ from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.helpers.explanations import INTERRUPTIONS, show_error
 from kopf._cogs.structs.instruments import Instruments
 from kopf._core.actions.execution import Execution
-from kopf._core.actions.invocation import RunningCalls
+from kopf._core.actions.invocation import ThreadCalls
 from kopf._core.actions.lifecycles import LifeCycleFn, get_default_lifecycle
 from kopf._core.intents.registries import OperatorRegistry
 
@@ -40,7 +40,7 @@ class OperatorContext:
     instruments: Instruments = dataclasses.field(default_factory=Instruments)
     """The instruments that observe the operator, such as metrics."""
 
-    running_calls: RunningCalls = dataclasses.field(default_factory=RunningCalls, init=False)
+    running_calls: ThreadCalls = dataclasses.field(default_factory=ThreadCalls, init=False)
     """The handlers that are running in threads for objects or schedules."""
 
     _complaints: set[type] = dataclasses.field(default_factory=set, init=False)

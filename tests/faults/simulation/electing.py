@@ -4,7 +4,7 @@ import asyncio
 import types
 
 from kopf._cogs.configs.configuration import OperatorSettings
-from kopf._core.actions.invocation import RunningCalls
+from kopf._core.actions.invocation import ThreadCalls
 from kopf._core.engines.buckets import find_bucket
 from kopf._core.reactor import election_coordinator
 from kopf._core.reactor.election_coordinator import ElectionCoordinator
@@ -38,7 +38,7 @@ def take_over():
     ShardingCoordinator._give_up = note_surrender
     election_coordinator.end_process = _end_process
     # Functions in virtual threads return at once, so they are not in the list of running calls.
-    RunningCalls.find = lambda self: threads.find_running(processes.current.get())
+    ThreadCalls.find = lambda self: threads.find_running(processes.current.get())
 
 
 def _end_process(running):
