@@ -168,6 +168,21 @@ async def test_namespaces_are_those_of_the_current_cluster(world, other, switch)
             await world.until_called('ended', name=name)
 
 
+async def test_patterns_of_namespaces_and_a_peering_are_those_of_the_current_cluster(world, other, switch):
+    world.declare(kopf.on.create, 'create')
+    for cluster in world.aio, other:
+        await cluster.apply(world.root / 'peering.yaml')
+        await cluster.create({'apiVersion': 'v1', 'kind': 'Namespace', 'metadata': {'name': 'app-1'}})
+        for namespace in ['default', 'app-1']:
+            await cluster.create({**PEERING, 'metadata': {'name': 'default', 'namespace': namespace}})
+    await other.create(make_object('theirs', namespace='app-1'))
+    async with world.operator(namespaces=['default', 'app-*'], standalone=False, identity='me'):
+        await world.create('ours')
+        await world.handled('ours')
+        await switch()
+        await world.until_called('create', name='theirs')
+
+
 async def test_the_peering_of_the_current_cluster_is_obeyed(world, other, switch):
     world.declare(kopf.on.create, 'create')
     await other.apply(world.root / 'peering.yaml')

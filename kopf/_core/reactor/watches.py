@@ -282,7 +282,7 @@ class ResourceWatch:
         if self._is_elsewhere():
             # This is no failure, however often it happens: the client has ended the streams of the former cluster.
             logger.debug("Restarting the watch-stream for %s, as it was that of another cluster: %s", self, error)
-            self._since = None
+            self._since, self._is_relisting = None, True  # the sink is told of the first list of that cluster, too
             await self._back_off(self._settings.watching.reconnect_backoff, 'expired', error)
             return
         if _is_expired(error):
