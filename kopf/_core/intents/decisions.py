@@ -125,6 +125,13 @@ class Decision:
         self.due = ()
 
     @property
+    def is_interrupted(self) -> bool:
+        """True if some handlers were called for the change, but the object matches none of them any more."""
+        if self.relevant or self.incomplete or self.reason not in (Reason.CREATE, Reason.UPDATE, Reason.RESUME):
+            return False
+        return len(self.cycle.state) > 0
+
+    @property
     def is_outdated(self) -> bool:
         """True if the object was edited during its creation, so that an update must follow."""
         return self.stored is not None and self.reason is Reason.CREATE and not is_same(self.stored, self.essence)

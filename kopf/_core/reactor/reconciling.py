@@ -376,6 +376,12 @@ class Reconciler:
         if decision.add_finalizer:
             self._add_finalizer(record, decision, patch, bookkeeping)
             return False, None
+        if decision.is_interrupted:
+            # The records stay: the handlers that have succeeded must not run again when the object matches again.
+            complete(record, patch, decision.cause.logger)
+            self._release(record, decision, bookkeeping, done=False)
+            record.leave_cycle()
+            return False, None
         self._begin_cycle(record, decision)
         outcomes = await self._run_due(record, decision, patch)
         deliver_results(outcomes, patch, decision.cause.logger)

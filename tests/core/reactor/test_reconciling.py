@@ -857,3 +857,36 @@ async def test_what_the_api_makes_of_own_patches_does_not_disturb_idle_timers(wo
         await world.aio.patch('things', 'obj', {'spec': {'field': 'v2'}})
         await asyncio.sleep(55)
     assert len(world.called('timer')) == 6
+
+
+@pytest.mark.parametrize('holding', [None, 'deletion', 'daemon'])
+@pytest.mark.parametrize('change', ['create', 'update'])
+@in_virtual_time
+async def test_an_object_that_stops_matching_for_a_while_keeps_its_progress(world, change, holding):
+    labels = {'app': 'x'}
+    world.declare(getattr(kopf.on, change), 'first', labels=labels)
+    world.declare(getattr(kopf.on, change), 'second', labels=labels, does=[kopf.TemporaryError('later', delay=30)])
+    if change == 'update':
+        world.declare(kopf.on.create, 'created', labels=labels)
+    if holding == 'deletion':
+        world.declare(kopf.on.delete, 'deleted', labels=labels)
+    if holding == 'daemon':
+
+        @kopf.daemon('kopfexamples', registry=world.registry)
+        async def daemon(stopped, **_):
+            await stopped.wait()
+
+    async with world.operator():
+        await world.create(spec={'field': 'v1'}, labels=labels)
+        if change == 'update':
+            await world.until_called('created')
+            await world.handled()
+            await world.edit(field='v2')
+        await world.until_called('second')
+        await world.edit(metadata={'labels': {'app': 'y'}})
+        await asyncio.sleep(5)
+        await world.edit(metadata={'labels': labels})
+        await world.until_called('second', 2)
+        await world.handled()
+    assert len(world.called('first')) == 1
+    assert [call['retry'] for call in world.called('second')] == [0, 1]
