@@ -288,6 +288,62 @@ async def test_resources_of_a_group_that_was_down_at_the_start(world, name, crds
 
 
 @in_virtual_time
+async def test_without_scanning_a_group_that_was_down_at_the_start_is_looked_for_again(world):
+    world.settings.scanning.disabled = True
+    world.declare(kopf.on.event, 'example')
+    world.sandbox.faults.take_down('kopf.dev')
+    async with world.operator():
+        await world.until_logged("These API groups cannot be discovered now")
+        world.sandbox.faults.bring_up('kopf.dev')
+        await world.create()
+        await world.until_called('example')
+
+
+@in_virtual_time
+async def test_without_scanning_handlers_can_be_declared_later(world):
+    world.settings.scanning.disabled = True
+    world.declare(kopf.on.event, 'first')
+    async with world.operator():
+        await world.create('a')
+        await world.until_called('first', 1, 'a')
+        world.declare(kopf.on.event, 'second')
+        await world.until_called('second', 1, 'a')
+
+
+@in_virtual_time
+async def test_kinds_are_noticed_although_the_group_of_their_definitions_was_down_at_the_start(world):
+    world.declare(kopf.on.event, 'thing', resource='things')
+    world.sandbox.faults.take_down('apiextensions.k8s.io')
+    async with world.operator():
+        await asyncio.sleep(5)
+        world.sandbox.faults.bring_up('apiextensions.k8s.io')
+        await asyncio.sleep(60)
+        await world.aio.create(define('things'))
+        await create(world, 'things')
+        await world.until_called('thing', 1, 'obj')
+
+
+@in_virtual_time
+async def test_an_operator_waits_for_an_optional_peering_whose_group_is_down_at_the_start(world):
+    await world.aio.apply(world.root / 'peering.yaml')
+    peer = {'priority': 100, 'lifetime': 10000, 'lastseen': '2100-01-01T00:00:00Z'}
+    peering = {'apiVersion': 'kopf.dev/v1', 'kind': 'ClusterKopfPeering', 'metadata': {'name': 'default'}}
+    await world.aio.create(peering)
+    await world.aio.patch('clusterkopfpeerings', 'default', {'status': {'boss': peer}})
+    await world.aio.create({'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': 'map'}})
+    world.declare(kopf.on.event, 'map', resource='configmaps')
+    world.declare(kopf.on.create, 'created', resource='configmaps')
+    world.sandbox.faults.take_down('kopf.dev')
+    async with world.operator(standalone=False):
+        await asyncio.sleep(10)
+        world.sandbox.faults.bring_up('kopf.dev')
+        await asyncio.sleep(60)
+        assert 'created' not in world.ids
+        await world.aio.patch('clusterkopfpeerings', 'default', {'status': {'boss': None}})
+        await world.until_called('created', 1, 'map')
+
+
+@in_virtual_time
 async def test_a_group_that_goes_down_and_comes_back(world, monkeypatch):
     monkeypatch.setattr('kopf._core.reactor.watches.MIN_BACKOFF', 0.05)
     world.declare(kopf.on.create, 'thing', resource='things')

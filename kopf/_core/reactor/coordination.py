@@ -140,8 +140,14 @@ class Coordinator(Protocol):
     def is_open(self, namespace: Namespace) -> bool:
         """Check whether watching may begin in this namespace; with ``None``, for the whole cluster."""
 
-    def rediscover(self, resources: Collection[Resource]) -> None:
-        """Select the resources to use from all discovered ones. A call of `adjust` follows."""
+    def rediscover(self, resources: Collection[Resource], failed_groups: Collection[str]) -> None:
+        """
+        Select the resources to use from all discovered ones. A call of `adjust` follows.
+
+        Args:
+            resources: the discovered resources.
+            failed_groups: the API groups whose resources could not be discovered now.
+        """
 
     def adjust(self, namespaces: Set[Namespace], affected: Affected = None) -> Affected:
         """
@@ -238,9 +244,9 @@ class Unanimity:
     def is_open(self, namespace: Namespace) -> bool:
         return all(each.is_open(namespace) for each in self._coordinators)
 
-    def rediscover(self, resources: Collection[Resource]) -> None:
+    def rediscover(self, resources: Collection[Resource], failed_groups: Collection[str]) -> None:
         for each in self._coordinators:
-            each.rediscover(resources)
+            each.rediscover(resources, failed_groups)
 
     def adjust(self, namespaces: Set[Namespace], affected: Affected = None) -> Affected:
         changes = [each.adjust(namespaces, affected) for each in self._coordinators]

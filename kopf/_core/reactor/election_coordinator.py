@@ -143,7 +143,7 @@ class ElectionCoordinator(Coordinator):
         # leadership.
         return self._oriented
 
-    def rediscover(self, resources: Collection[Resource]) -> None:
+    def rediscover(self, resources: Collection[Resource], failed_groups: Collection[str]) -> None:
         pass
 
     def adjust(self, namespaces: Set[Namespace], affected: Affected = None) -> Affected:

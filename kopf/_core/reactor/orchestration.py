@@ -192,6 +192,8 @@ class Orchestrator:
         self.webhooks = self._make_webhook_runtime() if registry.webhooks or registry.conversions else None
         self._paused = False
         self._ending = False
+        self._observed_definitions: set[Resource] | None = None
+        """The versions of the resource of CRDs that are watched; ``None`` if they are not to be watched (yet)."""
         self._starting = True  # whether all handlers wait for the indices of newly found resources
         self._listing_namespaces = False
         self._tables: dict[Resource, HandlerTable] = {}
@@ -298,17 +300,24 @@ class Orchestrator:
                     "served are only: %s.",
                     join_names(specific),
                 )
-            return
+        else:
+            if self._patterns:
+                sink = NamespaceSink(self, self._patterns, self._tools.indexing_gate)
+                if indices:
+                    sink.expect(indices)
+                self._observe(NAMESPACE, sink)
+            self._observed_definitions = set()
+            self._observe_definitions(self._observed_definitions)
+        # Also without observers: a group can be down at the start, and handlers can be declared later.
         if not settled:
             self._changed.set()
-        if self._patterns:
-            sink = NamespaceSink(self, self._patterns, self._tools.indexing_gate)
-            if indices:
-                sink.expect(indices)
-            self._observe(NAMESPACE, sink)
-        for resource in CRDS.select(self._resources or ()):
-            self._observe(resource, DefinitionsSink(self, self._definitions))
         self._tasks.create_task(self._rediscover(), name='discovery')
+
+    def _observe_definitions(self, observed: set[Resource]) -> None:
+        """Watch the CRDs, as soon as their group is discovered."""
+        for resource in CRDS.select(self._resources or ()) - observed:
+            observed.add(resource)
+            self._observe(resource, DefinitionsSink(self, self._definitions))
 
     def _observe(self, resource: Resource, sink: EventSink) -> None:
         watch = ResourceWatch(
@@ -380,7 +389,7 @@ class Orchestrator:
         for check in self._checks:
             check.report(self._tables)
         # This comes before `_adjust`: no watch may begin until it is known whether peerings exist.
-        self.coordinator.rediscover(self._resources)
+        self.coordinator.rediscover(self._resources, discovery.failed_groups)
         unresolved = problems.unresolved
         if self.webhooks is not None:
             unresolved |= self.webhooks.rediscover(self._resources)
@@ -389,9 +398,18 @@ class Orchestrator:
         self._hold_indices()  # before other kinds are watched: the end of their lists would complete the indices
         self._adjust()
         self._release_indices()
+        if self._observed_definitions is not None:
+            self._observe_definitions(self._observed_definitions)
         if self._absences or problems.failed_groups or (discovery.failed_groups and unresolved):
             return False
+        if not discovery.failed_groups.isdisjoint(self._find_own_groups()):
+            return False
         return self._definitions.compare(self._resources, groups)
+
+    def _find_own_groups(self) -> Collection[str]:
+        """Return the API groups that the operator needs itself, besides those of the handlers."""
+        scanning = not self._tools.context.settings.scanning.disabled
+        return {*self.coordinator.groups, *(['apiextensions.k8s.io'] if scanning else [])}
 
     def get_memo(self, resource: Resource, metadata: Mapping[str, Any]) -> Any:
         """Return the memo of the object, or ``None`` if no watch has seen it."""

@@ -71,6 +71,7 @@ class PeeringCoordinator(Coordinator):
         self._nowhere = False  # whether there is no namespace to be served
         self._has_warned_of_absence = False
         self._discovered = False  # whether it is known which kind of peerings exists
+        self._doubtful = False  # whether there can be peerings that could not be discovered
         self._holding = False  # after a change of the kind: whether to stay paused until all members have a verdict
         self._listing = False  # whether there can be more namespaces to join in before any work begins
         self._moved = False  # whether a login has led to another cluster since the last discovery
@@ -89,7 +90,7 @@ class PeeringCoordinator(Coordinator):
         return {}
 
     @property
-    def groups(self) -> Collection[str]:
+    def groups(self) -> Set[str]:
         return PEERING_GROUPS
 
     @property
@@ -143,7 +144,7 @@ class PeeringCoordinator(Coordinator):
         if self._standing_by:
             return True
         if self._resource is None:
-            return not self._settings.peering.mandatory
+            return not self._settings.peering.mandatory and not self._doubtful
         if self._oriented and namespace in self._joined:
             return self._joined[namespace].member.joined
         # At the start, wait for the verdicts of all members. An operator with a lower priority pauses in all of its
@@ -180,7 +181,8 @@ class PeeringCoordinator(Coordinator):
         for joined in self._joined.values():
             joined.member.halt(halted)
 
-    def rediscover(self, resources: Collection[Resource]) -> None:
+    def rediscover(self, resources: Collection[Resource], failed_groups: Collection[str]) -> None:
+        self._doubtful = not self.groups.isdisjoint(failed_groups)
         resource = select_peerings(resources, clusterwide=self._settings.peering.clusterwide)
         if resource != self._resource:
             # The members of the other kind have not read their objects yet. If the pause ended now, this operator

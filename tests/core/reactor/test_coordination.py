@@ -47,7 +47,7 @@ class Switch:
     def is_open(self, namespace):
         return namespace not in self.closed
 
-    def rediscover(self, resources):
+    def rediscover(self, resources, failed_groups):
         self.seen.append(('rediscover', resources))
 
     def adjust(self, namespaces, affected=None):
@@ -111,7 +111,7 @@ def test_a_single_overdue_check_is_called_directly(pair):
 
 def test_everything_is_passed_on_to_all(pair):
     both = Unanimity(pair)
-    both.rediscover(['resource'])
+    both.rediscover(['resource'], set())
     both.adjust({'ns1'}, ['ns1'])
     both.note_ending('ns1', True)
     both.halt(True)
