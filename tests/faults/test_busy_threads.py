@@ -114,8 +114,8 @@ async def test_an_executor_that_is_set_later_is_for_all_functions_that_are_calle
         await world.edit('a', field='other')
         await world.until(lambda: used.keys() >= {*every, 'update'}, timeout=60)
         await world.delete('a')
-        await world.until(lambda: 'delete' in used, timeout=60)
-        assert set(used.values()) == {'second'}
+        # A call that has begun before can end late, but each function is called again.
+        await world.until(lambda: 'delete' in used and set(used.values()) == {'second'}, timeout=60)
 
 
 @in_virtual_time
