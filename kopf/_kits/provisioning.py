@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 from kopf._cogs.clients import errors
 from kopf._cogs.clients.api import ApiClient, client_var, unfenced_var
 from kopf._core.actions.execution import PermanentError
-from kopf._core.engines.conversion_strategies import NONE, is_placeholder, is_same
+from kopf._core.engines.conversion_strategies import CRDS_PATH, NONE, is_placeholder, is_same
 from kopf._core.engines.deferred_work import DeferredWork, deferred_work_var
 from kopf._core.intents.registries import registry_var
 
@@ -38,7 +38,6 @@ DELETION_PATIENCE = 5.0
 RETRY_DELAYS = (10.0, 20.0, 60.0)
 """The delays after errors of the API when the operator serves already (in seconds)."""
 
-PATH = '/apis/apiextensions.k8s.io/v1/customresourcedefinitions'
 RULE = "{apiGroups: [apiextensions.k8s.io], resources: [customresourcedefinitions], verbs: [get, create, patch]}"
 MERGE_PATCH = 'application/merge-patch+json'
 SUFFIXES = ('.yaml', '.yml', '.json')
@@ -129,7 +128,7 @@ async def _ensure(
     waiting = {crd['metadata']['name']: "it is not applied yet" for crd in crds}
     provisions = [_Provision(client, crd, waiting) for crd in crds]
     # Half of the time is left to the other CRDs.
-    patience = min(DELETION_PATIENCE, DELETION_PATIENCE if timeout is None else timeout / 2)
+    patience = DELETION_PATIENCE if timeout is None else min(DELETION_PATIENCE, timeout / 2)
     deadline = asyncio.get_running_loop().time() + patience
     limit = asyncio.timeout(timeout)
     try:
@@ -227,7 +226,7 @@ class _Provision:
         if live is None:
             self._waiting[self._name] = "it cannot be created"
             # Drop the status: files from clusters contain it, but users do not own it.
-            await self._client.post_json(PATH, {key: self._crd[key] for key in self._crd if key != 'status'})
+            await self._client.post_json(CRDS_PATH, {key: self._crd[key] for key in self._crd if key != 'status'})
             logger.info("The CRD %s is created.", self._name)
         elif self._is_being_deleted:
             self._waiting[self._name] = "its predecessor is being deleted, together with all the objects"
@@ -237,7 +236,7 @@ class _Provision:
             # edits of other clients.
             changes.setdefault('metadata', {})['resourceVersion'] = live['metadata']['resourceVersion']
             try:
-                await self._client.patch(f'{PATH}/{self._name}', changes, MERGE_PATCH)
+                await self._client.patch(f'{CRDS_PATH}/{self._name}', changes, MERGE_PATCH)
             except errors.APINotFoundError:  # it was deleted since it was read
                 self._waiting[self._name] = "it is deleted by another client all the time"
                 return False
@@ -260,7 +259,7 @@ class _Provision:
 
     async def _read(self) -> Mapping[str, Any] | None:
         try:
-            body: Mapping[str, Any] = await self._client.get_json(f'{PATH}/{self._name}')
+            body: Mapping[str, Any] = await self._client.get_json(f'{CRDS_PATH}/{self._name}')
         except errors.APINotFoundError:
             return None
         return body

@@ -28,7 +28,7 @@ from kopf._core.engines.webhook_registration import WebhookRegistration, attempt
 
 logger = logging.getLogger(__name__)
 
-PATH = '/apis/apiextensions.k8s.io/v1/customresourcedefinitions'
+CRDS_PATH = '/apis/apiextensions.k8s.io/v1/customresourcedefinitions'
 JSON_PATCH = 'application/json-patch+json'
 ATTEMPTS = 5
 NONE: Mapping[str, Any] = {'strategy': 'None'}
@@ -343,7 +343,7 @@ class ConversionStrategies(WebhookRegistration):
 
     async def _read(self, name: str) -> Mapping[str, Any] | None:
         try:
-            return dict(await self._client.get_json(f'{PATH}/{name}', logger=logger))
+            return dict(await self._client.get_json(f'{CRDS_PATH}/{name}', logger=logger))
         except errors.APINotFoundError:
             return None
         except errors.APIForbiddenError as error:
@@ -355,13 +355,13 @@ class ConversionStrategies(WebhookRegistration):
 
     async def _find(self, name: str) -> Mapping[str, Any] | None:
         """Return the CRD from a list. Operators can usually list CRDs, while few of them can get one by its name."""
-        found = await self._client.get_json(f'{PATH}?fieldSelector=metadata.name%3D{name}', logger=logger)
+        found = await self._client.get_json(f'{CRDS_PATH}?fieldSelector=metadata.name%3D{name}', logger=logger)
         return next(iter(found.get('items') or ()), None)
 
     async def _patch(self, crd: Mapping[str, Any], strategy: Mapping[str, Any]) -> None:
         metadata = crd['metadata']
         await self._client.patch(
-            f"{PATH}/{metadata['name']}",
+            f"{CRDS_PATH}/{metadata['name']}",
             [
                 {'op': 'test', 'path': '/metadata/resourceVersion', 'value': metadata['resourceVersion']},
                 {'op': 'add', 'path': '/spec/conversion', 'value': strategy},

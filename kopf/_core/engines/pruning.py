@@ -23,16 +23,14 @@ from kopf._cogs.clients.errors import (
     APIUnservedError,
 )
 from kopf._cogs.clients.patching import patch_obj
-from kopf._cogs.structs.references import Resource, Selector
+from kopf._cogs.structs.references import Selector
 from kopf._core.engines.adoption import OWNER_LABEL, ChildKey, find_handler, find_owners, make_orphaning
 from kopf._core.engines.child_marks import ChildKind
+from kopf._core.engines.conversion_strategies import CRDS_PATH
 from kopf._core.engines.field_ownership import find_entry
 
 CONFIRMATION_DELAY: Final = 1.0
 """The delay after which a kind that the API server does not serve is looked for once more (in seconds)."""
-
-CRDS: Final = Resource('apiextensions.k8s.io', 'v1', 'customresourcedefinitions', namespaced=False)
-"""The resource of custom resource definitions."""
 
 BACKGROUND: Final = 'Background'
 """The propagation policy: the garbage collector deletes the dependents of the child after it.
@@ -226,7 +224,7 @@ async def _check_gone(client: ApiClient, kind: ChildKind, logger: AnyLogger | No
     # Why a list? Operators have the permission for it, as they watch all CRDs.
     params = {'fieldSelector': f'metadata.name={kind.plural}.{kind.group}'}
     try:
-        found = await _request_items(client, CRDS.get_url(), params, logger) if kind.group else []
+        found = await _request_items(client, CRDS_PATH, params, logger) if kind.group else []
     except (APINotFoundError, APIForbiddenError):
         found = []  # without this permission, the operator must not keep the owner for ever when the kind is gone
     if found:
