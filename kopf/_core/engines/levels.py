@@ -647,23 +647,26 @@ class ChildrenOfPlan:
 
     def find_relations(self) -> Collection[Relations]:
         """Return the relations of all handlers of the object to their children."""
-        level = self._plan.level
-        controllers = (*(plan.controller for plan in level.plans), *level.leveler.elsewhere)
-        return [relations for each in controllers if each.kinds is not None for relations in each.kinds.relations]
+        kinds = [each.kinds for each in self._find_controllers()]
+        return [relations for each in kinds if each is not None for relations in each.relations]
 
     def find_former(self, resource: Resource) -> Collection[str]:
         """Return the ids of the handlers that prune the children of the object, but do not name this kind of them."""
-        level = self._plan.level
         former = {
             plan.controller.handler.id
-            for plan in level.plans
+            for plan in self._plan.level.plans
             # Why not those that do not match the object? What they have applied stays.
             if plan.controller.handler.prune and (plan is self._plan or plan.digest)
         }
-        controllers = (*(plan.controller for plan in level.plans), *level.leveler.elsewhere)
         # Handlers of one function, or of several versions, can share their id.
-        present = {each.handler.id for each in controllers if each.kinds is None or each.kinds.can_have(resource)}
-        return former - present
+        return former - {
+            each.handler.id for each in self._find_controllers() if each.kinds is None or each.kinds.can_have(resource)
+        }
+
+    def _find_controllers(self) -> Collection[Controller]:
+        """Return the controllers of all handlers of the object, those of other versions of the resource included."""
+        level = self._plan.level
+        return [*(plan.controller for plan in level.plans), *level.leveler.elsewhere]
 
     def contest(self, key: ChildKey, truces: Mapping[Path, Truce], manager: str) -> None:
         """Called when the operator stops applying contested fields for a while."""
@@ -795,8 +798,11 @@ class Leveler:
 
     def find_plans(self, level: ObjectLevel) -> Sequence[HandlerPlan]:
         """Return the plans of all handlers of the object, those of other versions of the resource included."""
+        versions = self.find_versions(level)
+        if not versions:
+            return level.plans
         # In the same order for all versions, as texts of conditions are made of them.
-        levels = sorted((level, *self.find_versions(level)), key=lambda each: each.leveler.resource.version)
+        levels = sorted((level, *versions), key=lambda each: each.leveler.resource.version)
         return [plan for each in levels for plan in each.plans]
 
     def find_unlisted(self, level: ObjectLevel) -> Sequence[Controller]:
@@ -948,18 +954,24 @@ class Leveler:
     ) -> Mapping[str, Condition | None]:
         """Return the conditions after the run, except for those that the handler has changed itself."""
         run.plan.verdict = judge(run.plan.controller.handler, outcome, generation, changed)
-        level = run.plan.level
         verdicts: dict[str, Verdict | None] = {}
-        for plan in self.find_plans(level):
-            if plan.controller.keeps_conditions and (plan.digest or plan is run.plan):
-                id = str(plan.controller.handler.id)
-                # The handlers of several versions can have the same id.
-                id = f'{id} for {plan.level.leveler.resource}' if id in verdicts else id
-                verdicts[id] = plan.verdict
-        for controller in self.find_unlisted(level):
+        for plan in self._find_keepers(run):
+            id = str(plan.controller.handler.id)
+            # The handlers of several versions can have the same id.
+            id = f'{id} for {plan.level.leveler.resource}' if id in verdicts else id
+            verdicts[id] = plan.verdict
+        for controller in self.find_unlisted(run.plan.level):
             if controller.keeps_conditions:
                 verdicts.setdefault(str(controller.handler.id))
         return derive_conditions(verdicts, generation, changed)
+
+    def _find_keepers(self, run: 'Run') -> list[HandlerPlan]:
+        """Return the plans of the handlers that match the object, and for which the framework sets its conditions."""
+        return [
+            plan
+            for plan in self.find_plans(run.plan.level)
+            if plan.controller.keeps_conditions and (plan.digest or plan is run.plan)
+        ]
 
     def carry(self, run: 'Run', edits: Sequence[ConditionEdits]) -> None:
         """Keep the changes of conditions that were not written, for the next run."""
@@ -1149,8 +1161,7 @@ class Leveler:
             controller.warn_of_result(outcome.result, run.logger)
         return outcome
 
-    @staticmethod
-    def _tell_contested(run: Run, cause: ReconcilingCause) -> None:
+    def _tell_contested(self, run: Run, cause: ReconcilingCause) -> None:
         """Set or remove the condition about contested fields, if the framework keeps the conditions."""
         if not run.plan.controller.keeps_conditions:
             return
@@ -1159,9 +1170,8 @@ class Leveler:
         # Why those of all handlers? They share the condition: each would remove what another one has set.
         texts = [
             plan.children.explain_contests(plan.controller.kinds.manager, now)
-            for plan in run.plan.level.leveler.find_plans(run.plan.level)
-            if plan.children is not None and plan.controller.kinds is not None and plan.controller.keeps_conditions
-            if plan.digest or plan is run.plan
+            for plan in self._find_keepers(run)
+            if plan.children is not None and plan.controller.kinds is not None
         ]
         text = '; '.join(filter(None, dict.fromkeys(texts)))
         try:

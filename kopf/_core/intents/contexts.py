@@ -40,7 +40,7 @@ class OperatorContext:
     instruments: Instruments = dataclasses.field(default_factory=Instruments)
     """The instruments that observe the operator, such as metrics."""
 
-    running_calls: ThreadCalls = dataclasses.field(default_factory=ThreadCalls, init=False)
+    thread_calls: ThreadCalls = dataclasses.field(default_factory=ThreadCalls, init=False)
     """The handlers that are running in threads for objects or schedules."""
 
     _complaints: set[type] = dataclasses.field(default_factory=set, init=False)
@@ -99,7 +99,7 @@ class OperatorContext:
             instruments=self.instruments,
             is_halted=is_halted,
             # The others are also called while another replica handles the objects, so it need not wait for their end.
-            running=None if is_halted is None else self.running_calls,
+            running=None if is_halted is None else self.thread_calls,
         )
 
     def _find_executor(self, executor: Executor | None) -> Executor:

@@ -821,7 +821,7 @@ class Orchestrator:
         return [
             *self._tools.workers.find_running(),
             *self._tools.schedules.find_running(),
-            *self._tools.context.running_calls.find(),
+            *self._tools.context.thread_calls.find(),
         ]
 
     async def _halt(self, saving: asyncio.Task[None]) -> None:
