@@ -437,6 +437,13 @@ PEERING_GROUPS = frozenset({'kopf.dev', 'zalando.org'})
 """The API groups of the peering objects."""
 
 
+def is_for_coordination(resource: Resource) -> bool:
+    """Check whether processes agree by these objects which of them works: Leases and peerings."""
+    if resource.plural in ('kopfpeerings', 'clusterkopfpeerings'):
+        return resource.group in PEERING_GROUPS
+    return resource.plural == 'leases' and resource.group == 'coordination.k8s.io'
+
+
 def select_peerings(resources: Collection[Resource], *, clusterwide: bool) -> Resource | None:
     """Return the resource of peering objects that exists in the cluster, if any; the newer one if both exist."""
     for selector in CLUSTER_PEERINGS if clusterwide else NAMESPACED_PEERINGS:

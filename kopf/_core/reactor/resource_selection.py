@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from kopf._cogs.configs.selector_mappings import SelectorMapping
-from kopf._cogs.structs.references import Resource, Selector
+from kopf._cogs.structs.references import Resource, Selector, is_for_coordination
 from kopf._core.intents.handlers import ConversionHandler, ReconcilingHandler, WebhookHandler
 from kopf._core.intents.registries import HandlerTable, OperatorRegistry
 
@@ -133,10 +133,16 @@ def resolve_webhooks(
     registry: OperatorRegistry,
     resources: Collection[Resource],
 ) -> tuple[dict[WebhookHandler, frozenset[Resource]], dict[ConversionHandler, frozenset[Resource]], ResourceProblems]:
-    """Return the resources of admission handlers and of conversion handlers, and the problems of the others."""
+    """
+    Return the resources of admission handlers and of conversion handlers, and the problems of the others.
+
+    Admission handlers that name no resource, such as those of `kopf.EVERYTHING`, are not for Leases and peerings.
+    Otherwise, an operator whose handlers wait for its indices could not write its own record, for which the indices
+    wait. And the webhooks of a killed operator would block the Leases of its successor and of all nodes.
+    """
     chosen, problems = _resolve_selectors(registry.iter_selectors(watched=False), resources)
     webhooks = {
-        handler: chosen.get(handler.selector, frozenset())
+        handler: _select_reviewed(handler.selector, chosen.get(handler.selector, frozenset()))
         for handler in registry.webhooks
         if handler.selector is not None
     }
@@ -146,6 +152,12 @@ def resolve_webhooks(
         if handler.selector is not None
     }
     return webhooks, conversions, problems
+
+
+def _select_reviewed(selector: Selector, chosen: frozenset[Resource]) -> frozenset[Resource]:
+    if selector.is_specific:
+        return chosen
+    return frozenset(resource for resource in chosen if not is_for_coordination(resource))
 
 
 def _resolve_selectors(

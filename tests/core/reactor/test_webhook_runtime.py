@@ -503,6 +503,43 @@ async def test_the_real_server_with_the_api_calling_back(world, hooks):
 
 
 @in_virtual_time
+async def test_webhooks_of_everything_do_not_review_what_the_operator_needs_before_it_can_answer(world, hooks):
+    """A handler waits for its index, which waits until the operator is in its peering, by a change that is reviewed."""
+
+    @kopf.index('kopfexamples', id='names', registry=world.registry)
+    async def names(name, **_):
+        return {'all': name}
+
+    async def look(names, **_):
+        pass
+
+    world.settings.admission.server = kopf.WebhookServer()
+    world.settings.admission.managed = NAME
+    world.settings.peering.mandatory = True
+    world.declare(kopf.on.validate, 'validating', resource=kopf.EVERYTHING, does=look)
+    world.declare(kopf.on.create, 'create')
+    await world.aio.apply(world.root / 'peering.yaml')
+    await world.aio.create({'apiVersion': 'kopf.dev/v1', 'kind': 'ClusterKopfPeering', 'metadata': {'name': 'default'}})
+    async with world.operator(standalone=False, clusterwide=True, identity='me'):
+        rules = (await hooks(VALIDATING, 'validating'))['validating']['rules']
+        reviewed = {name for rule in rules for name in rule['resources']}
+        assert reviewed >= {'kopfexamples', 'namespaces'}
+        assert reviewed.isdisjoint({'leases', 'kopfpeerings', 'clusterkopfpeerings'})
+        await world.create('one')
+        await world.handled('one')
+
+
+@in_virtual_time
+@pytest.mark.parametrize('name', ['leases', 'clusterkopfpeerings'])
+async def test_webhooks_that_name_leases_or_peerings_review_them(world, server, hooks, name):
+    await world.aio.apply(world.root / 'peering.yaml')
+    world.declare(kopf.on.validate, 'validating', resource=name)
+    async with world.operator():
+        [rule] = (await hooks(VALIDATING, 'validating'))['validating']['rules']
+        assert rule['resources'] == [name]
+
+
+@in_virtual_time
 async def test_webhooks_that_end_with_their_process_name_no_writer(world, server, hooks):
     world.declare(kopf.on.validate, 'validating')
     async with world.operator():
