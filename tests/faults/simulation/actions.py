@@ -34,12 +34,16 @@ OPTIONAL = {
     'fleeting': {'come_and_go': 8},
     'twins': {'twin': 16, 'secret': 12},
     'remote': {'unmark': 6},
+    'outages': {'group_outage': 5},
     'sharing': {'hand_over': 16},
 }
 
 FORBIDDEN = ['kopfexamples'] * 4 + ['kopfpeerings', 'clusterkopfpeerings', 'namespaces', 'configmaps', 'leases']
 FORBIDDEN += ['customresourcedefinitions']
 """The resources for which the permissions of operators can be missing."""
+
+GROUPS = ['kopf.dev', 'kopf.dev', 'apiextensions.k8s.io', '', 'coordination.k8s.io']
+"""The API groups that can be down."""
 
 FAULTS = {
     'error': 2, 'lose': 2, 'drop': 1, 'error_of_list': 1, 'error_of_discovery': 1, 'error_of_anything': 2,
@@ -71,6 +75,8 @@ class Actions:
             if getattr(self._options, option):
                 for name, weight in more.items():
                     weights[name] = weights.get(name, 0) + weight
+        if not self._options.scanning:
+            weights.update(undefine=0, versions=0, recreate_namespace=0, create_namespace=0)
         if self._options.pruning:
             weights.update(restart=0)
         if self._options.electing:
@@ -361,6 +367,16 @@ class Actions:
 
     # The API.
 
+    async def group_outage(self):
+        group = self._rng.choice(GROUPS)
+        self._ledger.note(f'{group} is down')
+        self._simulation.server.api.set_availability(group, False)
+        asyncio.get_running_loop().call_later(
+            self._rng.choice([0.1, 1, 5, 20, 60]), self._simulation.server.api.set_availability, group, True
+        )
+        if self._rng.random() < 0.5:
+            await self.act(['restart', 'late', *(['kill'] if self._options.killing else [])])
+
     async def forbid(self):
         loop = asyncio.get_running_loop()
         until = loop.time() + self._rng.choice([1, 5, 25, 60])
@@ -471,6 +487,8 @@ async def clear(simulation):
     faults, cluster = simulation.server.faults, simulation.cluster
     faults.clear()
     faults.freeze_discovery(False)
+    for group in GROUPS:
+        simulation.server.api.set_availability(group, True)
     simulation.network.down_until = simulation.network.lagging = 0
     simulation.network.slowness = min(simulation.network.slowness, 10)
     simulation.flakiness.rate = 0

@@ -55,6 +55,8 @@ class Handlers:
             self._declare_parent()
             if self._options.limited:
                 self._declare_limited()
+            if self._options.deleting:
+                self._declare_deletions()
             if self._options.spawning:
                 self._declare_daemons()
                 self._declare_timers()
@@ -120,8 +122,10 @@ class Handlers:
 
         return fn if threaded else coroutine_fn
 
-    async def _run(self, id, part, retries, *, uid, name, body, reason, retry, patch, **_):
+    async def _run(self, id, part, retries, *, uid, name, body, reason, retry, patch, memo, **_):
         await self._process.alive()
+        if self._options.remembering:
+            self._ledger.check_memo(self._process, uid, memo)
         ledger, reason, seen = self._ledger, str(reason), look_at(body)
         done = Run(self._process, id, uid, reason, seen, part, called=ledger.now)
         token = ledger.enter(self._process, uid, id)
@@ -231,6 +235,17 @@ class Handlers:
                 functools.partial(self._run_limited, id, limits)
             )
 
+    def _declare_deletions(self):
+        for id, options in [
+            ('leaving', {'retries': 3}),
+            ('late_leaving', {'timeout': 3}),
+            ('labelled_leaving', {'retries': 5, 'labels': {'w': 'on'}}),
+        ]:
+            limits = Limits(options.get('retries'), options.get('timeout'))
+            kopf.on.delete(RESOURCE, id=id, backoff=0.2, **options, **self._common)(
+                functools.partial(self._run_limited, id, limits)
+            )
+
     async def _run_limited(self, id, limits, *, uid, retry, runtime, reason, **_):
         await self._process.alive()
         seconds = runtime.total_seconds()
@@ -309,8 +324,10 @@ class Handlers:
         ]:
             kopf.timer(RESOURCE, id=id, backoff=0.3, **options, **self._common)(functools.partial(self._tick, id))
 
-    async def _tick(self, id, *, uid, spec, patch, **_):
+    async def _tick(self, id, *, uid, spec, patch, memo, **_):
         await self._process.alive()
+        if self._options.remembering:
+            self._ledger.check_memo(self._process, uid, memo)
         self._ledger.enter_tick(self._process, id, uid)
         try:
             value = spec.get('a')

@@ -114,6 +114,7 @@ class Ledger:
         self.schedules = {}
         self.late = {}  # (number of the process, id, uid): (time, seen), of handlers declared at run time
         self.late_daemons = set()  # (number of the process, id, uid)
+        self._memos = {}  # (number of the process, uid): the number that is kept in the memo
         self.created_at = {}  # uid: when a creation handler was called last
         self.orphaned = set()
         self.undefined = set()
@@ -164,6 +165,22 @@ class Ledger:
             crowd.difference_update([token for token in crowd if token.process_id == process.id])
         for key in [key for key, number in self.ticking.items() if number == process.id]:
             del self.ticking[key]
+
+    def check_memo(self, process, uid, memo):
+        """Check that the memo is that of the object, from the first call to the last one."""
+        if memo.get('uid', uid) != uid:
+            self.fault(f'the memo of {memo.uid} is given for {uid}')
+        expected, memo.uid = self._memos.get((process.id, uid)), uid
+        if expected is None or self._can_vanish(uid):
+            self._memos[process.id, uid] = memo.number = self.number()
+        elif memo.get('number') != expected:
+            self.fault(f'the memo of {uid} is {memo}, not {expected}, in {process}')
+            memo.number = expected
+
+    def _can_vanish(self, uid):
+        """Check whether the object can have been absent for a while, as far as its operator can tell."""
+        options = self._options
+        return bool(options.selecting or options.electing or self.restored or uid in self.undefined)
 
     # Successes, and failures for good.
 

@@ -67,6 +67,10 @@ class Options:
     clusterwide_kind: bool = False  # whether the objects are in no namespace
     sharing: bool = False  # whether there are two handlers that apply children, and hand them over to each other
     twins: str = ''  # '', 'stacked' or 'category': how these handlers are also for another kind
+    scanning: bool = True  # whether new kinds and namespaces are looked for
+    outages: bool = False  # whether some API groups are down for a while
+    deleting: bool = False  # whether there are deletion handlers with limits, and such that match only some objects
+    remembering: bool = False  # whether the handlers check the memos
     blind: bool = False  # never drawn: whether the operators serve another label than the checks expect
 
 
@@ -132,6 +136,8 @@ def draw(rng):
     options.observing, options.pausing = chance(0.3), chance(0.3)
     options.fleeting, options.disturbing, options.clusterwide_kind = chance(0.4), chance(0.2), chance(0.15)
     options.sharing, options.twins = chance(0.5), choice(['', '', 'stacked', 'category'])
+    options.outages, options.deleting, options.remembering = chance(0.3), chance(0.4), chance(0.5)
+    options.scanning = chance(0.85)
     fit(options)
     options.remote = options.remote and options.scope == 'cluster'  # where no namespace is deleted
     if options.peering:
@@ -148,5 +154,7 @@ def fit(options):
         options.conditions = False
     if options.clusterwide_kind:
         options.children = options.applying = False  # they are in the namespaces of the objects
+    if options.scope == 'pattern' or options.electing:
+        options.scanning = True  # namespaces are served by their names only; Leases are in one of their own
     if not options.applying:
         options.sharing, options.twins = False, ''

@@ -167,6 +167,7 @@ class Simulation:
     def _make_settings(self):
         settings, options = kopf.OperatorSettings(), self.options
         settings.posting.enabled = options.posting
+        settings.scanning.disabled = not options.scanning
         settings.networking.error_backoffs = [0.05, 0.1]
         settings.networking.login_backoffs = [0.1, 0.2]
         settings.networking.request_timeout = 30
