@@ -78,7 +78,7 @@ class World:
     def __init__(self, sandbox):
         self.sandbox = sandbox
         self.aio = sandbox.aio
-        self.registry = kopf.OperatorRegistry()
+        self.replace_code()
         self.settings = kopf.OperatorSettings()
         self.settings.posting.enabled = False
         self.settings.networking.error_backoffs = []
@@ -88,6 +88,11 @@ class World:
         self.log = Log(self.changed)
 
     # Handlers.
+
+    def replace_code(self):
+        """Begin with other code for the next operator: without any handlers but the login."""
+        self.registry = kopf.OperatorRegistry()
+        kopf.on.login(registry=self.registry)(kopf.login_with_kubeconfig)
 
     def note(self, id, name, **kwargs):
         self.calls.append(Call(id, name, kwargs))
@@ -227,7 +232,6 @@ def new_world(virtual_time=False, **options):
         level = logger.level
         logger.addHandler(world.log)
         logger.setLevel(logging.INFO)
-        kopf.on.login(registry=world.registry)(kopf.login_with_kubeconfig)
         yield world
         logger.removeHandler(world.log)
         logger.setLevel(level)

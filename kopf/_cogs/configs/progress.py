@@ -112,6 +112,14 @@ class ProgressStorage(storage_formats.StorageStanzaCleaner, metaclass=abc.ABCMet
         """Return the annotations in which the record of a handler is stored; none if it is stored elsewhere."""
         return ()
 
+    def purge_unfinished_creations(self, *, body: bodies.Body, patch: patches.Patch) -> None:
+        """
+        Remove the records that tell that the creation of the object goes on, of whatever handlers.
+
+        Called when it is over: records of handlers that the operator does not have any more would begin it anew when
+        a former version of the operator comes back.
+        """
+
     def flush(self) -> None:
         """Complete postponed writes. Called when all records of a handling cycle are written."""
 
@@ -196,6 +204,12 @@ class AnnotationsProgressStorage(
     def list_annotations(self, key: ids.HandlerId) -> Collection[str]:
         return list(self.make_keys(key))
 
+    def purge_unfinished_creations(self, *, body: bodies.Body, patch: patches.Patch) -> None:
+        prefix = f'{self.prefix}/'
+        for full_key, text in storage_formats.get_annotations(body).items():
+            if full_key.startswith(prefix) and _is_unfinished_creation(_load_if_of_edited(text)):
+                dicts.ensure(patch, ('metadata', 'annotations', full_key), None)
+
 
 class StatusProgressStorage(ProgressStorage):
     """
@@ -277,6 +291,12 @@ class StatusProgressStorage(ProgressStorage):
         if purged and body.metadata.get('deletionTimestamp') is not None:
             _purge_empty(patch, self._field, body=body)
 
+    def purge_unfinished_creations(self, *, body: bodies.Body, patch: patches.Patch) -> None:
+        records = dicts.resolve(body, self._field, None)
+        for name, value in records.items() if isinstance(records, Mapping) else ():
+            if _is_unfinished_creation(self._add_extras(value, ids.HandlerId(name), body)):
+                self.purge(key=ids.HandlerId(name), body=body, patch=patch)
+
     def touch(self, *, body: bodies.Body, patch: patches.Patch, value: str | None) -> None:
         if dicts.resolve(body, self._touch_field, None) != value:
             dicts.ensure(patch, self._touch_field, value)
@@ -323,6 +343,10 @@ class MultiProgressStorage(ProgressStorage):
 
     def list_annotations(self, key: ids.HandlerId) -> Collection[str]:
         return [name for storage in self.storages for name in storage.list_annotations(key)]
+
+    def purge_unfinished_creations(self, *, body: bodies.Body, patch: patches.Patch) -> None:
+        for storage in self.storages:
+            storage.purge_unfinished_creations(body=body, patch=patch)
 
     def flush(self) -> None:
         for storage in self.storages:
@@ -394,6 +418,23 @@ def _purge_empty(patch: patches.Patch, path: dicts.FieldPath, *, body: bodies.Bo
             return
         dicts.ensure(patch, path, None)
         path = path[:-1]
+
+
+def is_of_edited(record: Mapping[str, Any]) -> bool:
+    """Check whether the record belongs to the creation of an object that was edited meanwhile."""
+    return record.get('purpose') == 'create' and bool(record.get('edited'))
+
+
+def _is_unfinished_creation(value: Any) -> bool:
+    return isinstance(value, Mapping) and is_of_edited(value)
+
+
+def _load_if_of_edited(text: str) -> Any:
+    # Most records are of other cycles, and need not be parsed.
+    try:
+        return storage_formats.load_json(text) if '"edited"' in text else None
+    except (ValueError, TypeError):
+        return None
 
 
 def _identify(record: Mapping[str, Any]) -> list[Any]:

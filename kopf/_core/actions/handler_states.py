@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import orjson
 
-from kopf._cogs.configs.progress import ProgressRecord
+from kopf._cogs.configs.progress import ProgressRecord, is_of_edited
 from kopf._cogs.helpers.clocks import get_shift
 from kopf._cogs.structs.bodies import Body
 from kopf._cogs.structs.ids import HandlerId
@@ -415,11 +415,6 @@ class State(Mapping[HandlerId, HandlerState]):
     def _set(self, key: HandlerId, state: HandlerState) -> None:
         self._states[key] = state
         self._dirty.add(key)
-
-
-def is_of_edited(record: Mapping[str, Any]) -> bool:
-    """Check whether the record belongs to the creation of an object that was edited meanwhile."""
-    return record.get('purpose') == 'create' and bool(record.get('edited'))
 
 
 def _shorten(message: str | None) -> str | None:

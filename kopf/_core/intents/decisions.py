@@ -19,11 +19,12 @@ from typing import Any, Final, Protocol, cast
 
 from kopf._cogs.configs import storage_formats
 from kopf._cogs.configs.configuration import PersistenceSettings
+from kopf._cogs.configs.progress import is_of_edited
 from kopf._cogs.structs.bodies import Body, BodyEssence, RawBody
 from kopf._cogs.structs.dicts import FieldPath, resolve
 from kopf._cogs.structs.diffs import EMPTY, Diff, diff, is_same
 from kopf._cogs.structs.patches import Patch, combine_values, subtract_values
-from kopf._core.actions.handler_states import digest_essence, is_of_edited
+from kopf._core.actions.handler_states import digest_essence
 from kopf._core.intents import filters
 from kopf._core.intents.causes import ChangingCause, Reason
 from kopf._core.intents.cycles import UNCHANGED, Cycle, Cycles, Expected, is_for_updates
@@ -555,6 +556,8 @@ class Decider:
             # Why in one patch with the last handled state? If the operator were killed between two patches, the
             # handlers would run again, or the remaining records would look like an interrupted cycle.
             cycle.state.purge(storage=self.records, body=body, patch=bookkeeping)
+            if reason is not Reason.DELETE:
+                self.records.purge_unfinished_creations(body=body, patch=bookkeeping)
             decision.followup = self._cycles.follow(cycle, decision.cause, decision.essence)
             if decision.followup is not None:
                 decision.followup.state.store(storage=self.records, body=body, patch=bookkeeping)

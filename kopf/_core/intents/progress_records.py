@@ -70,6 +70,15 @@ class ProgressRecords:
         except BaseException as error:
             raise StorageError(self._storage, 'purge', error) from error
 
+    def purge_unfinished_creations(self, *, body: Body, patch: Patch) -> None:
+        """Remove the records of former handlers that tell that the creation goes on, if the storage can find them."""
+        try:
+            self._storage.purge_unfinished_creations(body=body, patch=patch)
+        except INTERRUPTIONS:
+            raise
+        except BaseException as error:
+            raise StorageError(self._storage, 'purge_unfinished_creations', error) from error
+
     def flush(self) -> None:
         """Complete the postponed writes of the storage."""
         try:

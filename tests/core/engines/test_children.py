@@ -445,8 +445,7 @@ async def test_a_refused_deletion_does_not_stop_the_pruning_of_other_children(wo
     async with world.operator():
         await world.until_called('fn succeeded')
     if is_dropped:
-        world.registry = kopf.OperatorRegistry()
-        kopf.on.login(registry=world.registry)(kopf.login_with_kubeconfig)
+        world.replace_code()
         family.declare(owns=['configmaps'], wanted=[])
     family.wanted = []
     for path in ['configmaps/a', 'configmaps/b', 'secrets/a']:
@@ -534,8 +533,7 @@ async def test_copies_of_children_that_the_operator_has_not_applied_are_not_prun
     for plural in 'configmaps', 'secrets':
         await world.aio.create(copy_of(await world.aio.get(plural, 'child')))
     if is_dropped:
-        world.registry = kopf.OperatorRegistry()
-        kopf.on.login(registry=world.registry)(kopf.login_with_kubeconfig)
+        world.replace_code()
         family.declare(owns=['configmaps'], wanted=[])
     family.wanted = []
     async with world.operator():
@@ -567,8 +565,7 @@ async def test_children_of_a_renamed_handler_are_pruned_when_all_handlers_have_s
     await world.create()
     async with world.operator():
         await world.until_called('former succeeded')
-    world.registry = kopf.OperatorRegistry()
-    kopf.on.login(registry=world.registry)(kopf.login_with_kubeconfig)
+    world.replace_code()
     family.declare('first', wanted=[])
     family.declare('second', wanted=[config_map('b')])
     async with world.operator():
@@ -1035,8 +1032,7 @@ async def test_children_of_a_dropped_kind_are_pruned(world, family):
     await world.create()
     async with world.operator():
         await world.until_called('fn succeeded')
-    world.registry = kopf.OperatorRegistry()
-    kopf.on.login(registry=world.registry)(kopf.login_with_kubeconfig)
+    world.replace_code()
     family.declare(owns=['configmaps'], wanted=[config_map()])
     async with world.operator():
         await world.aio.wait_gone('secrets', 'secret', namespace='default')
@@ -1059,8 +1055,7 @@ async def test_children_of_a_kind_that_is_not_found_at_the_start_are_not_pruned(
     await world.create()
     async with world.operator():
         await world.until_called('fn succeeded')
-    world.registry = kopf.OperatorRegistry()
-    kopf.on.login(registry=world.registry)(kopf.login_with_kubeconfig)
+    world.replace_code()
 
     @kopf.on.reconcile('kopfexamples', id='fn', owns=['configmaps', kind], registry=world.registry)
     async def fn(name, children, **_):
@@ -1109,8 +1104,7 @@ async def test_children_of_a_dropped_kind_are_pruned_although_another_kind_is_mi
     await world.create()
     async with world.operator():
         await world.until_called('fn succeeded')
-    world.registry = kopf.OperatorRegistry()
-    kopf.on.login(registry=world.registry)(kopf.login_with_kubeconfig)
+    world.replace_code()
     family.declare(owns=['configmaps', missing], wanted=[config_map()])
     async with world.operator():
         await world.aio.wait_gone('parts', 'part', namespace='default')
@@ -1331,8 +1325,7 @@ async def test_remote_children_are_deleted_in_any_version_that_is_served(world, 
     versions = [{**version, 'served': False}, {**version, 'name': 'v2', 'storage': False}]
     await world.aio.patch('customresourcedefinitions', 'parts.example.dev', {'spec': {'versions': versions}})
     await world.delete()
-    world.registry = kopf.OperatorRegistry()
-    kopf.on.login(registry=world.registry)(kopf.login_with_kubeconfig)
+    world.replace_code()
     family.declare(owns=['example.dev/v2/parts'])
     async with world.operator():
         await world.gone()
@@ -1394,8 +1387,7 @@ async def test_children_of_a_dropped_kind_that_is_not_served_for_a_while_are_pru
     await world.create()
     async with world.operator():
         await world.until_called('fn succeeded')
-    world.registry = kopf.OperatorRegistry()
-    kopf.on.login(registry=world.registry)(kopf.login_with_kubeconfig)
+    world.replace_code()
     family.declare(owns=['configmaps'])
     await serve_parts(world, False)
     async with world.operator():
@@ -1545,8 +1537,7 @@ async def test_children_of_a_dropped_kind_are_pruned_without_permissions_for_the
     await world.create()
     async with world.operator(namespaces=['default', 'other']):
         await world.until_called('fn succeeded')
-    world.registry = kopf.OperatorRegistry()
-    kopf.on.login(registry=world.registry)(kopf.login_with_kubeconfig)
+    world.replace_code()
     family.declare(owns=['configmaps'], wanted=[])
     world.sandbox.faults.error(403, times=None, verb='list', path='/api/v1/secrets')
     async with world.operator(namespaces=['default', 'other']):
@@ -1560,8 +1551,7 @@ async def test_a_dropped_cluster_scoped_kind_that_may_not_be_listed_is_no_failur
     await world.create()
     async with world.operator():
         await world.until_called('fn succeeded')
-    world.registry = kopf.OperatorRegistry()
-    kopf.on.login(registry=world.registry)(kopf.login_with_kubeconfig)
+    world.replace_code()
     family.declare(owns=['configmaps'], wanted=[])
     world.sandbox.faults.error(403, times=None, path='/v1/clusterroles')
     async with world.operator(namespaces=['default']):
@@ -1579,8 +1569,7 @@ async def test_owners_are_released_if_no_handler_of_the_new_version_applies_chil
     await world.create()
     async with world.operator():
         await world.until_called('fn succeeded')
-    world.registry = kopf.OperatorRegistry()
-    kopf.on.login(registry=world.registry)(kopf.login_with_kubeconfig)
+    world.replace_code()
     world.declare(decorator, 'other')
     async with world.operator():
         await rest()

@@ -70,8 +70,7 @@ async def test_no_requests_are_made_for_it(world):
     await world.aio.create(define('things', 'Thing', group='example.com', schema=SCHEMA))
     requests = []
     for field in (None, 'spec.feild'):
-        world.registry = kopf.OperatorRegistry()
-        kopf.on.login(registry=world.registry)(kopf.login_with_kubeconfig)
+        world.replace_code()
         declare(world, field)
         before = len(world.sandbox.requests)
         async with world.operator(clusterwide=True):

@@ -493,8 +493,7 @@ async def test_children_of_former_handlers_are_pruned_beside_handlers_of_another
         first.pop()
         await versions.edit('w')
         await world.aio.wait_gone('configmaps', 'gone')
-    world.registry = kopf.OperatorRegistry()
-    kopf.on.login(registry=world.registry)(kopf.login_with_kubeconfig)
+    world.replace_code()
     versions.declare('v1', 'renamed', config_map('renamed'))
     versions.declare('v2', 'two', config_map('two'))
     async with world.operator():

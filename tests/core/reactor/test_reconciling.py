@@ -451,6 +451,38 @@ async def test_edits_during_an_update_reach_finished_and_later_handlers(world):
     assert len(world.called('first')) == 2 and len(world.called('second')) == 1
 
 
+@pytest.mark.parametrize('storage', [kopf.SmartProgressStorage, kopf.StatusProgressStorage])
+@in_virtual_time
+async def test_an_edited_creation_is_over_also_for_the_handlers_that_were_away_at_its_end(world, storage):
+    """A handler is removed in the middle of a creation, and comes back when this is over: an upgrade and a rollback."""
+    world.settings.persistence.progress_storage = storage()
+
+    def declare(*ids):
+        world.replace_code()
+        for id in ids:
+            world.declare(kopf.on.create, id)
+        world.declare(kopf.on.update, 'update')
+
+    world.declare(kopf.on.create, 'first')
+    world.declare(kopf.on.create, 'second', does=kopf.TemporaryError("Not yet.", delay=1))
+    async with world.operator():
+        await world.create()
+        await world.until_called('first')
+        await world.edit(field='y')
+        await world.until_called('second', 2)
+    declare('second')
+    async with world.operator():
+        await world.handled(field='y')
+    assert world.ids.count('update') == 1
+    del world.calls[:]
+    declare('first', 'second')
+    async with world.operator():
+        await world.settled()
+        await world.edit(field='z')
+        await world.handled(field='z')
+    assert [call.id for call in world.calls if call.name == 'obj'] == ['update']
+
+
 @in_virtual_time
 async def test_deletion_supersedes_a_creation_that_fails(world):
     world.declare(kopf.on.create, 'create', does=kopf.TemporaryError('boo', delay=999))
