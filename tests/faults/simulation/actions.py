@@ -77,6 +77,8 @@ class Actions:
                     weights[name] = weights.get(name, 0) + weight
         if not self._options.scanning:
             weights.update(undefine=0, versions=0, recreate_namespace=0, create_namespace=0)
+        if self._options.upgrading:
+            weights.update(restart=6)
         if self._options.pruning:
             weights.update(restart=0)
         if self._options.electing:

@@ -13,6 +13,10 @@ from tests.faults.simulation.ledger import Attempt, Limits, Run, look_at
 RESOURCE = 'kopfexamples'
 BACKOFF = {'backoff': 0.1}
 
+DISPENSABLE = {'c1', 'c2', 'u', 'ua', 'ub', 'ul', 'uw', 'fa', 'fc', 'uc', 'fp', 'd1', 'd2', 'r', 'p'}
+DISPENSABLE |= {'retried', 'timed', 'edited'}
+"""The ids of the handlers that versions of the code can lack."""
+
 ODD_TIMERS = [
     ('odd', {'idle': 0.3, 'interval': 0.5, 'sharp': True, 'initial_delay': 0.2}),
     ('patient', {'idle': 0.2, 'initial_delay': 1}),
@@ -44,6 +48,8 @@ class Handlers:
         self._common = {'registry': registry}
         self.late = {}
         """The kinds of the handlers that were declared while the operator was running, and when; by their ids."""
+        self.absent = frozenset(rng.sample(sorted(DISPENSABLE), 4)) if options.upgrading else frozenset()
+        """The ids of the handlers that this version of the code lacks."""
         if options.selecting == 'decorators':
             self._common['label_selector'] = 'app=x'
 
@@ -52,7 +58,8 @@ class Handlers:
         self._declare_activities()
         if self._options.managing:
             self._declare_changes()
-            self._declare_parent()
+            if 'p' not in self.absent:
+                self._declare_parent()
             if self._options.limited:
                 self._declare_limited()
             if self._options.deleting:
@@ -99,6 +106,8 @@ class Handlers:
             (kopf.on.resume, 'r', 'all', False, {}),
             *(self._list_fleeting() if self._options.fleeting else ()),
         ]:
+            if id in self.absent:
+                continue
             fn = self._make_changing(id, part, retries=options.get('retries'), threaded=threaded)
             decorator(RESOURCE, id=id, **options, **common)(fn)
 
@@ -230,6 +239,8 @@ class Handlers:
             (kopf.on.create, 'timed', {'timeout': 4}),
             (kopf.on.update, 'edited', {'field': 'spec.b', 'retries': 4, 'timeout': 6}),
         ]:
+            if id in self.absent:
+                continue
             limits = Limits(options.get('retries'), options.get('timeout'))
             decorator(RESOURCE, id=id, backoff=0.2, **options, **self._common)(
                 functools.partial(self._run_limited, id, limits)

@@ -71,6 +71,7 @@ class Options:
     outages: bool = False  # whether some API groups are down for a while
     deleting: bool = False  # whether there are deletion handlers with limits, and such that match only some objects
     remembering: bool = False  # whether the handlers check the memos
+    upgrading: bool = False  # whether each start is of other code, without some of the handlers
     blind: bool = False  # never drawn: whether the operators serve another label than the checks expect
 
 
@@ -137,7 +138,7 @@ def draw(rng):
     options.fleeting, options.disturbing, options.clusterwide_kind = chance(0.4), chance(0.2), chance(0.15)
     options.sharing, options.twins = chance(0.5), choice(['', '', 'stacked', 'category'])
     options.outages, options.deleting, options.remembering = chance(0.3), chance(0.4), chance(0.5)
-    options.scanning = chance(0.85)
+    options.scanning, options.upgrading = chance(0.85), chance(0.25)
     fit(options)
     options.remote = options.remote and options.scope == 'cluster'  # where no namespace is deleted
     if options.peering:
@@ -152,6 +153,10 @@ def fit(options):
     if options.pruning:  # all is only in memory
         options.killing = options.rivals = options.downtimes = options.migrating = options.restoring = False
         options.conditions = False
+    if options.storage in ('flaky', 'database'):
+        # Storages of users may drop the mark of an edited creation, so any record of a creation counts as such a one,
+        # also of handlers that were away at the end of it.
+        options.upgrading = False
     if options.clusterwide_kind:
         options.children = options.applying = False  # they are in the namespaces of the objects
     if options.scope == 'pattern' or options.electing:

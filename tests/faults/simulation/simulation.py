@@ -69,6 +69,8 @@ class Simulation:
         self.storage = self.options.storage
         self.flakiness = storages.Flakiness(self._derive('flakiness'), 0.03)
         self.processes = []
+        self.dropped = set()
+        """The ids of the handlers that any of the processes has lacked."""
         self.rested_since = 1e9
         self._handler_rng = self._derive('handlers')
         self._started = 0
@@ -135,6 +137,7 @@ class Simulation:
             process, registry, self.ledger, self.options, self._handler_rng, self.server
         )
         process.handlers.declare()
+        self.dropped |= process.handlers.absent
         process.indexers, process.stopping = OperatorIndexers(), asyncio.Event()
         process.patched.append(lambda request, response: self._note_patch(process, request, response))
         storages.configure(
