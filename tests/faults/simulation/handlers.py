@@ -105,6 +105,7 @@ class Handlers:
             (kopf.on.delete, 'd2', 'all', False, {'optional': True}),
             (kopf.on.resume, 'r', 'all', False, {}),
             *(self._list_fleeting() if self._options.fleeting else ()),
+            *(self._list_labelled(sync) if self._options.matching else ()),
         ]:
             if id in self.absent:
                 continue
@@ -118,6 +119,17 @@ class Handlers:
             (kopf.on.field, 'fc', 'c', False, {'field': 'spec.c'}),
             (kopf.on.update, 'uc', 'c', False, {'field': 'spec.c'}),
             (kopf.on.field, 'fp', 'c', False, {'field': 'spec.c', 'value': kopf.PRESENT}),
+        ]
+
+    @staticmethod
+    def _list_labelled(threaded):
+        """Return the handlers of objects with a label that comes and goes."""
+        labels = {'labels': {'w': 'on'}}
+        return [
+            (kopf.on.create, 'cw', 'all', threaded, labels),
+            (kopf.on.resume, 'rw', 'all', False, labels),
+            (kopf.on.field, 'fw', 'a', threaded, {'field': 'spec.a', **labels}),
+            (kopf.on.delete, 'dw', 'all', False, {'optional': True, **labels}),
         ]
 
     def _make_changing(self, id, part, *, retries=None, threaded=False):

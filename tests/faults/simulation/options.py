@@ -72,6 +72,7 @@ class Options:
     deleting: bool = False  # whether there are deletion handlers with limits, and such that match only some objects
     remembering: bool = False  # whether the handlers check the memos
     upgrading: bool = False  # whether each start is of other code, without some of the handlers
+    matching: bool = False  # whether there are handlers that match only while the object has a label
     blind: bool = False  # never drawn: whether the operators serve another label than the checks expect
 
 
@@ -138,7 +139,7 @@ def draw(rng):
     options.fleeting, options.disturbing, options.clusterwide_kind = chance(0.4), chance(0.2), chance(0.15)
     options.sharing, options.twins = chance(0.5), choice(['', '', 'stacked', 'category'])
     options.outages, options.deleting, options.remembering = chance(0.3), chance(0.4), chance(0.5)
-    options.scanning, options.upgrading = chance(0.85), chance(0.25)
+    options.scanning, options.upgrading, options.matching = chance(0.85), chance(0.25), chance(0.4)
     fit(options)
     options.remote = options.remote and options.scope == 'cluster'  # where no namespace is deleted
     if options.peering:
