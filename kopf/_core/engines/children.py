@@ -315,13 +315,13 @@ class ChildrenHost(Protocol):
     def contest(self, key: ChildKey, truces: Mapping[Path, Truce], manager: str, /) -> None:
         """Called when the operator stops applying contested fields for a while."""
 
-    def take_over(self, key: ChildKey, /) -> None:
+    def forget_elsewhere(self, key: ChildKey, /) -> None:
         """Called when the run has applied the child: handlers that do not match the object cannot want it any more."""
 
     def find_rival(self, key: ChildKey, desired: bytes, known: OwnedObject | None, /) -> str | None:
         """Return the other handler or the other object that applies the same child; ``None`` if there is none."""
 
-    def retry_on_release(self, key: ChildKey, known: OwnedObject | None, /) -> None:
+    def retry_when_unwanted(self, key: ChildKey, known: OwnedObject | None, /) -> None:
         """Trigger the handler when the other object that applies the child does not want it any more."""
 
 
@@ -401,7 +401,7 @@ class ChildrenRun:
                 # Use the equal digest of the former run, if there is one, to save memory.
                 entry = known.entry if known is not None and known.entry == entry else entry
                 self.memory.note(key, Applied(mark, sent_mark, entry))
-                self._host.take_over(key)
+                self._host.forget_elsewhere(key)
                 body = Body(raw)
         if ready is not False:
             check_ready(key, body, ready)
@@ -596,7 +596,7 @@ class ChildrenRun:
         rival = self._host.find_rival(key, mark, known)
         if rival is not None:
             self._has_rival = True
-            self._host.retry_on_release(key, known)
+            self._host.retry_when_unwanted(key, known)
             raise ChildConflictError(
                 f"children.apply(): {key} is applied by {rival}, too: let only one of them apply it, "
                 f"or give them different names.",

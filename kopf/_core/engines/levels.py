@@ -393,7 +393,7 @@ class Controller:
     def discard(self, plan: HandlerPlan) -> None:
         """Remove the object, and drop its plan."""
         self.planner.drop(plan)
-        self.release_all(plan)
+        self.trigger_all_waiting(plan)
         for key in self._iter_keys(plan):
             self._discard_key(key, plan)
 
@@ -428,11 +428,11 @@ class Controller:
                 return plan
         return None
 
-    def retry_on_release(self, claimant: HandlerPlan, key: ChildKey, own: str) -> None:
+    def retry_when_unwanted(self, claimant: HandlerPlan, key: ChildKey, own: str) -> None:
         """Trigger the handler for the object with this uid as soon as the claimant does not want the child any more."""
         self._waiting.setdefault(claimant, {}).setdefault(key, set()).add(own)
 
-    def release_children(self, plan: HandlerPlan) -> None:
+    def trigger_waiting(self, plan: HandlerPlan) -> None:
         """Trigger the handler for the objects that wait for children which the owner of the plan does not want now."""
         waiting = self._waiting.get(plan)
         if waiting is None:
@@ -442,7 +442,7 @@ class Controller:
         if not waiting:
             del self._waiting[plan]
 
-    def release_all(self, plan: HandlerPlan) -> None:
+    def trigger_all_waiting(self, plan: HandlerPlan) -> None:
         """Trigger the handler for all objects that wait for children of the owner of the plan: it wants none now."""
         for uids in self._waiting.pop(plan, {}).values():
             self.trigger_all(uids, Trigger.OWNED, None)
@@ -686,7 +686,7 @@ class ChildrenOfPlan:
         """Trigger the handler for the objects with these uids."""
         self._plan.controller.trigger_all(owners, Trigger.OWNED, None)
 
-    def take_over(self, key: ChildKey) -> None:
+    def forget_elsewhere(self, key: ChildKey) -> None:
         """
         Called when the run has applied the child: handlers that do not match the object cannot want it any more.
 
@@ -709,11 +709,11 @@ class ChildrenOfPlan:
         claimant = self._find_claimant(key, known)
         return None if claimant is None else claimant.owner_name
 
-    def retry_on_release(self, key: ChildKey, known: OwnedObject | None) -> None:
+    def retry_when_unwanted(self, key: ChildKey, known: OwnedObject | None) -> None:
         """Trigger the handler when the other object that applies the child does not want it any more."""
         claimant = self._find_claimant(key, known)
         if claimant is not None:
-            claimant.controller.retry_on_release(claimant, key, self._plan.level.record.uid)
+            claimant.controller.retry_when_unwanted(claimant, key, self._plan.level.record.uid)
 
     def _find_claimant(self, key: ChildKey, known: OwnedObject | None) -> HandlerPlan | None:
         """Return the plan of another object that applies the same child; ``None`` if there is none."""
@@ -878,7 +878,7 @@ class Leveler:
         if digest is None:
             # The object does not match the handler any more. So cancel all runs, including planned retries.
             plan.controller.planner.drop(plan)
-            plan.controller.release_all(plan)
+            plan.controller.trigger_all_waiting(plan)
         # A handler must not be triggered by its own patch: it would patch and run for ever. The exception is a patch
         # by which the object begins to match the handler.
         elif former == digest or (is_own and former and former != UNCOMPARED) or not (former or digest):
@@ -1264,7 +1264,7 @@ class Leveler:
             self._plan_for_contests(plan, now)
         if run.children is not None:
             for each in plan.level.find_appliers(plan):
-                each.controller.release_children(each)
+                each.controller.trigger_waiting(each)
         if thread is not None:
             # The thread cannot be stopped. The next run waits for its end, because a handler must not run twice at the
             # same time for one object.
