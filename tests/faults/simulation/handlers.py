@@ -17,6 +17,8 @@ DISPENSABLE = {'c1', 'c2', 'u', 'ua', 'ub', 'ul', 'uw', 'fa', 'fc', 'uc', 'fp', 
 DISPENSABLE |= {'retried', 'timed', 'edited'}
 """The ids of the handlers that versions of the code can lack."""
 
+_OF_FIELDS = {'ua', 'ub', 'ul', 'fa', 'fc', 'uc', 'fp', 'fw'}
+
 ODD_TIMERS = [
     ('odd', {'idle': 0.3, 'interval': 0.5, 'sharp': True, 'initial_delay': 0.2}),
     ('patient', {'idle': 0.2, 'initial_delay': 1}),
@@ -168,8 +170,11 @@ class Handlers:
                     self._note_resumed(uid)
             if error is not None:
                 raise error
-            self._change(id, patch)
-            return {'v': ledger.number()} if self._rng.random() < 0.5 else None
+            self._change(id, done, patch)
+            result = {'v': ledger.number()} if self._rng.random() < 0.5 else None
+            if result is not None and id not in _OF_FIELDS:  # their results are stored by longer ids
+                done.effects['status', id] = result
+            return result
         finally:
             ledger.leave(uid, token)
 
@@ -184,12 +189,12 @@ class Handlers:
             return ValueError('arbitrary')
         return kopf.PermanentError('permanent') if chance < rate * 0.85 else None
 
-    def _change(self, id, patch):
+    def _change(self, id, run, patch):
         key = id.replace('/', '_').replace('.', '_')
         if self._options.patching_spec and self._rng.random() < 0.1:
-            patch.spec[f'x_{key}'] = self._ledger.number()
+            patch.spec[f'x_{key}'] = run.effects['spec', f'x_{key}'] = self._ledger.number()
         if self._rng.random() < 0.2:
-            patch.status[f's_{key}'] = self._ledger.number()
+            patch.status[f's_{key}'] = run.effects['status', f's_{key}'] = self._ledger.number()
         if self._options.patching_functions and self._rng.random() < 0.2:
             number = self._ledger.number()
             patch.fns.append(lambda body: body.setdefault('status', {}).update({'f': number}))

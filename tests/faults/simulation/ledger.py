@@ -22,6 +22,8 @@ class Run:
     """The part of the seen state that the handler is for: a key of `PARTS`."""
     called: float
     ended: float = 0.0
+    effects: dict[tuple[str, str], Any] = dataclasses.field(default_factory=dict)
+    """What the handler has put into the object: by the stanza and the name of the field."""
     stored: bool = False
     """Whether the operator has learnt that a patch was stored since."""
 

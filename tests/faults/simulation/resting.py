@@ -86,6 +86,7 @@ class Rest:
                 self._check_newest(uid, seen)
             elif not self._ledger.restored:
                 self._check_runs(uid, seen)
+                self._check_effects(uid, body)
 
     def _check_twin(self, body):
         if 'deletionTimestamp' in body['metadata']:
@@ -251,6 +252,18 @@ class Rest:
             if 'p' not in dropped and item not in ledger.subhandlers[uid]:
                 self._tell(f'the sub-handler of {item} has never succeeded')
         self._check_resumed(uid)
+
+    def _check_effects(self, uid, body):
+        """Check that the object has what its handlers have put into it before their success was stored."""
+        for id in {id for at, id in self._ledger.runs if at == uid}:
+            runs = [run for run in self._ledger.runs[uid, id] if run.effects]
+            since = max((at for at, run in enumerate(runs) if run.stored), default=len(runs))
+            for stanza, name in runs[since].effects if since < len(runs) else ():
+                value = (body.get(stanza) or {}).get(name)
+                # What was done later can be stored, too, although the response was lost.
+                expected = [run.effects[stanza, name] for run in runs[since:] if (stanza, name) in run.effects]
+                if value not in expected:
+                    self._tell(f'{stanza}.{name} is {value} instead of {expected}')
 
     def _check_resumed(self, uid):
         """Check that the resuming handler was called, unless this had to be for a change that others had begun."""
