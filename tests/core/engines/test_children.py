@@ -1,7 +1,10 @@
 """Children of objects: what handlers apply, when it is sent to the API, and what is deleted."""
 
 import asyncio
+import datetime
+import gc
 import threading
+import weakref
 
 import pytest
 from kinds import PARTS, define
@@ -1166,6 +1169,60 @@ async def test_remote_children_stay_if_the_deletion_of_their_owner_makes_them_or
         await world.delete()
         await world.gone()
         await world.aio.wait_gone('configmaps', 'remote', namespace='other')
+
+
+@in_virtual_time
+async def test_remote_children_stay_if_they_are_made_orphans_by_a_request_in_a_pause(world, family):
+    async def put(record):
+        await world.aio.patch('clusterkopfpeerings', 'default', {'status': {'other': record}})
+
+    @kopf.index('kopfexamples', registry=world.registry)
+    async def seen(name, **_):
+        world.note('seen', name)
+
+    await make_namespace(world)
+    await world.aio.apply(world.root / 'peering.yaml')
+    await world.aio.create({'apiVersion': 'kopf.dev/v1', 'kind': 'ClusterKopfPeering', 'metadata': {'name': 'default'}})
+    family.declare(wanted=lambda name: [config_map(name, metadata={'namespace': 'other'})])
+    async with world.operator(standalone=False, clusterwide=True, peering_name='default'):
+        await world.create()
+        await world.until_called('fn succeeded')
+        now = datetime.datetime.now(datetime.UTC).isoformat()
+        await put({'priority': 100, 'lifetime': 3600, 'lastseen': now})
+        await world.until_logged('Pausing operations')
+        await world.aio.delete('kopfexamples', 'obj', propagation='Orphan')
+        # After the pause, no state of the owner has the finalizer that shows the request.
+        await world.aio.wait_for('kopfexamples', 'obj', lambda body: 'orphan' not in body['metadata']['finalizers'])
+        await world.create('later')
+        await world.until_called('seen', name='later')  # so, all events of the owner have been received
+        assert (await world.get())['metadata']['deletionTimestamp']
+        await put(None)
+        await world.gone()
+        child = await family.get('obj', namespace='other')
+    assert 'kopf.dev/owner' not in child['metadata'].get('annotations', {})
+
+
+class Memo(kopf.Memo):
+    """A memo that can be referred to weakly."""
+
+
+@in_virtual_time
+async def test_owners_whose_children_were_made_orphans_are_forgotten(world, family):
+    await make_namespace(world)
+    family.declare(wanted=[config_map('remote', metadata={'namespace': 'other'})])
+    async with world.operator(memo=Memo()):
+        await world.create()
+        await world.until_called('fn succeeded')
+        memo = weakref.ref(world.called('fn')[0]['memo'])
+        await world.aio.delete('kopfexamples', 'obj', propagation='Orphan')
+        await world.gone()
+        assert await family.get('remote', namespace='other')
+        world.calls.clear()
+        # The timers of cancelled time-outs keep the context of the handler, and so the memo, until they are due.
+        async with asyncio.timeout(1000):
+            while memo() is not None:
+                gc.collect()
+                await asyncio.sleep(50)
 
 
 @pytest.mark.parametrize('is_changed', [False, True])
