@@ -1438,6 +1438,31 @@ async def test_remote_children_of_a_kind_that_is_not_served_for_a_while_are_dele
 
 
 @in_virtual_time
+async def test_remote_children_of_a_kind_that_is_not_served_for_a_while_are_made_orphans_later(world, family):
+    await make_namespace(world)
+    await world.aio.create(define('parts', 'Part'))
+    family.declare(owns=['parts'], wanted=[PART | {'metadata': {'name': 'part', 'namespace': 'other'}}])
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn succeeded')
+        # The operator lists the children to be changed, and cannot change them any more.
+        world.sandbox.faults.call(
+            lambda: serve_parts(world, False),
+            late=True,
+            verb='list',
+            resource='parts',
+            condition=lambda request: 'labelSelector' in request.query,
+        )
+        await world.aio.delete('kopfexamples', 'obj', propagation='Orphan')
+        await world.until_logged("can't be made orphans; trying again in")
+        assert await world.get()
+        await serve_parts(world, True)
+        await world.gone()
+        part = await world.aio.get('parts', 'part', namespace='other')
+    assert 'kopf.dev/owner' not in part['metadata'].get('annotations', {})
+
+
+@in_virtual_time
 async def test_children_of_a_dropped_kind_that_is_not_served_for_a_while_are_pruned_later(world, family):
     await world.aio.create(define('parts', 'Part'))
     family.declare(owns=['parts'], wanted=[PART])
