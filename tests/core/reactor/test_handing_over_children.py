@@ -188,6 +188,34 @@ async def test_children_are_pruned_if_their_handler_leaves_their_kind_to_another
         assert (await world.aio.get('secrets', 'taken'))['metadata']['uid'] == taken
 
 
+@in_virtual_time
+async def test_children_stay_if_their_handler_leaves_their_kind_to_another_one_and_does_not_match_any_more(world):
+    former = kopf.OperatorRegistry()
+
+    @kopf.on.reconcile('kopfexamples', id='leaving', registry=former, owns=['configmaps', 'secrets'])
+    async def leaving(name, children, **_):
+        await children.apply({'apiVersion': 'v1', 'kind': 'Secret', 'metadata': {'name': 'left'}})
+        world.note('former', name)
+
+    async with world.operator(registry=former):
+        await world.create()
+        await world.until_called('former')
+    declare(world, 'leaving', 'one', labels={'mode': 'x'})
+
+    @kopf.on.reconcile('kopfexamples', id='staying', registry=world.registry, owns=['secrets'])
+    async def staying(name, spec, children, **_):
+        await children.apply({'apiVersion': 'v1', 'kind': 'Secret', 'metadata': {'name': spec['field']}})
+
+    async with world.operator():
+        for name in 'first', 'second':
+            await world.edit(field=name)
+            await world.aio.wait_for('secrets', name, lambda body: True)
+        await world.aio.wait_gone('secrets', 'first')  # so, the handler that matches has pruned
+        assert await world.aio.get('secrets', 'left')
+        await world.edit(metadata={'labels': {'mode': 'x'}})
+        await world.aio.wait_gone('secrets', 'left')
+
+
 # One function that is declared several times.
 
 
