@@ -216,6 +216,35 @@ async def test_children_stay_if_their_handler_leaves_their_kind_to_another_one_a
         await world.aio.wait_gone('secrets', 'left')
 
 
+@in_virtual_time
+async def test_children_of_a_renamed_handler_stay_while_a_conflict_hinders_the_one_that_wants_them(world):
+    former, is_contested = kopf.OperatorRegistry(), True
+    declare(world, 'former', 'wanted', registry=former)
+    async with world.operator(registry=former):
+        await world.create()
+        await until_applied(world, 'wanted', 'former')
+
+    @kopf.on.reconcile('kopfexamples', id='other', registry=world.registry, owns=['configmaps'])
+    async def other(name, spec, children, **_):
+        for child in 'rival', spec['field']:
+            await children.apply(config_map(child, by='other'))
+
+    @kopf.on.reconcile('kopfexamples', id='renamed', registry=world.registry, owns=['configmaps'], backoff=(1, 1))
+    async def renamed(name, children, **_):
+        for child in (['rival'] if is_contested else []) + ['wanted']:
+            await children.apply(config_map(child, by='renamed'))
+
+    async with world.operator():
+        await world.until_logged("configmaps.v1 default/rival is applied by Reconciler 'other', too")
+        for name in 'first', 'second':
+            await world.edit(field=name)
+            await until_applied(world, name, 'other')
+        await world.aio.wait_gone('configmaps', 'first')  # so, the handler without conflicts has pruned
+        assert (await world.aio.get('configmaps', 'wanted'))['data'] == {'by': 'former'}
+        is_contested = False
+        await until_applied(world, 'wanted', 'renamed')
+
+
 # One function that is declared several times.
 
 
