@@ -472,17 +472,29 @@ class Versions:
     def __init__(self, world):
         self.world = world
 
-    async def define(self):
+    async def define(self, *served):
+        """Create the kind; serve only these versions, or both."""
         definition = define('widgets', 'Widget', group='example.dev', schema=PARTS, subresources={'status': {}})
         first = definition['spec']['versions'][0]
         definition['spec']['versions'].append({**first, 'name': 'v2', 'storage': False})
-        await self.world.aio.create(definition)
+        await self.world.aio.create(self._serve(definition, served or ('v1', 'v2')))
 
-    def declare(self, version, id, *children, selector=None, **options):
-        selector = selector or ('example.dev', version, 'widgets')
+    async def serve(self, *served):
+        """Serve only these versions from now on."""
+        definition = await self.world.aio.get('customresourcedefinitions', 'widgets.example.dev')
+        patch = {'spec': {'versions': self._serve(definition, served)['spec']['versions']}}
+        await self.world.aio.patch('customresourcedefinitions', 'widgets.example.dev', patch)
+
+    @staticmethod
+    def _serve(definition, served):
+        versions = [{**each, 'served': each['name'] in served} for each in definition['spec']['versions']]
+        return {**definition, 'spec': {**definition['spec'], 'versions': versions}}
+
+    def declare(self, version, id, *children, selector=None, registry=None, **options):
+        selector, registry = selector or ('example.dev', version, 'widgets'), registry or self.world.registry
 
         @kopf.on.reconcile(
-            *selector, id=id, registry=self.world.registry, owns=['configmaps', 'secrets'], backoff=(1, 1), **options
+            *selector, id=id, registry=registry, owns=['configmaps', 'secrets'], backoff=(1, 1), **options
         )
         async def fn(name, children, **_):
             self.world.note(version, name)
@@ -503,14 +515,26 @@ class Versions:
     def make():
         return {'apiVersion': 'example.dev/v1', 'kind': 'Widget', 'metadata': {'name': 'obj'}, 'spec': {'field': 'x'}}
 
-    async def settle(self):
-        """Change the object, and wait until both handlers have succeeded for it."""
+    async def settle(self, *versions):
+        """Change the object, and wait until the handlers of these versions, or of both, have succeeded for it."""
         for value in 'y', 'z':
-            calls = {version: len(self.world.called(f'{version} succeeded')) for version in ('v1', 'v2')}
+            calls = {each: len(self.world.called(f'{each} succeeded')) for each in versions or ('v1', 'v2')}
             await self.edit(value)
             for version, times in calls.items():
                 await self.world.until_called(f'{version} succeeded', times + 1)
         await asyncio.sleep(60)
+
+    async def until_ready(self):
+        """Wait until the object is ready in its newest generation."""
+
+        def is_ready(body):
+            generation = body['metadata']['generation']
+            return any(
+                (each['type'], each['status'], each.get('observedGeneration')) == ('Ready', 'True', generation)
+                for each in body.get('status', {}).get('conditions', ())
+            )
+
+        await self.world.aio.wait_for('widgets', 'obj', is_ready)
 
     def count_deletions(self):
         return len([each for each in self.world.sandbox.requests if each.method == 'DELETE'])
@@ -613,6 +637,99 @@ async def test_children_are_pruned_beside_a_handler_for_a_version_that_is_not_se
         await world.aio.patch('widgets', 'obj', {'spec': {'field': 'x'}})
         await world.aio.wait_gone('configmaps', 'dropped')
         assert await world.aio.get('configmaps', 'kept')
+
+
+@pytest.mark.parametrize('ids', [('fn', 'fn'), ('one', 'two')])
+@in_virtual_time
+async def test_an_object_is_ready_and_pruned_beside_a_handler_of_another_version_that_selects_other_objects(
+    world, versions, ids
+):
+    await versions.define()
+    wanted = versions.declare('v1', ids[0], config_map('kept'), config_map('dropped'), conditions=True)
+    versions.declare('v2', ids[1], conditions=True, label_selector='mode=x')
+    async with world.operator():
+        await versions.create()
+        await world.until_called('v1 succeeded')
+        wanted.pop()
+        await versions.edit('y')
+        await world.aio.wait_gone('configmaps', 'dropped')
+        await versions.until_ready()
+        assert await world.aio.get('configmaps', 'kept')
+
+
+@pytest.mark.parametrize('ids', [('fn', 'fn'), ('one', 'two')])
+@in_virtual_time
+async def test_children_are_not_pruned_until_the_objects_of_another_version_are_listed(world, versions, ids):
+    former = kopf.OperatorRegistry()
+    await versions.define()
+    versions.declare('v1', ids[0], config_map('one'), registry=former)
+    versions.declare('v2', ids[1], config_map('two'), registry=former)
+    versions.declare('v2', 'former', config_map('taken'), registry=former)
+    async with world.operator(registry=former):
+        await versions.create()
+        await versions.settle()
+    calls = len(world.called('v1 succeeded'))
+    versions.declare('v1', ids[0], config_map('one'))
+    versions.declare('v2', ids[1], config_map('two'), config_map('taken'))
+    world.sandbox.faults.delay(100, path='/apis/example.dev/v2/widgets')
+    async with world.operator():
+        await world.until_called('v1 succeeded', calls + 1)
+        await asyncio.sleep(60)
+        await versions.settle()
+    assert not versions.count_deletions()
+
+
+@pytest.mark.parametrize('ids', [('fn', 'fn'), ('one', 'two')])
+@pytest.mark.parametrize('is_recreated', [False, True], ids=['updated', 'created anew'])
+@in_virtual_time
+async def test_an_object_is_ready_and_pruned_when_the_version_of_another_handler_is_not_served_any_more(
+    world, versions, ids, is_recreated
+):
+    await versions.define()
+    wanted = versions.declare('v1', ids[0], config_map('kept'), config_map('dropped'), conditions=True)
+    versions.declare('v2', ids[1], conditions=True)
+    async with world.operator():
+        await versions.create()
+        await versions.settle()
+        if is_recreated:
+            await world.aio.delete('customresourcedefinitions', 'widgets.example.dev')
+            await world.aio.wait_gone('customresourcedefinitions', 'widgets.example.dev')
+            await world.until_logged('Unresolved resources cannot be served')
+            await asyncio.sleep(60)  # the operator ends both watches
+            await versions.define('v1')
+            await versions.create()
+        else:
+            await versions.serve('v1')
+            await world.until_logged('Unresolved resources cannot be served')
+        await versions.settle('v1')
+        wanted.pop()
+        await versions.edit('w')
+        await world.aio.wait_gone('configmaps', 'dropped')
+        await versions.until_ready()
+        assert await world.aio.get('configmaps', 'kept')
+
+
+@in_virtual_time
+async def test_an_object_is_ready_and_pruned_after_the_handler_of_other_objects_had_its_version_for_a_while(
+    world, versions
+):
+    await versions.define()
+    wanted = versions.declare('v1', 'fn', config_map('kept'), config_map('dropped'), conditions=True)
+    selective = {'conditions': True, 'label_selector': 'mode=x'}
+    versions.declare('v2', 'fn', selector=('example.dev', 'widgets'), **selective)
+    versions.declare('v2', 'other', **selective)
+    async with world.operator():
+        await versions.create()
+        await versions.settle('v1')
+        await versions.serve('v1')
+        await world.until_logged('do not have the same label_selector=')  # both have the same watch
+        await versions.settle('v1')
+        await versions.serve('v1', 'v2')
+        await versions.settle('v1')
+        wanted.pop()
+        await versions.edit('w')
+        await world.aio.wait_gone('configmaps', 'dropped')
+        await versions.until_ready()
 
 
 @in_virtual_time
