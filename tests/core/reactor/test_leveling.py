@@ -187,6 +187,39 @@ async def test_children_of_a_kind_that_is_found_late_are_known_and_pruned(world,
 
 
 @in_virtual_time
+async def test_children_are_listed_once_more_for_a_kind_that_is_found_late_and_not_again_and_again(world):
+    @kopf.on.reconcile('example.dev', kopf.EVERYTHING, id='fn', owns=['configmaps'], registry=world.registry)
+    async def fn(name, children, **_):
+        await children.apply({'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': f'{name}-child'}})
+        world.note('fn', name)
+
+    def count_lists(namespace):
+        requests = [each for each in world.sandbox.requests if each.resource == 'configmaps']
+        return sum(
+            each.namespace == namespace and (each.verb == 'list' or 'sendInitialEvents' in each.query)
+            for each in requests
+        )
+
+    async def create(plural, kind, namespace='default'):
+        meta = {'name': plural, 'namespace': namespace}
+        await world.aio.create({'apiVersion': 'example.dev/v1', 'kind': kind, 'metadata': meta})
+        await world.until_called('fn', name=plural)
+
+    await world.aio.create(define('apples', 'Apple'))
+    async with world.operator(namespaces=['default', 'other-*']):
+        await create('apples', 'Apple')
+        assert count_lists('default') == 1
+        await world.aio.create(define('pears', 'Pear'))
+        await create('pears', 'Pear')
+        assert count_lists('default') == 2
+        for name in 'other-1', 'other-2':
+            await world.aio.create({'apiVersion': 'v1', 'kind': 'Namespace', 'metadata': {'name': name}})
+            world.calls.clear()
+            await create('apples', 'Apple', namespace=name)
+        assert count_lists('default') == 2 and count_lists('other-1') == count_lists('other-2') == 1
+
+
+@in_virtual_time
 async def test_objects_are_found_by_former_and_present_keys_of_what_they_watch(world):
     def users(namespace, body, **_):
         return [(namespace, body['data']['user'])]
