@@ -7,6 +7,7 @@ import datetime
 import threading
 
 import pytest
+from kinds import define
 from operatorworld import in_virtual_time, new_world, running_operator
 
 import kopf
@@ -783,6 +784,29 @@ async def test_webhooks_of_standbys_are_served_and_configured(world, replicas):
     await replicas.hold()
     async with replicas.run('a', declare):
         await world.aio.wait_for('validatingwebhookconfigurations', 'test.kopf.dev', lambda body: body.get('webhooks'))
+        assert not replicas.called('a', 'leading')
+
+
+@in_virtual_time
+async def test_standbys_create_definitions_that_were_being_deleted_at_their_start(world, replicas):
+    definition = define('widgets', 'Widget')
+
+    def declare(registry, settings, note):
+        @kopf.on.startup(registry=registry)
+        async def start(**_):
+            await kopf.ensure_crds(definition)
+
+    uid = (await world.aio.create(definition))['metadata']['uid']
+    metadata = {'name': 'x', 'finalizers': ['example.dev/x']}
+    await world.aio.create({'apiVersion': 'example.dev/v1', 'kind': 'Widget', 'metadata': metadata})
+    await world.aio.delete('customresourcedefinitions', 'widgets.example.dev')
+    await replicas.hold(duration=1000)
+    async with replicas.run('a', declare):
+        await replicas.until_logged("The CRD widgets.example.dev is being deleted")
+        await world.aio.patch('widgets', 'x', {'metadata': {'finalizers': None}})
+        await world.aio.wait_for(
+            'customresourcedefinitions', 'widgets.example.dev', lambda body: body['metadata']['uid'] != uid
+        )
         assert not replicas.called('a', 'leading')
 
 
