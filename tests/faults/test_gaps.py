@@ -425,6 +425,35 @@ async def test_edits_right_after_our_own_patch_are_not_lost_in_a_restored_cluste
 
 
 @in_virtual_time
+async def test_objects_that_a_backup_brings_back_to_life_are_handled_to_their_end_again(world):
+    """The finalizer of another controller keeps the object, so the operator never learns of an end of it."""
+
+    async def wait(stopped, **_):
+        await stopped.wait()
+
+    world.declare(kopf.on.delete, 'delete')
+    world.declare(kopf.on.update, 'update')
+    world.declare(kopf.daemon, 'daemon', does=wait)
+    await world.create(finalizers=['other/finalizer'])
+    async with world.operator():
+        await world.handled()
+        await world.until_called('daemon')
+        backup = await world.get()
+        await grow(world)
+        await world.delete()
+        await world.until_called('delete')
+        await world.aio.wait_for('kopfexamples', 'obj', lambda body: len(body['metadata']['finalizers']) == 1)
+        async with world.gap():
+            restore(world, backup)
+        world.sandbox.faults.expire_watches(resource='kopfexamples')
+        await world.until_called('daemon', 2)
+        await world.edit(field='later')
+        await world.until_called('update')
+        await world.delete()
+        await world.until_called('delete', 2)
+
+
+@in_virtual_time
 async def test_a_peering_of_a_restored_cluster_is_obeyed(world):
     world.declare(kopf.on.event, 'event')
     await world.aio.apply(world.root / 'peering.yaml')

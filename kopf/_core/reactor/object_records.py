@@ -319,6 +319,8 @@ class ObjectRecord:
     def accept(self, raw: RawBody) -> None:
         """Set the newest known state."""
         self.body, self.outdated = raw, False
+        if self.deletion_handled and raw['metadata'].get('deletionTimestamp') is None:
+            self.deletion_handled = False  # the cluster was restored from a back-up: its next deletion is another one
 
     def adopt(self, raw: RawBody) -> None:
         """Set the known state if there is none."""
