@@ -413,6 +413,8 @@ class Reconciler:
         cause, log, title = decision.cause, decision.cause.logger, TITLES.get(decision.reason)
         if record.cycle is not None and record.cycle is not decision.cycle and title is not None:
             _log_superseded(record.cycle, title, log)
+        if decision.reason is Reason.DELETE and record.cycle is not decision.cycle:
+            self._drop_refused_patch(record, log)
         record.begin_cycle(decision.cycle)
         if decision.reason is Reason.FREE:
             log.debug("It is being deleted, and is not held by this operator any more: there is nothing to do.")
@@ -422,6 +424,19 @@ class Reconciler:
             log.debug("%s is in progress: %r", title, cause.body)
             if cause.old is not None and cause.diff:
                 log.debug("%s diff: %r", title, cause.diff)
+
+    @staticmethod
+    def _drop_refused_patch(record: ObjectRecord, log: AnyLogger) -> None:
+        """
+        Called when the deletion begins: drop what earlier handlers have requested, if the API server refuses it.
+
+        Otherwise, it would be sent before the finalizer is removed, and the object could not be deleted until it is
+        accepted: a status, for example, that the operator is not permitted to patch.
+        """
+        is_refused = record.throttle is not None and record.throttle.refused is not None
+        if is_refused and record.pending_patch is not None:
+            log.warning("The object is being deleted, so the refused patch is dropped: %r", record.pending_patch)
+            record.keep_patch(None)
 
     async def _run_due(self, record: ObjectRecord, decision: Decision, patch: Patch) -> Mapping[HandlerId, Outcome]:
         """Run the due handlers, and undo their in-place changes of the body."""

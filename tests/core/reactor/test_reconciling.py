@@ -764,6 +764,21 @@ def things(world):
 THING = {'apiVersion': 'example.dev/v1', 'kind': 'Thing', 'metadata': {'name': 'obj'}}
 
 
+@in_virtual_time
+async def test_what_is_refused_does_not_keep_objects_from_being_deleted(world, things):
+    """The operator may not patch the status, in which a creation handler stores its result."""
+    world.settings.queueing.error_delays = [0.5]
+    world.declare(kopf.on.create, 'create', resource='things', does='result')
+    world.declare(kopf.on.delete, 'delete', resource='things')
+    world.sandbox.faults.error(403, times=None, method='PATCH', path='/things/[^/]+/status')
+    async with world.operator():
+        await things()
+        await world.until_logged('Grant the verb patch')
+        await world.aio.delete('things', 'obj')
+        await world.aio.wait_gone('things', 'obj')
+    assert world.ids == ['create', 'delete']
+
+
 @pytest.mark.parametrize('permitted', range(3))
 @in_virtual_time
 async def test_no_handlers_of_an_edited_creation_are_lost_by_a_crash_between_two_requests(world, things, permitted):
