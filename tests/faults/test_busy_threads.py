@@ -59,6 +59,30 @@ async def test_a_login_does_not_wait_for_long_handlers(world):
 
 
 @in_virtual_time
+async def test_an_operator_cleans_up_and_ends_although_handlers_hang_in_all_threads(world):
+    world.settings.queueing.exit_timeout = 1
+    entered, leave = threading.Event(), threading.Event()
+
+    @kopf.on.create('kopfexamples', registry=world.registry)
+    def hang(**_):
+        entered.set()
+        leave.wait()
+
+    @kopf.on.cleanup(registry=world.registry)
+    def cleanup(**_):
+        world.note('cleanup', None)
+
+    try:
+        async with asyncio.timeout(60), world.operator():
+            await world.create()
+            while not entered.is_set():
+                await asyncio.sleep(0.1)
+    finally:
+        leave.set()
+    assert world.called('cleanup')
+
+
+@in_virtual_time
 async def test_index_functions_need_no_thread_of_the_handlers_that_wait_for_them(world):
     @kopf.index('configmaps', id='configs', registry=world.registry)
     def index(name, body, **_):

@@ -147,7 +147,8 @@ def _report_if_slow(handler: ActivityHandler, cause: ActivityCause) -> Iterator[
 
 def make_rules(context: OperatorContext, activity: Activity) -> Execution:
     """Return the rules for running the handlers of an activity."""
-    rules = context.make_rules(executor=context.login_threads if activity is Activity.AUTHENTICATION else None)
+    is_apart = activity is Activity.AUTHENTICATION or activity in _ENDS
+    rules = context.make_rules(executor=context.activity_threads if is_apart else None)
     return rules._replace(
         # A pod is usually killed after 30 seconds, so there would be no second attempt after the usual 60 seconds.
         find_backoff=(lambda: FINAL_BACKOFF) if activity in _ENDS else rules.find_backoff,

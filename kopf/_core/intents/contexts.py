@@ -70,9 +70,13 @@ class OperatorContext:
     # An executor of the user's gets them all, as documented for it: its threads can have what the functions need.
 
     @functools.cached_property
-    def login_threads(self) -> Executor:
-        """The threads of sync login handlers: requests wait for these, and handlers for requests."""
-        return _make_threads(None)  # only one of them runs at a time, but former ones can hang
+    def activity_threads(self) -> Executor:
+        """
+        The threads of sync handlers that must not wait for those of objects: of logins, and of the operator's end.
+
+        Requests wait for logins, and handlers for requests. At the end, handlers of objects can hang in all threads.
+        """
+        return _make_threads(None)  # few of them run at a time, but former ones can hang
 
     @functools.cached_property
     def index_threads(self) -> Executor:

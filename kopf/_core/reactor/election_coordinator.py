@@ -289,7 +289,7 @@ class ElectionCoordinator(Coordinator):
     async def _end_work(self) -> None:
         """Wait until the cancelled work has ended; end the process if it does not end in time."""
         yielding = self._create_task(self._yield(), 'yielding')
-        await self._outwait(lambda: [*self._controls.find_running(), *([] if yielding.done() else ['on.yielding'])])
+        await self._outwait(lambda: self._find_running(yielding))
         if self._watchdog is not None:
             self._watchdog.end()
         self._phase = Phase.STANDING_BY
@@ -297,6 +297,11 @@ class ElectionCoordinator(Coordinator):
             logger.info("All work of this replica has ended. It stands by.")
             self._candidate.stand()
             self._note()
+
+    def _find_running(self, yielding: asyncio.Task[None] | None) -> Collection[str]:
+        """Return the names of the work that still runs, with that of the handlers for the end of the leadership."""
+        is_yielding = yielding is not None and not yielding.done()
+        return [*self._controls.find_running(), *(['on.yielding'] if is_yielding else [])]
 
     async def _outwait(self, find_running: Callable[[], Collection[str]]) -> None:
         """Wait until no work is running; exit from the process if some work is still running when the term is over."""
@@ -320,18 +325,26 @@ class ElectionCoordinator(Coordinator):
 
     async def leave(self) -> None:
         """Release the Lease when all work has ended; end the process if the Lease expires before."""
+        yielding = None
         if self._phase in (Phase.PREPARING, Phase.LEADING):
-            await self._yield()
-        self._failure.cancel()
-        tasks = list(self._own_tasks)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-        # The operator exits without waiting for slow threads, but other replicas must not begin while these run.
-        if self._phase is not Phase.STANDING_BY and (running := self._controls.find_running()):
-            logger.warning("The Lease is released when these have ended: %s.", ', '.join(running))
-            await self._outwait(self._controls.find_running)
+            yielding = asyncio.create_task(self._yield(), name='yielding')
+        try:
+            if yielding is not None:
+                # The Lease is renewed meanwhile, but not for ever: no other replica works as long as a handler hangs.
+                await asyncio.wait({yielding}, timeout=self._settings.leadership.duration)
+            self._failure.cancel()
+            tasks = list(self._own_tasks)
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks)
+            # The operator exits without waiting for slow threads, but other replicas must not begin while these run.
+            if self._phase is not Phase.STANDING_BY and (running := self._find_running(yielding)):
+                logger.warning("The Lease is released when these have ended: %s.", ', '.join(running))
+                await self._outwait(lambda: self._find_running(yielding))
+        finally:
+            if yielding is not None:
+                yielding.cancel()
         self._phase = Phase.LEFT
         await self._release()
         if self._watchdog is not None:

@@ -838,6 +838,21 @@ async def test_a_replica_whose_yielding_handler_fails_releases_its_lease_in_time
 
 
 @in_virtual_time
+async def test_a_replica_whose_yielding_handler_hangs_does_not_keep_its_lease(world, replicas, ends):
+    def declare(registry, settings, note):
+        @kopf.on.yielding(registry=registry)
+        async def hanging():
+            await asyncio.sleep(10000)
+
+    with contextlib.suppress(asyncio.CancelledError):  # the process would end here
+        async with replicas.run('a', declare):
+            await replicas.until_called('a', 'leading')
+            began = now()
+    assert ends[0][0] == ['on.yielding']
+    assert 15 <= ends[0][1] - began <= 30
+
+
+@in_virtual_time
 async def test_a_namespace_that_is_deleted_with_its_lease_stops_the_leader(world, replicas):
     await world.aio.create({'apiVersion': 'v1', 'kind': 'Namespace', 'metadata': {'name': 'ops'}})
     async with replicas.run('a', leadership={'namespace': 'ops'}):
