@@ -111,7 +111,7 @@ class Probes:
 
     async def _probe(self, handler: ActivityHandler) -> ProbeResult:
         # Why no retries? The kubelet does not wait for a retry, and sends the next request anyway.
-        rules = self._context.make_rules(executor=self._context.response_threads)
+        rules = self._context.make_rules(executor=self._context.probe_threads)
         rules = rules._replace(find_backoff=lambda: self._settings.probing.cache_lifetime)
         state = HandlerState(started=utcnow())
         outcome = await run_handler(handler, self._cause, state, rules)

@@ -85,7 +85,12 @@ class OperatorContext:
 
     @functools.cached_property
     def response_threads(self) -> Executor:
-        """The threads of sync handlers of webhooks and probes: the API server, and so handlers, wait for webhooks."""
+        """The threads of sync handlers of webhooks: the API server, and so handlers, wait for them."""
+        return _make_threads(self.settings.execution.max_workers)
+
+    @functools.cached_property
+    def probe_threads(self) -> Executor:
+        """The threads of sync handlers of probes: if they waited for slow webhooks, the operator would be restarted."""
         return _make_threads(self.settings.execution.max_workers)
 
     def make_rules(self, is_halted: Callable[[], bool] | None = None, *, executor: Executor | None = None) -> Execution:

@@ -4,11 +4,13 @@ import asyncio
 import json
 import pathlib
 import socket
+import threading
 import urllib.error
 import urllib.request
 
 import pytest
 from kinds import define
+from offlineserver import OfflineServer
 
 import kopf
 from kopf._core.reactor import watches
@@ -151,6 +153,25 @@ async def test_the_webhook_server_does_not_listen_yet(server, ask):
     await ask('/healthz', 200)
     server.listens.set()
     await ask('/readyz', 200)
+
+
+@pytest.fixture
+def hanging_review(registry, settings):
+    """Have a handler of a webhook that waits for an event; return its server, and the event."""
+    leave = threading.Event()
+    kopf.on.validate('kopfexamples', registry=registry)(lambda **_: leave.wait())
+    settings.admission.server, settings.execution.max_workers = OfflineServer(), 1
+    yield settings.admission.server
+    leave.set()
+
+
+async def test_probes_do_not_wait_for_webhooks_that_hang_in_all_threads(registry, hanging_review, ask):
+    kopf.on.probe(registry=registry)(lambda **_: 'fine')
+    await hanging_review.started.wait()
+    review = asyncio.create_task(hanging_review.review())
+    await ask('/healthz', 200)
+    assert not review.done()
+    review.cancel()
 
 
 @pytest.fixture
