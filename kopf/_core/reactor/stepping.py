@@ -182,7 +182,11 @@ class ObjectStepper:
             # look as if another client had undone the operator's last patch.
             deciding = record.body is not None
             record.adopt(event['object'])
-            return await self._reconciler.reconcile(record, patch, deciding=deciding)
+            try:
+                return await self._reconciler.reconcile(record, patch, deciding=deciding)
+            finally:
+                if not deciding and record.body is event['object']:
+                    self._release_stale_state(record)
         return None
 
     async def _step_without_event(self, record: ObjectRecord) -> float | None:
@@ -205,8 +209,16 @@ class ObjectStepper:
             if doubtful:
                 record.mark_outdated()  # until the request succeeds
                 await self._applier.reload(record, raw)
-        elif record.body is not None and self._is_foreign(record.body):
+        elif record.body is not None and (record.outdated or self._is_foreign(record.body)):
             await self._applier.reload(record, record.body)
+
+    @staticmethod
+    def _release_stale_state(record: ObjectRecord) -> None:
+        """Called after a step from a stale state that has only sent a patch: no later step may decide by this state."""
+        if record.pending_patch is None:
+            record.drop_body()
+        else:
+            record.mark_outdated()  # the patch has failed, and the next attempt requests the newest state first
 
     def _is_untouched(self, record: ObjectRecord, body: Body) -> bool:
         """Check whether no other operator has handled the object during the pause."""

@@ -1,14 +1,16 @@
 """The filter of events from before the operator's last patch, and of the echo of it."""
 
 import asyncio
+import collections
 import datetime
 import time
 import types
 
 import pytest
-from operatorworld import Gate, in_virtual_time
+from operatorworld import LAST_HANDLED, Gate, in_virtual_time
 
 import kopf
+from kopf._cogs.clients.connections import Connection
 from kopf._cogs.structs.references import Resource
 from kopf._core.intents.contexts import OperatorContext
 from kopf._core.intents.registries import HandlerTable
@@ -36,6 +38,38 @@ async def test_late_events_from_before_a_patch_are_not_handled(world):
         world.sandbox.faults.clear()
         await world.handled(field='v3')
     assert world.ids == ['create', 'update', 'update']
+
+
+@pytest.fixture
+def lagging(monkeypatch):
+    """Let each line of a watch come a second after the one before."""
+    read, waiting = Connection.read, collections.defaultdict(collections.deque)
+
+    async def read_one_line(connection):
+        lines = waiting[connection]
+        lines.extend(() if lines else (await read(connection)).splitlines(keepends=True))
+        await asyncio.sleep(1)
+        return lines.popleft() if lines else b''
+
+    monkeypatch.setattr(Connection, 'read', read_one_line)
+
+
+@pytest.mark.parametrize('status', [422, 403, 500])
+@in_virtual_time
+async def test_no_handlers_run_for_the_stale_event_of_a_patch_that_has_failed(world, lagging, status):
+    async def see(body, patch, **_):
+        if world.called('create') and LAST_HANDLED not in body.metadata.annotations:
+            patch.status['seen'] = 'before the end of the creation'
+
+    world.declare(kopf.on.event, 'see', does=see)
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.delete, 'delete')
+    world.sandbox.faults.error(status, method='PATCH', condition=lambda request: b'"seen"' in request.body)
+    async with world.operator():
+        await world.create()
+        await world.aio.wait_for('kopfexamples', 'obj', lambda body: 'seen' in (body.get('status') or {}))
+        await world.settled()
+    assert len(world.called('create', 'obj')) == 1
 
 
 @in_virtual_time
