@@ -199,6 +199,19 @@ async def test_a_failing_cleanup_handler_fails_the_operator(world):
         await task
 
 
+@pytest.mark.parametrize('elected', [True, False])
+@in_virtual_time
+async def test_cleanup_handlers_can_write_to_the_cluster(world, elected):
+    @kopf.on.cleanup(registry=world.registry)
+    async def cleanup(**_):
+        await kopf.apply({'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': 'x', 'namespace': 'default'}})
+
+    world.declare(kopf.on.create, 'create')
+    async with world.operator(leader_election=elected):
+        await world.settled()
+    assert await world.aio.get('configmaps', 'x')
+
+
 @in_virtual_time
 async def test_credentials_that_cannot_be_renewed_end_the_operator(world, activities):
     world.registry.activities._handlers.pop(0)
