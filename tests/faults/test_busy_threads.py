@@ -36,6 +36,21 @@ async def test_a_login_needs_no_thread_of_the_handlers_that_wait_for_it(world):
 
 
 @in_virtual_time
+async def test_the_logins_of_the_framework_need_no_thread_of_an_executor_of_the_users(world):
+    world.settings.execution.executor = ThreadPoolExecutor(max_workers=1)
+
+    @kopf.on.create('kopfexamples', registry=world.registry)
+    def create(name, **_):
+        world.sandbox.faults.expire_tokens()
+        kopf.apply(make_child(name, 'x'))
+        world.note('applied', name)
+
+    async with world.operator():
+        await world.create()
+        await world.until_called('applied')
+
+
+@in_virtual_time
 async def test_a_login_does_not_wait_for_long_handlers(world):
     entered, leave = threading.Event(), threading.Event()
 

@@ -102,7 +102,7 @@ async def run_activity(
                 if not state.is_due(utcnow()):
                     continue
                 with _report_if_slow(handler, cause):
-                    outcome = await run_handler(handler, cause, state, rules)
+                    outcome = await run_handler(handler, cause, state, _adapt(rules, handler, context))
                 if activity in _ENDS and _is_too_late(handler, outcome, started):
                     cause.logger.error("%s is not called again, as %s.", handler, _ENDS[activity])
                     outcome = outcome._replace(final=True, delay=None)
@@ -159,6 +159,14 @@ def make_rules(context: OperatorContext, activity: Activity) -> Execution:
             SystemExit,  # handlers call sys.exit(), e.g. if something is not configured
         ),
     )
+
+
+def _adapt(rules: Execution, handler: Handler, context: OperatorContext) -> Execution:
+    """Return the rules for the handler: functions of the framework, such as default logins, have their own threads."""
+    if not (getattr(handler.fn, '__module__', None) or '').startswith('kopf.'):
+        return rules
+    # An executor of the user's can be full of handlers, which wait for requests, which wait for the login.
+    return rules._replace(find_executor=lambda: context.activity_threads)
 
 
 _MISTAKES = (AttributeError, ImportError, NameError, TypeError)

@@ -310,8 +310,8 @@ class Operator:
             stack.enter_context(self._write_through.connected(orchestrator))
             # The stack calls these functions in reverse order: no further work begins; indexing and workers end;
             # progress that is only in memory is stored. Then, the webhooks end: the API server can need them for these
-            # patches. The record in the peering is removed last, because then the peers take over immediately. The client
-            # stays open for the cleanup handlers.
+            # patches. The record in the peering is removed last, because then the peers take over immediately.
+            # The client stays open for the cleanup handlers.
             stack.callback(orchestrator.close)
             stack.push_async_callback(orchestrator.coordinator.leave)
             if orchestrator.webhooks is not None:
