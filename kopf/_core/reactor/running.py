@@ -17,7 +17,7 @@ import signal
 import threading
 import warnings
 import weakref
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Unpack
 
 from kopf._cogs.aiokits.loops import find_tasks, finishing, outwait
@@ -205,12 +205,48 @@ def _parse_options(given: OperatorOptions) -> OperatorOptions:
     return options
 
 
+class _FormerHandler:
+    """
+    The handler of a signal that the program had before: set by `signal.signal`, or in the event loop.
+
+    There is no public way to learn what is set in a loop. Without that, an application whose handlers are there, such
+    as one of aiohttp, would not get the signals any more, not even after the operator has ended.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, number: signal.Signals) -> None:
+        self._loop = loop
+        self._number = number
+        self._fn: Any = signal.getsignal(number)
+        handles: Mapping[int, Any] = getattr(loop, '_signal_handlers', None) or {}
+        self._handle: asyncio.Handle | None = handles.get(number)
+
+    def restore(self) -> None:
+        """Set it again."""
+        if self._handle is not None:
+            # The handle has the context of its function; it must not keep the current one, too.
+            contextvars.Context().run(self._loop.add_signal_handler, self._number, self._handle._run)
+        else:
+            signal.signal(self._number, signal.SIG_DFL if self._fn is None else self._fn)
+
+    def call(self) -> None:
+        """Pass the signal on, unless the handler is a default one, which only interrupts the main task."""
+        if self._handle is not None:
+            self._handle._run()
+        elif callable(self._fn) and not self._is_default():
+            self._fn(self._number, None)
+
+    def _is_default(self) -> bool:
+        module = getattr(getattr(self._fn, 'func', self._fn), '__module__', None) or ''
+        return module.partition('.')[0] in ('asyncio', 'uvloop', '_signal')
+
+
 class _Signals:
     """
     The signal handlers of one event loop: the first signal stops all its operators, the second one ends the process.
 
-    If the operators do not stop within the timeout of ``settings.process``, the process is killed from a thread, as
-    the event loop can be blocked. The former signal handlers are restored when the last operator ends.
+    The first one also reaches the handlers of the program around the operator, such as those of a web server. If the
+    operators do not stop within the timeout of ``settings.process``, the process is killed from a thread, as the event
+    loop can be blocked. The former signal handlers are restored when the last operator ends.
     """
 
     numbers = (signal.SIGINT, signal.SIGTERM)
@@ -218,13 +254,13 @@ class _Signals:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._operators: set[Operator] = set()
-        self._previous: dict[signal.Signals, Any] = {}
+        self._former: dict[signal.Signals, _FormerHandler] = {}
         self._killing: threading.Timer | None = None
 
     def add(self, instance: Operator) -> None:
         """Stop this operator by signals; install the signal handlers if it is the first operator of the loop."""
         if not self._operators:
-            self._previous = {number: signal.getsignal(number) for number in self.numbers}
+            self._former = {number: _FormerHandler(self._loop, number) for number in self.numbers}
             # Otherwise, the signal handlers would keep the current context, and this operator with it, for too long.
             context = contextvars.Context()
             for number in self.numbers:
@@ -241,9 +277,9 @@ class _Signals:
         if not self._operators:
             if self._killing is not None:
                 self._killing.cancel()
-            for number, handler in self._previous.items():
+            for number, former in self._former.items():
                 self._loop.remove_signal_handler(number)
-                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+                former.restore()
             _signals.pop(self._loop, None)
 
     def _restore_defaults(self, number: int, frame: object) -> None:
@@ -265,6 +301,7 @@ class _Signals:
             self._killing = threading.Timer(patience, _kill, [patience])
             self._killing.daemon = True
             self._killing.start()
+        self._former[number].call()  # at last, as it can raise an exception that ends the loop
 
 
 def _kill(patience: float) -> None:

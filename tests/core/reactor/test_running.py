@@ -734,6 +734,61 @@ async def test_failures_have_exit_codes(process):
     assert 'No new credentials' in process.output and 'Traceback' not in process.output
 
 
+@pytest.mark.parametrize('ending', ['before', 'after'])
+@pytest.mark.parametrize(
+    'installing',
+    [
+        'loop.add_signal_handler(signal.SIGTERM, ended.set)',
+        'signal.signal(signal.SIGTERM, lambda *_: loop.call_soon_threadsafe(ended.set))',
+    ],
+    ids=['loop', 'python'],
+)
+async def test_signals_also_reach_the_program_around_the_operator(process, installing, ending):
+    """As web servers do it, which end the operator themselves when they end."""
+    await process.start(
+        f'''
+        import asyncio, kopf, signal
+        async def main():
+            ended, ready, stop, loop = asyncio.Event(), asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
+            {installing}
+            operator = asyncio.create_task(kopf.operator(ready_flag=ready, stop_flag=stop, standalone=True))
+            await ready.wait()
+            if {ending == 'before'}:
+                stop.set()
+                await operator
+            print('READY', flush=True)
+            await ended.wait()
+            stop.set()
+            await operator
+            print('END')
+        asyncio.run(main())
+    ''',
+        'python',
+    )
+    await process.until('READY')
+    process.signal()
+    assert await process.end() == 0
+    assert 'END' in process.output
+
+
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+async def test_signals_do_not_interrupt_a_program_that_has_no_handlers_of_its_own(process, number):
+    await process.start(
+        '''
+        import asyncio, kopf
+        class Ready(asyncio.Event):
+            def set(self): print('READY', flush=True)
+        asyncio.run(kopf.operator(ready_flag=Ready(), standalone=True))
+        print('END')
+    ''',
+        'python',
+    )
+    await process.until('READY')
+    process.signal(number)
+    assert await process.end() == 0
+    assert 'END' in process.output
+
+
 async def test_several_operators_can_run_in_one_loop(process):
     await process.start(
         '''
