@@ -20,6 +20,7 @@ _LONGEST_RETRY_AFTER = 300.0
 _PARTIAL_REFUSALS = (
     'storage is (re)initializing',  # of a new CRD, of a conversion webhook that does not answer
     'Cannot evict pod',  # because of its disruption budget
+    'limit reached on type',  # of Events, by the admission plugin EventRateLimit
 )
 
 UNTYPED = 'failed to create typed patch object'

@@ -2,8 +2,8 @@
 Limits of requests to one server: in flight, per second, and during the pauses that the server requests.
 
 All requests to a server pass one `Gate`. When the server responds with 429, it is overloaded, so all requests wait, not
-only the refused one. Two kinds of responses do not delay other requests: 429 about one resource, such as that of a new
-CRD (see `errors.APITooManyRequestsError.is_partial`), and 503, which usually comes from the server of one API group.
+only the refused one. Two kinds of responses do not delay other requests: 429 about one resource, such as a new CRD, or
+Events (see `errors.APITooManyRequestsError.is_partial`), and 503, which usually comes from the server of one API group.
 
 Queued requests about live changes go first. Requests about objects that existed before the operator started, and
 requests that only report (see `background`), get a fixed share of the turns.

@@ -211,6 +211,7 @@ async def test_one_who_is_told_to_wait_holds_all_back(client, server, settings, 
     'message',
     [
         'storage is (re)initializing',
+        'limit reached on type Namespace for key default',
         'storage is (re)initializing: failed to list example.com/v1, Kind=X: conversion webhook failed',
         "Cannot evict pod as it would violate the pod's disruption budget.",
         'admission webhook "x.example.com" denied the request: too many of them',
