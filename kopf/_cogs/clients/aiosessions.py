@@ -7,7 +7,7 @@ in `connections`. So it is imported only if its features are needed.
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import aiohttp
@@ -21,12 +21,22 @@ from kopf._cogs.structs import credentials
 # Why so large? Watch-streams arrive in many small chunks, but lists in a few huge ones.
 _READ_BUFFER = 2**18
 
+_RESERVE = 0.1
+"""The share of the connections of a developer's session that is kept free of streams, for all other requests."""
+
 
 class AiohttpStream:
-    """The body of an endless response."""
+    """
+    The body of an endless response.
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
+    Args:
+        response: the response.
+        closed: called once when the connection is closed.
+    """
+
+    def __init__(self, response: aiohttp.ClientResponse, closed: Callable[[], None]) -> None:
         self._response = response
+        self._closed: Callable[[], None] | None = closed
 
     async def read(self) -> bytes:
         try:
@@ -43,6 +53,9 @@ class AiohttpStream:
         # Why not close() alone? The TLS shutdown would outlive the session and the loop.
         _abort(self._response.connection)
         self._response.close()
+        closed, self._closed = self._closed, None
+        if closed is not None:
+            closed()
 
 
 class AiohttpSession(sessions.Session):
@@ -62,6 +75,7 @@ class AiohttpSession(sessions.Session):
         super().__init__(key, info)
         self._options: dict[str, Any] = {'allow_redirects': False}
         self._timeouts: dict[tuple[float | None, float | None], aiohttp.ClientTimeout] = {}
+        self._streams = 0
         if isinstance(info, credentials.AiohttpSession):
             self._headers, self._session, self._owned = sessions.Headers(), info.aiohttp_session, False
         else:
@@ -110,15 +124,43 @@ class AiohttpSession(sessions.Session):
         return body
 
     async def open(self, request: sessions.Request, timeouts: sessions.Timeouts) -> sessions.Stream:
-        with _typed_errors():
-            async with asyncio.timeout(timeouts.answering):
-                response = await self._send(request, timeouts)
-                request.note_status(self.server, response.status)
-                if response.status < 300:
-                    return AiohttpStream(response)
-                async with response:
-                    body = await response.read()
+        self._check_limit()
+        # Counted from now on: others can be opened meanwhile.
+        self._streams += 1
+        stream: AiohttpStream | None = None
+        try:
+            with _typed_errors():
+                async with asyncio.timeout(timeouts.answering):
+                    response = await self._send(request, timeouts)
+                    request.note_status(self.server, response.status)
+                    if response.status < 300:
+                        stream = AiohttpStream(response, self._note_closed)
+                        return stream
+                    async with response:
+                        body = await response.read()
+        finally:
+            if stream is None:
+                self._note_closed()
         raise errors.build_error(response.status, response.headers, body)
+
+    def _note_closed(self) -> None:
+        self._streams -= 1
+
+    def _check_limit(self) -> None:
+        """
+        Leave some connections of a developer's session to other requests, which would wait for one for ever.
+
+        Raises:
+            APIConnectionError: if it has too few connections for one more stream.
+        """
+        connector = self._session.connector
+        limits = [] if connector is None else [connector.limit, connector.limit_per_host]
+        limit = min(filter(None, limits), default=0)
+        if limit and self._streams >= limit - max(1, int(limit * _RESERVE)):
+            raise errors.APIConnectionError(
+                f"The aiohttp session of the login handler permits {limit} connections, and {self._streams} of them "
+                f"are taken by watches. Prepare it with aiohttp.TCPConnector(limit=0)."
+            )
 
     async def _send(self, request: sessions.Request, timeouts: sessions.Timeouts) -> aiohttp.ClientResponse:
         return await self._session.request(

@@ -325,6 +325,22 @@ async def test_session_of_the_developer(server, settings, make_vault):
     assert server.seen[0].headers['User-Agent'] == 'mine'
 
 
+async def test_streams_leave_connections_of_a_session_of_the_developer_to_other_requests(server, settings, make_vault):
+    gate = asyncio.Event()
+    server.add('GET', '/stream', streaming(b'{}\n', before=gate))
+    server.add('GET', '/x', {})
+    session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=3))
+    vault = make_vault(AiohttpSession(server=server.url, aiohttp_session=session))
+    async with api.ApiClient(vault, settings) as client:
+        for _ in range(2):  # what is closed counts no more
+            async with client.stream('/stream'), client.stream('/stream'):
+                with pytest.raises(errors.APIConnectionError, match='permits 3 connections, and 2 of them'):
+                    async with client.stream('/stream'):
+                        pass
+                await client.get_json('/x')
+        gate.set()
+
+
 @pytest.mark.parametrize(
     'info, match',
     [
