@@ -173,20 +173,20 @@ class ObjectStepper:
             return None
         stale = self._stale_events.drop_stale(record, event) or stale
         await self._take_state(record, event['object'], stale=stale)
-        if patch or record.selfpatching is not None:
-            pause = self._reconciler.hold_back(record, patch, body, own=stale, requeued=requeued)
-            if pause:
-                return pause
-        if patch or requeued or not stale:
-            # To apply the patch of handlers of raw events, a stale state is sufficient. But for a decision, it would
-            # look as if another client had undone the operator's last patch.
-            deciding = record.body is not None
-            record.adopt(event['object'])
-            try:
+        # To apply the patch of handlers of raw events, a stale state is sufficient. But for a decision, it would look
+        # as if another client had undone the operator's last patch.
+        deciding = record.body is not None
+        try:
+            if patch or record.selfpatching is not None:
+                pause = self._reconciler.hold_back(record, patch, body, own=stale, requeued=requeued)
+                if pause:
+                    return pause
+            if patch or requeued or not stale:
+                record.adopt(event['object'])
                 return await self._reconciler.reconcile(record, patch, deciding=deciding)
-            finally:
-                if not deciding and record.body is event['object']:
-                    self._release_stale_state(record)
+        finally:
+            if not deciding and record.body is event['object']:
+                self._release_stale_state(record)
         return None
 
     async def _step_without_event(self, record: ObjectRecord) -> float | None:
@@ -214,11 +214,11 @@ class ObjectStepper:
 
     @staticmethod
     def _release_stale_state(record: ObjectRecord) -> None:
-        """Called after a step from a stale state that has only sent a patch: no later step may decide by this state."""
+        """Called after a step from a stale state, which has only sent a patch: no later one may decide by this state."""
         if record.pending_patch is None:
             record.drop_body()
         else:
-            record.mark_outdated()  # the patch has failed, and the next attempt requests the newest state first
+            record.mark_outdated()  # the patch has failed, or must wait; the next step requests the newest state first
 
     def _is_untouched(self, record: ObjectRecord, body: Body) -> bool:
         """Check whether no other operator has handled the object during the pause."""

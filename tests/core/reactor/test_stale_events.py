@@ -3,6 +3,7 @@
 import asyncio
 import collections
 import datetime
+import functools
 import time
 import types
 
@@ -42,16 +43,18 @@ async def test_late_events_from_before_a_patch_are_not_handled(world):
 
 @pytest.fixture
 def lagging(monkeypatch):
-    """Let each line of a watch come a second after the one before."""
-    read, waiting = Connection.read, collections.defaultdict(collections.deque)
+    """Let each line of a watch come some seconds after the one before."""
+    lag, read = types.SimpleNamespace(seconds=1.0), Connection.read
+    waiting = collections.defaultdict(collections.deque)
 
     async def read_one_line(connection):
         lines = waiting[connection]
         lines.extend(() if lines else (await read(connection)).splitlines(keepends=True))
-        await asyncio.sleep(1)
+        await asyncio.sleep(lag.seconds)
         return lines.popleft() if lines else b''
 
     monkeypatch.setattr(Connection, 'read', read_one_line)
+    return lag
 
 
 @pytest.mark.parametrize('status', [422, 403, 500])
@@ -70,6 +73,30 @@ async def test_no_handlers_run_for_the_stale_event_of_a_patch_that_has_failed(wo
         await world.aio.wait_for('kopfexamples', 'obj', lambda body: 'seen' in (body.get('status') or {}))
         await world.settled()
     assert len(world.called('create', 'obj')) == 1
+
+
+@in_virtual_time
+async def test_no_handlers_run_for_the_stale_event_of_a_patch_that_is_held_back(world, lagging):
+    """The handler of raw events triggers itself: it writes something new for each event, also for a late one."""
+
+    async def create(spec, **_):
+        for number in range(30):
+            kopf.subhandler(id=str(number))(functools.partial(run, number))
+
+    async def run(number, **_):
+        world.note(number, 'obj')
+
+    async def see(patch, **_):
+        patch.status['seen'] = len(world.calls)
+
+    lagging.seconds = 0.05
+    world.declare(kopf.on.event, 'see', does=see)
+    world.declare(kopf.on.create, 'create', does=create)
+    world.declare(kopf.on.delete, 'delete')
+    async with world.operator():
+        await world.create()
+        await asyncio.sleep(100)
+    assert [number for number in world.ids if isinstance(number, int)] == [*range(30)]
 
 
 @in_virtual_time
