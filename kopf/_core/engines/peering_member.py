@@ -14,7 +14,7 @@ import dataclasses
 import logging
 import random
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from kopf._cogs.aiokits.loops import complete
@@ -33,6 +33,9 @@ RETRY_DELAY = 5.0
 
 REQUEST_TIMEOUT = 10.0
 """The time limit of a request (in seconds): a slower one would come too late for the lifetime of the record."""
+
+LEAVE_BACKOFFS = (0.2, 1.0)
+"""The pauses before the record is tried to be removed again (in seconds), e.g. while the API server restarts."""
 
 EXIT_TIMEOUT = 2.0
 """How long the exiting operator waits for a renewal in progress (in seconds), which must not follow the removal."""
@@ -571,7 +574,8 @@ class PeeringMember:
         if not self._present or (self._expiry is None and not self._unsure):
             return
         try:
-            body = await self._touch({self._identity: self._make_peer(respite).as_record() if respite else None})
+            record = self._make_peer(respite).as_record() if respite else None
+            body = await self._touch({self._identity: record}, backoffs=LEAVE_BACKOFFS)
         except (errors.APIError, LoginError, TimeoutError) as error:
             logger.warning(
                 "The operator's record could not be removed from the peering %s; other operators wait until its "
@@ -587,11 +591,12 @@ class PeeringMember:
         records: Mapping[str, Mapping[str, Any] | None],
         *,
         version: str | None = None,
+        backoffs: Sequence[float] = (),
     ) -> Mapping[str, Any] | None:
         # Do not use the usual retries: they can take longer than the lifetime of the record.
         async with asyncio.timeout(REQUEST_TIMEOUT):
             return await touch(
-                self._client, self._resource, self._namespace, self.name, records, version=version, backoffs=()
+                self._client, self._resource, self._namespace, self.name, records, version=version, backoffs=backoffs
             )
 
     def _log_keepalive(self, outcome: str) -> None:

@@ -214,7 +214,7 @@ class ObjectStepper:
 
     @staticmethod
     def _release_stale_state(record: ObjectRecord) -> None:
-        """Called after a step from a stale state, which has only sent a patch: no later one may decide by this state."""
+        """Called after a step from a stale state, which has only sent a patch: no later one may decide by it."""
         if record.pending_patch is None:
             record.drop_body()
         else:

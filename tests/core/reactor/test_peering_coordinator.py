@@ -428,6 +428,17 @@ async def test_what_was_seen_before_the_pause_is_forgotten(world):
     assert world.calls == [('low', 'create', 'a'), ('low', 'create', 'c')]
 
 
+@pytest.mark.parametrize('fault', [{'status': 500}, {'status': 503}, {}], ids=['500', '503', 'dropped'])
+@in_virtual_time
+async def test_one_failed_request_does_not_keep_an_operator_that_ends_in_its_peering(world, fault):
+    await world.join()
+    async with world.operator('me'):
+        await world.joined('me')
+        add = world.sandbox.faults.error if fault else world.sandbox.faults.drop
+        add(**fault, times=1, resource='kopfpeerings', verb='patch')
+    await world.joined()
+
+
 @in_virtual_time
 async def test_deletions_with_a_namespace_right_before_the_pause_are_seen_after_it(world):
     await world.join()
