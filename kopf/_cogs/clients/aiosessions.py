@@ -73,7 +73,8 @@ class AiohttpSession(sessions.Session):
         info: credentials.AiohttpSession | credentials.ConnectionInfo,
     ) -> None:
         super().__init__(key, info)
-        self._options: dict[str, Any] = {'allow_redirects': False}
+        # The errors have types of their own, also in sessions that would raise those of the library.
+        self._options: dict[str, Any] = {'allow_redirects': False, 'raise_for_status': False}
         self._timeouts: dict[tuple[float | None, float | None], aiohttp.ClientTimeout] = {}
         self._streams = 0
         if isinstance(info, credentials.AiohttpSession):

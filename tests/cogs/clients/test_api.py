@@ -325,6 +325,20 @@ async def test_session_of_the_developer(server, settings, make_vault):
     assert server.seen[0].headers['User-Agent'] == 'mine'
 
 
+@pytest.mark.parametrize('path', ['/x', '/stream'])
+async def test_errors_are_typed_in_sessions_that_raise_those_of_the_library(server, settings, make_vault, path):
+    server.add('GET', path, 410)
+    session = aiohttp.ClientSession(raise_for_status=True)
+    vault = make_vault(AiohttpSession(server=server.url, aiohttp_session=session))
+    async with api.ApiClient(vault, settings) as client:
+        with pytest.raises(errors.APIGoneError):
+            if path == '/x':
+                await client.get_json(path)
+            else:
+                async with client.stream(path):
+                    pass
+
+
 async def test_streams_leave_connections_of_a_session_of_the_developer_to_other_requests(server, settings, make_vault):
     gate = asyncio.Event()
     server.add('GET', '/stream', streaming(b'{}\n', before=gate))
