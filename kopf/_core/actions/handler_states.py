@@ -286,6 +286,14 @@ class State(Mapping[HandlerId, HandlerState]):
                 seen = digest if old.digest is None and each == key else old.digest
                 self._set(each, HandlerState(started=now, purpose=self.purpose, subrefs=old.subrefs, digest=seen))
 
+    def drop(self, key: HandlerId) -> None:
+        """Forget the handler and its sub-handlers, if it has finished; they begin anew if they are selected again."""
+        state = self._states.get(key)
+        if state is not None and state.finished:
+            for each in (key, *state.subrefs):
+                self._states.pop(each, None)
+                self._dirty.discard(each)
+
     def inherit(self, key: HandlerId, old: HandlerState, digest: str) -> None:
         """Start a handler that was finished in another cycle, with the digest that it has seen in that cycle."""
         self._set(key, HandlerState(started=old.stopped or old.started, purpose=self.purpose, digest=digest))

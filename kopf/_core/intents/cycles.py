@@ -176,10 +176,7 @@ class Cycles:
             if cycle is not None:
                 # A resuming handler must run only once in a process, even if another cycle supersedes the one in which
                 # it ran. Handlers with the same id that are declared for this cycle must run nevertheless.
-                own = {
-                    each.id for each in self._table.changing if not each.initial and each.reason in (None, cause.reason)
-                }
-                loaded.state.carry_over(cycle.state, self._table.resuming_ids - own)
+                loaded.state.carry_over(cycle.state, self._table.resuming_ids - self._find_own(cause.reason))
                 if cause.reason is Reason.DELETE:
                     loaded.state.carry_over(cycle.state, self._find_satisfied(cycle, essence))
             return loaded
@@ -202,6 +199,25 @@ class Cycles:
                 for key in self._find_reverted(cycle.state, cause, essence):
                     cycle.revived.setdefault(key, seen)
         return cycle
+
+    def resume_again(self, cycle: Cycle, resumed: Collection[HandlerId]) -> None:
+        """
+        Drop the successes of resuming handlers in former processes from a cycle that was just loaded.
+
+        They restore the memory of their process, so each process calls them once. Those of handlers that are for this
+        change, too, are kept: the change must be handled once.
+
+        Args:
+            cycle: the cycle.
+            resumed: the handlers that have finished in this process.
+        """
+        for key in self._table.resuming_ids - self._find_own(cycle.state.purpose) - set(resumed):
+            cycle.state.drop(key)
+            cycle.missed.pop(key, None)
+
+    def _find_own(self, purpose: str | None) -> set[HandlerId]:
+        """Return the handlers of changes with this purpose, also if they are resuming handlers, too."""
+        return {each.id for each in self._table.changing if not each.initial and each.reason in (None, purpose)}
 
     def _load(
         self,

@@ -23,6 +23,7 @@ from kopf._cogs.configs.progress import is_of_edited
 from kopf._cogs.structs.bodies import Body, BodyEssence, RawBody
 from kopf._cogs.structs.dicts import FieldPath, resolve
 from kopf._cogs.structs.diffs import EMPTY, Diff, diff, is_same
+from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.patches import Patch, combine_values, subtract_values
 from kopf._core.actions.handler_states import digest_essence
 from kopf._core.intents import filters
@@ -75,6 +76,10 @@ class ObjectMemory(Protocol):
     @property
     def initial(self) -> bool:
         """True if this process has not run the resuming handlers yet."""
+
+    @property
+    def resumed(self) -> frozenset[HandlerId]:
+        """The resuming handlers that have finished in this process, while others of them have not."""
 
     @property
     def deletion_handled(self) -> bool:
@@ -213,6 +218,8 @@ class Decider:
             self._skip(cause, failed, failures)
             return None
         cycle = self._cycles.continue_(memory.cycle, cause, essence, last, now)
+        if cause.initial and cycle is not memory.cycle:
+            self._cycles.resume_again(cycle, memory.resumed)
         if resuming:
             relevant = self._add_called(relevant, absent, cause, cycle, failed)
             if not relevant and not needed and not held:

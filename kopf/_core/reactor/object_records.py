@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import orjson
 
@@ -17,6 +17,7 @@ from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.helpers.jsontexts import dump_tightly
 from kopf._cogs.structs.bodies import Body, RawBody, RawEvent
 from kopf._cogs.structs.dicts import FieldPath
+from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.instruments import ObjectKey
 from kopf._cogs.structs.patches import Patch
 from kopf._cogs.structs.references import Resource
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from kopf._core.reactor.throttling import Throttle
 
 _UNSET: Any = object()
+
+NO_HANDLERS: Final[frozenset[HandlerId]] = frozenset()
 
 
 class _ObservedEvent(RawEvent):
@@ -66,6 +69,7 @@ class ObjectRecord:
         'pending',
         'pending_patch',
         'requeued',
+        'resumed',
         'selfpatching',
         'selftriggering',
         'throttle',
@@ -116,6 +120,8 @@ class ObjectRecord:
         """The change that is being handled."""
         self.unverified = False
         """Whether other operators can have handled that change in a pause, before its progress could be stored."""
+        self.resumed: frozenset[HandlerId] = NO_HANDLERS
+        """The resuming handlers that have finished in this process, until all of them have."""
         self.deletion_handled = False
         """Whether the deletion is handled, so that only the finalizer must be removed."""
         self.handled_digest: str | None = None
@@ -349,7 +355,7 @@ class ObjectRecord:
 
     def end_cycle(self, followup: 'Cycle | None') -> None:
         """Called when a change (or the resuming of the object) is handled. A follow-up change can begin at once."""
-        self.cycle, self.initial = followup, False
+        self.cycle, self.initial, self.resumed = followup, False, NO_HANDLERS
 
     def leave_cycle(self) -> None:
         """Called when no handlers match. If handlers match again later, the progress is read from the object."""
@@ -362,6 +368,11 @@ class ObjectRecord:
     def note_handled(self, digest: str | None) -> None:
         """Remember the digest of the handled state, if the state cannot be stored on the object."""
         self.handled_digest = digest
+
+    def note_resumed(self, ids: frozenset[HandlerId]) -> None:
+        """Remember that these resuming handlers have finished; not needed when all of them have."""
+        if self.initial:
+            self.resumed |= ids
 
     def note_deletion_handled(self) -> None:
         """Called when all deletion handlers have finished, and only the finalizer must be removed."""
@@ -458,7 +469,7 @@ class ObjectRecord:
         self.outdated = self.deletion_handled = False
         self.throttle = self.handled_digest = self.selftriggering = self.selfpatching = None
         self.missing_fields = NO_FIELDS
-        self.daemons, self.initial = None, True
+        self.daemons, self.initial, self.resumed = None, True, NO_HANDLERS
 
     def discard_work(self) -> None:
         """Called when a worker ends after its processor was dropped."""

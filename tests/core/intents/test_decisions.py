@@ -66,6 +66,7 @@ class Simulation:
         self.missing_fields = frozenset()
         self.initial = False
         self.deletion_handled = False
+        self.resumed = frozenset()
         self.now = START
         self.pending_patch = Patch()
         self.runs: list[tuple[str, str, dict, bool]] = []  # the id, the reason, the spec seen, the success
@@ -106,7 +107,7 @@ class Simulation:
         self.raw = {**self.raw, 'metadata': {**self.raw['metadata'], 'deletionTimestamp': '2030-01-01T00:00:00Z'}}
 
     def restart(self) -> None:
-        self.cycle, self.initial, self.deletion_handled = None, True, False
+        self.cycle, self.initial, self.deletion_handled, self.resumed = None, True, False, frozenset()
 
     def decide(self):
         body, patch = Body(self.raw), Patch()
@@ -162,6 +163,8 @@ class Simulation:
             outcomes[handler.id] = outcome
             self.ends[handler.id] += outcome.final
             state.note_outcome(handler.id, outcome, self.now)
+            if outcome.final and self.initial:
+                self.resumed |= self.table.resuming_ids & {handler.id}
         done = state.done(decision.matching)
         self.decider.store_progress(decision, patch, bookkeeping, done=done)
         self.decider.records.flush()
@@ -185,7 +188,7 @@ class Simulation:
         if patch and not done:
             self.decider.compare_with_response(decision, patch, Body(self.raw))
         if done:
-            self.cycle, self.initial = decision.followup, False
+            self.cycle, self.initial, self.resumed = decision.followup, False, frozenset()
             if decision.reason is Reason.DELETE or decision.remove_finalizer:
                 finalizers = [
                     item for item in self.raw['metadata'].get('finalizers', ()) if item != self.decider.finalizer

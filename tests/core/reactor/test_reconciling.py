@@ -451,6 +451,25 @@ async def test_edits_during_an_update_reach_finished_and_later_handlers(world):
     assert len(world.called('first')) == 2 and len(world.called('second')) == 1
 
 
+@pytest.mark.parametrize('edited', [True, False])
+@in_virtual_time
+async def test_each_process_resumes_objects_whose_handling_goes_on_since_a_former_process(world, edited):
+    """What resuming handlers restore is in the memory of the process; what handlers of changes have done is not."""
+    world.declare(kopf.on.resume, 'resume')
+    world.declare(kopf.on.resume, 'both')
+    world.declare(kopf.on.update, 'both')
+    world.declare(kopf.on.update if edited else kopf.on.resume, 'failing', does=kopf.TemporaryError("no", delay=2))
+    world.declare(kopf.on.create, 'create')
+    await world.create(annotations={LAST_HANDLED: '{"spec":{"field":"value"}}'})
+    if edited:
+        await world.edit(field='edited')
+    for number in range(1, 4):
+        async with world.operator():
+            await world.until_called('failing', 3 * number)
+    assert len(world.called('resume')) == 3
+    assert len(world.called('both')) == (1 if edited else 3)
+
+
 @pytest.mark.parametrize('storage', [kopf.SmartProgressStorage, kopf.StatusProgressStorage])
 @in_virtual_time
 async def test_an_edited_creation_is_over_also_for_the_handlers_that_were_away_at_its_end(world, storage):

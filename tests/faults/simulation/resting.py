@@ -272,9 +272,9 @@ class Rest:
             return
         runs = [run for (at, _), runs in self._ledger.runs.items() if at == uid for run in runs]
         mine = [run for run in runs if run.process is self._boss]
-        # If the former operator has called it in the middle of a change, its success is on record for that change.
-        continued = any(run.reason in ('create', 'update') for run in self._ledger.runs[uid, 'r'])
-        if not continued and not any(run in mine for run in self._ledger.runs[uid, 'r']):
+        # While a creation goes on, the object is new to each operator.
+        created = any(run.reason == 'create' and run.ended > self._boss.started for run in mine)
+        if not created and not any(run in mine for run in self._ledger.runs[uid, 'r']):
             self._tell(f'it was not resumed by {self._boss}')
 
     def _check_updates(self, uid, id, part, seen, bases):
