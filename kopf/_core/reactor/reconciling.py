@@ -385,11 +385,13 @@ class Reconciler:
         self._begin_cycle(record, decision)
         outcomes = await self._run_due(record, decision, patch)
         deliver_results(outcomes, patch, decision.cause.logger)
-        # This comes after the handlers: their values must override older ones that could not be applied before.
-        complete(record, patch, decision.cause.logger)
         # A handler whose filter has failed may match. If the cycle ended now, that handler would never get the change,
         # even after the filter is fixed.
         done = decision.cycle.state.done(decision.matching) and not decision.incomplete
+        if done and decision.reason is Reason.DELETE and not outcomes:
+            self._drop_refused_patch(record, decision.cause.logger)
+        # This comes after the handlers: their values must override older ones that could not be applied before.
+        complete(record, patch, decision.cause.logger)
         if done and _is_held_by_daemons(record, decision):
             # The handlers have finished, but daemons still need the finalizer: the progress must not be purged yet.
             done = False
@@ -428,10 +430,11 @@ class Reconciler:
     @staticmethod
     def _drop_refused_patch(record: ObjectRecord, log: AnyLogger) -> None:
         """
-        Called when the deletion begins: drop what earlier handlers have requested, if the API server refuses it.
+        Drop what handlers have requested if the API server has refused it.
 
-        Otherwise, it would be sent before the finalizer is removed, and the object could not be deleted until it is
-        accepted: a status, for example, that the operator is not permitted to patch.
+        Called when the deletion begins, and when it is handled. Otherwise, these changes would be sent before the
+        finalizer is removed, and the object could not be deleted until they are accepted: a status, for example, that
+        the operator is not permitted to patch.
         """
         is_refused = record.throttle is not None and record.throttle.refused is not None
         if is_refused and record.pending_patch is not None:

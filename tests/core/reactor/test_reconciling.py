@@ -783,16 +783,26 @@ def things(world):
 THING = {'apiVersion': 'example.dev/v1', 'kind': 'Thing', 'metadata': {'name': 'obj'}}
 
 
+@pytest.mark.parametrize('status', [403, 422])
+@pytest.mark.parametrize('storing', ['create', 'delete', 'event', 'create, delete, event'])
 @in_virtual_time
-async def test_what_is_refused_does_not_keep_objects_from_being_deleted(world, things):
-    """The operator may not patch the status, in which a creation handler stores its result."""
+async def test_what_is_refused_does_not_keep_objects_from_being_deleted(world, things, storing, status):
+    """The operator may not patch the status, in which handlers store their results."""
+
+    async def note(meta, patch, **_):
+        if 'deletionTimestamp' in meta:
+            patch.status['noted'] = 'deletion'
+
     world.settings.queueing.error_delays = [0.5]
-    world.declare(kopf.on.create, 'create', resource='things', does='result')
-    world.declare(kopf.on.delete, 'delete', resource='things')
-    world.sandbox.faults.error(403, times=None, method='PATCH', path='/things/[^/]+/status')
+    world.declare(kopf.on.create, 'create', resource='things', does='result' if 'create' in storing else None)
+    world.declare(kopf.on.delete, 'delete', resource='things', does='result' if 'delete' in storing else None)
+    if 'event' in storing:
+        kopf.on.event('things', registry=world.registry)(note)
+    world.sandbox.faults.error(status, times=None, method='PATCH', path='/things/[^/]+/status')
     async with world.operator():
         await things()
-        await world.until_logged('Grant the verb patch')
+        await world.until_called('create')
+        await asyncio.sleep(5)
         await world.aio.delete('things', 'obj')
         await world.aio.wait_gone('things', 'obj')
     assert world.ids == ['create', 'delete']
