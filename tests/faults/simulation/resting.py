@@ -134,8 +134,10 @@ class Rest:
                 self._tell(f'the late timer {id} has run at {at:.3f} with {last} instead of {seen}')
             elif kind in ('event', 'level') and last != seen:
                 self._tell(f'the late handler {id} ({kind}) has seen {last} instead of {seen}')
-            elif kind in ('update', 'field') and self._options.electing:
-                continue  # another member, which does not have the handler, can have handled the edits
+            elif kind in ('update', 'field') and (self._options.electing or self._ledger.restored):
+                # Another member, which does not have the handler, can have handled the edits; and a back-up takes edits
+                # back together with the record of them.
+                continue
             elif kind in ('update', 'field') and (
                 (last is not None and last[0] != seen[0]) or (last is None and first and first != [seen[0]])
             ):
