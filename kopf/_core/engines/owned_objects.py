@@ -230,9 +230,13 @@ class OwnedObjects:
             uid, version = raw['metadata'].get('uid') or '', raw['metadata'].get('resourceVersion')
             known = self._objects.get(uid)
             is_newest = known is None or version is None or not is_older_version(version, known.version)
-            if uid in self._forgotten:
-                # The watch has brought the deletion before the response. If the response were stored, no event would
-                # ever remove the object from memory, and the handler would consider it as existing.
+            is_disowned = known is None and any(
+                other is not None and version is not None and is_older_version(version, other) for other in deferred
+            )
+            if uid in self._forgotten or is_disowned:
+                # The watch has brought the deletion, or a state without owners, before the response. If the response
+                # were stored, no event would ever remove the object from memory, and the handler would consider it as
+                # it was.
                 triggered |= owners
             elif is_newest:
                 # The watch has brought nothing during the write, so only the response can reveal an earlier edit.

@@ -83,6 +83,23 @@ def test_an_object_that_is_deleted_during_a_write_does_not_come_back_with_the_re
     assert objects.find('ns', 'child') is None and objects.of('owner') == []
 
 
+@pytest.mark.parametrize('known', [True, False])
+@pytest.mark.parametrize('echoed', [True, False])
+def test_an_object_that_loses_its_owners_during_a_write_does_not_get_them_back_from_the_response(
+    objects, known, echoed
+):
+    if known:
+        objects.note(child(1), OWNER, None)
+    objects.begin_write(('ns', 'child'))
+    if echoed:
+        objects.note(child(2), OWNER, None)
+    objects.note(child(3), frozenset(), None)
+    assert objects.end_write(('ns', 'child'), child(2), OWNER) == {'owner'}
+    assert objects.find('ns', 'child') is None and objects.of('owner') == []
+    assert not write(objects, response=child(4))
+    assert objects.find('ns', 'child').version == '4'
+
+
 def test_an_object_that_is_back_at_the_end_of_a_write_is_kept(objects):
     objects.begin_write(('ns', 'child'))
     objects.note(child(1), OWNER, None)
