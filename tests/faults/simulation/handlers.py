@@ -17,7 +17,7 @@ DISPENSABLE = {'c1', 'c2', 'u', 'ua', 'ub', 'ul', 'uw', 'fa', 'fc', 'uc', 'fp', 
 DISPENSABLE |= {'retried', 'timed', 'edited'}
 """The ids of the handlers that versions of the code can lack."""
 
-_OF_FIELDS = {'ua', 'ub', 'ul', 'fa', 'fc', 'uc', 'fp', 'fw'}
+_OF_FIELDS = {'ua', 'ub', 'ul', 'fa', 'fc', 'uc', 'fp', 'fw', 'sa', 'sf'}
 
 ODD_TIMERS = [
     ('odd', {'idle': 0.3, 'interval': 0.5, 'sharp': True, 'initial_delay': 0.2}),
@@ -60,6 +60,8 @@ class Handlers:
         self._declare_activities()
         if self._options.managing:
             self._declare_changes()
+            if self._options.stacking:
+                self._declare_stacks()
             if 'p' not in self.absent:
                 self._declare_parent()
             if self._options.limited:
@@ -113,6 +115,19 @@ class Handlers:
                 continue
             fn = self._make_changing(id, part, retries=options.get('retries'), threaded=threaded)
             decorator(RESOURCE, id=id, **options, **common)(fn)
+
+    def _declare_stacks(self):
+        """Declare functions with several decorators, each of which is called once for one change."""
+        by_label, by_field = {'labels': {'w': 'on'}}, {'field': 'spec.a'}
+        for id, part, stack in [
+            ('s', 'all', [(kopf.on.create, {}), (kopf.on.update, {}), (kopf.on.resume, {})]),
+            ('sw', 'all', [(decorator, by_label) for decorator in (kopf.on.create, kopf.on.update, kopf.on.resume)]),
+            ('sa', 'a', [(kopf.on.create, {}), (kopf.on.update, by_field)]),
+            ('sf', 'a', [(kopf.on.field, by_field), (kopf.on.resume, {**by_field, 'deleted': True})]),
+        ]:
+            fn = self._make_changing(id, part, threaded=self._options.sync)
+            for decorator, options in stack:
+                decorator(RESOURCE, id=id, **options, **BACKOFF, **self._common)(fn)
 
     @staticmethod
     def _list_fleeting():

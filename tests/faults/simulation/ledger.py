@@ -85,6 +85,10 @@ PARTS = {
 }
 
 
+RESUMING = frozenset({'s', 'sw', 'sf'})
+"""The ids of functions that are for changes and for resuming."""
+
+
 class Ledger:
     """
     What has happened, as far as the handlers can tell.
@@ -212,6 +216,8 @@ class Ledger:
             return False
         if self.deaths and self._options.storage == 'database':
             return False  # the database is written before the object: the records of a handled deletion can be purged
+        if run.id in RESUMING and before.process is not run.process and run.reason != 'delete':
+            return False  # each process calls them, also in the middle of a change
         if self._options.pruning and run.reason in ('create', 'delete'):
             return False  # edits are handled as creations, and objects that leave and return are new
         if run.reason in ('create', 'delete'):

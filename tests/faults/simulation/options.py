@@ -73,6 +73,7 @@ class Options:
     remembering: bool = False  # whether the handlers check the memos
     upgrading: bool = False  # whether each start is of other code, without some of the handlers
     matching: bool = False  # whether there are handlers that match only while the object has a label
+    stacking: bool = False  # whether there are functions with several decorators
     blind: bool = False  # never drawn: whether the operators serve another label than the checks expect
 
 
@@ -140,6 +141,7 @@ def draw(rng):
     options.sharing, options.twins = chance(0.5), choice(['', '', 'stacked', 'category'])
     options.outages, options.deleting, options.remembering = chance(0.3), chance(0.4), chance(0.5)
     options.scanning, options.upgrading, options.matching = chance(0.85), chance(0.25), chance(0.4)
+    options.stacking = chance(0.4)
     fit(options)
     options.remote = options.remote and options.scope == 'cluster'  # where no namespace is deleted
     if options.peering:

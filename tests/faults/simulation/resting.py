@@ -6,6 +6,7 @@ from kopf._core.intents.causes import Reason
 from tests.faults.simulation import applying, electing, storages
 from tests.faults.simulation.ledger import PARTS, look_at
 
+STACKED = ('s', 'sw', 'sa', 'sf')
 FINALIZER = 'kopf.zalando.org/KopfFinalizerMarker'
 
 
@@ -230,7 +231,7 @@ class Rest:
     def _check_runs(self, uid, seen):
         runs, ledger = self._ledger.runs, self._ledger
         # Sub-handlers count, too: the first success of any handler decides where the update after the creation begins.
-        ids = ['c1', 'c2', 'fa', 'fc', 'fp', 'p', *(f'p/{item}' for item in ledger.subhandlers[uid])]
+        ids = ['c1', 'c2', 'fa', 'fc', 'fp', 'p', *STACKED, *(f'p/{item}' for item in ledger.subhandlers[uid])]
         creations = [run for id in ids for run in runs[uid, id] if run.reason == Reason.CREATE]
         dropped = self._simulation.dropped
         for id in {'c1', 'c2'} - dropped:
@@ -250,10 +251,21 @@ class Rest:
             if id in dropped:
                 continue
             self._check_updates(uid, id, PARTS[part], seen, bases)
+        for id in ('s', 'sa') if self._options.stacking else ():
+            if id not in dropped:
+                self._check_newest_run(uid, id, seen)
         for item in seen[2]:
             if 'p' not in dropped and item not in ledger.subhandlers[uid]:
                 self._tell(f'the sub-handler of {item} has never succeeded')
         self._check_resumed(uid)
+
+    def _check_newest_run(self, uid, id, seen):
+        """Check that a function for all changes has seen the newest state."""
+        runs = self._ledger.runs[uid, id]
+        lost = runs and not runs[-1].stored and (runs[-1].process.dead or self._ledger.excused)
+        part = PARTS['a' if id == 'sa' else 'all']
+        if not lost and (not runs or part(runs[-1].seen) != part(seen)):
+            self._tell(f'{id} has seen {runs[-1].seen if runs else None} instead of {seen}')
 
     def _check_effects(self, uid, body):
         """Check that the object has what its handlers have put into it before their success was stored."""
