@@ -143,6 +143,7 @@ class Applying:
                 metadata = {'namespace': place, 'name': child}
                 obj = {'apiVersion': 'v1', 'kind': kind, 'metadata': metadata, 'data': data}
                 await children.apply(obj, ready=self._rng.random() < 0.5)
+                ledger.note_child(id, uid, (kind, place, child))
             await self._hesitate()
             if self._options.conditions:
                 conditions[f'Seen{id}'] = kopf.Condition(True, 'Seen', str(seen[0]))

@@ -255,10 +255,13 @@ class Ledger:
     # Children.
 
     def note_children(self, id, uid, keys):
-        """Called when a handler has applied these children."""
-        for each in [each for each in self._wanted if each[1] == uid]:
-            self._wanted[each] = self._wanted[each].difference(keys)  # the handler has taken them over
+        """Called when a run of a handler has succeeded, with all the children that it has applied."""
         self._wanted[id, uid] = set(keys)
+
+    def note_child(self, id, uid, key):
+        """Called when a handler has applied this child, also if its run fails later: it has taken the child over."""
+        for each in [each for each in self._wanted if each[1] == uid and each[0] != id]:
+            self._wanted[each] = self._wanted[each].difference([key])
 
     def note_meddling(self, *key):
         self._touched.add(key)
