@@ -286,13 +286,17 @@ class State(Mapping[HandlerId, HandlerState]):
                 seen = digest if old.digest is None and each == key else old.digest
                 self._set(each, HandlerState(started=now, purpose=self.purpose, subrefs=old.subrefs, digest=seen))
 
-    def drop(self, key: HandlerId) -> None:
-        """Forget the handler and its sub-handlers, if it has finished; they begin anew if they are selected again."""
+    def begin_again(self, key: HandlerId, now: datetime.datetime) -> Collection[HandlerId]:
+        """Begin the handler and its sub-handlers anew, if it has finished; return the ids of all of them."""
         state = self._states.get(key)
-        if state is not None and state.finished:
-            for each in (key, *state.subrefs):
-                self._states.pop(each, None)
-                self._dirty.discard(each)
+        if state is None or not state.finished:
+            return ()
+        keys = [each for each in (key, *state.subrefs) if each in self._states]
+        for each in keys:
+            # Their sub-handlers stay known, so that the records of these are purged.
+            subrefs = self._states[each].subrefs
+            self._states[each] = HandlerState(started=now, purpose=self.purpose, subrefs=subrefs)
+        return keys
 
     def inherit(self, key: HandlerId, old: HandlerState, digest: str) -> None:
         """Start a handler that was finished in another cycle, with the digest that it has seen in that cycle."""

@@ -200,9 +200,9 @@ class Cycles:
                     cycle.revived.setdefault(key, seen)
         return cycle
 
-    def resume_again(self, cycle: Cycle, resumed: Collection[HandlerId]) -> None:
+    def resume_again(self, cycle: Cycle, resumed: Collection[HandlerId], now: datetime.datetime) -> None:
         """
-        Drop the successes of resuming handlers in former processes from a cycle that was just loaded.
+        Ignore the successes of resuming handlers in former processes, in a cycle that was just loaded.
 
         They restore the memory of their process, so each process calls them once. Those of handlers that are for this
         change, too, are kept: the change must be handled once.
@@ -210,10 +210,11 @@ class Cycles:
         Args:
             cycle: the cycle.
             resumed: the handlers that have finished in this process.
+            now: the current time.
         """
         for key in self._table.resuming_ids - self._find_own(cycle.state.purpose) - set(resumed):
-            cycle.state.drop(key)
-            cycle.missed.pop(key, None)
+            for each in cycle.state.begin_again(key, now):
+                cycle.missed.pop(each, None)
 
     def _find_own(self, purpose: str | None) -> set[HandlerId]:
         """Return the handlers of changes with this purpose, also if they are resuming handlers, too."""

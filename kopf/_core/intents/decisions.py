@@ -219,7 +219,7 @@ class Decider:
             return None
         cycle = self._cycles.continue_(memory.cycle, cause, essence, last, now)
         if cause.initial and cycle is not memory.cycle:
-            self._cycles.resume_again(cycle, memory.resumed)
+            self._cycles.resume_again(cycle, memory.resumed, now)
         if resuming:
             relevant = self._add_called(relevant, absent, cause, cycle, failed)
             if not relevant and not needed and not held:

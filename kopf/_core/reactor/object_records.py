@@ -385,6 +385,7 @@ class ObjectRecord:
     def give_up(self) -> None:
         """Forget the refused patch and its cycle, so that the handlers run again."""
         self.pending_patch = self.cycle = None
+        self.resumed = NO_HANDLERS
 
     # Indexing and daemons.
 
@@ -444,6 +445,7 @@ class ObjectRecord:
         self.unverified = False
         if not untouched:
             self.cycle = self.pending_patch = None
+            self.resumed = NO_HANDLERS
         elif self.cycle is not None:
             self.cycle.note_external(None)
 
