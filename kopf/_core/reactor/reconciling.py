@@ -172,7 +172,7 @@ class Reconciler:
         try:
             triggering, pause = self._selftriggers.note_event(record.selfpatching, patch, body, own=own)
         except StorageError:
-            self._keep(record, patch)
+            self.keep(record, patch)
             raise
         record.watch_selfpatching(triggering)
         if not pause:
@@ -180,7 +180,7 @@ class Reconciler:
         record.adopt(cast(RawBody, body._data()))
         if requeued and not (record.cycle is None and self.is_settled(record, cast(RawBody, record.body))):
             return 0  # there is other work, which must not wait
-        self._keep(record, patch)
+        self.keep(record, patch)
         return pause
 
     async def reconcile(self, record: ObjectRecord, patch: Patch, *, deciding: bool) -> float | None:
@@ -200,7 +200,7 @@ class Reconciler:
         try:
             decision, pause = await self._prepare(record, patch, deciding=deciding)
         except BaseException:
-            self._keep(record, patch)
+            self.keep(record, patch)
             raise
         if self._instruments.steps and decision is not None:
             _tell_decision(decision, self._instruments, record, self._decider.table.resource)
@@ -265,7 +265,7 @@ class Reconciler:
         deciding_now = deciding and self._managing and not pause
         return self._decide(record, body, patch, holding=holding) if deciding_now else None, pause
 
-    def _keep(self, record: ObjectRecord, patch: Patch) -> None:
+    def keep(self, record: ObjectRecord, patch: Patch) -> None:
         """Keep the patch of a step that ends early, because its handlers will not be called again for these changes."""
         if patch:
             complete(record, patch, make_logger(record, self._decider.table.resource, self._settings, ObjectLogger))
@@ -415,8 +415,6 @@ class Reconciler:
         cause, log, title = decision.cause, decision.cause.logger, TITLES.get(decision.reason)
         if record.cycle is not None and record.cycle is not decision.cycle and title is not None:
             _log_superseded(record.cycle, title, log)
-        if decision.reason is Reason.DELETE and record.cycle is not decision.cycle:
-            self._drop_refused_patch(record, log)
         record.begin_cycle(decision.cycle)
         if decision.reason is Reason.FREE:
             log.debug("It is being deleted, and is not held by this operator any more: there is nothing to do.")
@@ -430,13 +428,12 @@ class Reconciler:
     @staticmethod
     def _drop_refused_patch(record: ObjectRecord, log: AnyLogger) -> None:
         """
-        Drop what handlers have requested if the API server has refused it.
+        Called when the deletion is handled: drop what handlers have requested if it is refused again and again.
 
-        Called when the deletion begins, and when it is handled. Otherwise, these changes would be sent before the
-        finalizer is removed, and the object could not be deleted until they are accepted: a status, for example, that
-        the operator is not permitted to patch.
+        Otherwise, these changes would be sent before the finalizer is removed, and the object could not be deleted
+        until they are accepted: a status, for example, that the operator is not permitted to patch.
         """
-        is_refused = record.throttle is not None and record.throttle.refused is not None
+        is_refused = record.throttle is not None and record.throttle.refusals_of_deletion > 1
         if is_refused and record.pending_patch is not None:
             log.warning("The object is being deleted, so the refused patch is dropped: %r", record.pending_patch)
             record.keep_patch(None)
@@ -463,7 +460,7 @@ class Reconciler:
             self._note_resumed(record, step.outcomes)
             if step.outcomes or not isinstance(error, asyncio.CancelledError):
                 deliver_results(step.outcomes, patch, decision.cause.logger)
-                self._keep(record, patch)
+                self.keep(record, patch)
             raise
         self._note_resumed(record, step.outcomes)
         if guard.is_changed:

@@ -172,7 +172,11 @@ class ObjectStepper:
             record.watch_selfpatching(None)
             return None
         stale = self._stale_events.drop_stale(record, event) or stale
-        await self._take_state(record, event['object'], stale=stale)
+        try:
+            await self._take_state(record, event['object'], stale=stale)
+        except BaseException:
+            self._reconciler.keep(record, patch)
+            raise
         # To apply the patch of handlers of raw events, a stale state is sufficient. But for a decision, it would look
         # as if another client had undone the operator's last patch.
         deciding = record.body is not None

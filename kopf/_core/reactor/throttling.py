@@ -29,6 +29,7 @@ from kopf._cogs.structs.bodies import Body, BodyEssence, RawEvent
 from kopf._cogs.structs.patches import Patch
 from kopf._core.actions.execution import begin_in_users_code
 from kopf._core.actions.loggers import LocalObjectLogger, ObjectLogger
+from kopf._core.intents.causes import Reason
 from kopf._core.intents.decisions import Decider
 from kopf._core.intents.edits import is_edited
 from kopf._core.intents.filters import locate_error
@@ -52,7 +53,16 @@ _PASSING = (APIUnauthorizedError, APINotFoundError, APIConflictError, APITooMany
 class Throttle:
     """The consecutive failures of one object, until the next success."""
 
-    __slots__ = ('_delays', '_failed_at', '_known', 'essence', 'hastened', 'is_users_fault', 'refused')
+    __slots__ = (
+        '_delays',
+        '_failed_at',
+        '_known',
+        'essence',
+        'hastened',
+        'is_users_fault',
+        'refusals_of_deletion',
+        'refused',
+    )
 
     def __init__(self, delays: Iterable[float]) -> None:
         self._delays = Delays(delays)
@@ -64,6 +74,8 @@ class Throttle:
         """The changes requested by handlers, if the last patch was refused; see `is_refusal` and `is_in_patch`."""
         self.essence: BodyEssence | None = None
         """The essence of the object when the patch was refused."""
+        self.refusals_of_deletion = 0
+        """How many patches were refused since the handling of the deletion has begun."""
         self.is_users_fault = False
         """Whether changes requested by handlers were refused or have failed, not the data of the framework."""
 
@@ -178,6 +190,8 @@ class Throttling:
         wanted = record.pending_patch if record.pending_patch is not None else Patch()
         is_users_fault = can_be_users_fault(wanted, error) if isinstance(error, APIClientError) else bool(wanted.fns)
         throttle.refused, throttle.is_users_fault = wanted, is_users_fault
+        if record.cycle is not None and record.cycle.state.purpose == Reason.DELETE:
+            throttle.refusals_of_deletion += 1
         if record.body is not None:
             with contextlib.suppress(StorageError):
                 throttle.essence = self._decider.essences.of(Body(record.body))

@@ -470,6 +470,48 @@ async def test_each_process_resumes_objects_whose_handling_goes_on_since_a_forme
     assert len(world.called('both')) == (1 if edited else 3)
 
 
+@pytest.mark.parametrize('edited', [True, False])
+@in_virtual_time
+async def test_subhandlers_of_resuming_handlers_are_called_in_each_process_too(world, edited):
+    async def resume(**_):
+        kopf.subhandler(id='sub')(run)
+
+    async def run(name, **_):
+        world.note('sub', name)
+
+    world.declare(kopf.on.resume, 'resume', does=resume)
+    world.declare(kopf.on.update, 'failing', does=kopf.TemporaryError("no", delay=2))
+    await world.create(annotations={LAST_HANDLED: '{"spec":{"field":"value"}}'})
+    await world.edit(field='edited')
+    async with world.operator():
+        await world.until_called('failing', 3)
+    if edited:
+        await world.edit(field='again')
+    async with world.operator():
+        await world.until_called('failing', 9)
+    assert len(world.called('resume')) == len(world.called('sub')) == 2
+
+
+@in_virtual_time
+async def test_resuming_handlers_run_again_if_what_they_have_requested_is_given_up(world):
+    async def resume(spec, patch, **_):
+        patch.spec['seen'] = spec['field']
+
+    world.settings.queueing.error_delays = [1]
+    world.declare(kopf.on.resume, 'resume', does=resume)
+    world.declare(kopf.on.update, 'failing', field='spec.field', does=kopf.TemporaryError("no", delay=2))
+    await world.create(annotations={LAST_HANDLED: '{"spec":{"field":"value"}}'})
+    await world.edit(field='edited')
+    async with world.operator():  # it leaves the success of the handler on record
+        await world.until_called('failing', 2)
+    await world.edit(field='bad')
+    world.sandbox.faults.error(422, times=None, method='PATCH', condition=lambda request: b'"bad"' in request.body)
+    async with world.operator():
+        await world.until_called('resume', 2)
+        await world.edit(field='good')
+        await world.aio.wait_for('kopfexamples', 'obj', lambda body: body['spec']['seen'] == 'good')
+
+
 @pytest.mark.parametrize('storage', [kopf.SmartProgressStorage, kopf.StatusProgressStorage])
 @in_virtual_time
 async def test_an_edited_creation_is_over_also_for_the_handlers_that_were_away_at_its_end(world, storage):
@@ -806,6 +848,45 @@ async def test_what_is_refused_does_not_keep_objects_from_being_deleted(world, t
         await world.aio.delete('things', 'obj')
         await world.aio.wait_gone('things', 'obj')
     assert world.ids == ['create', 'delete']
+
+
+@pytest.mark.parametrize('status', [403, 422])
+@pytest.mark.parametrize('refused', [b'report', b'finalizers'], ids=['report', 'finalizer'])
+@in_virtual_time
+async def test_what_is_refused_only_once_is_stored_in_objects_that_others_keep(world, refused, status):
+    """Another controller keeps the object, and waits for the report of the deletion handler."""
+
+    async def delete(patch, **_):
+        patch.metadata.annotations['report'] = 'done'
+
+    world.settings.queueing.error_delays = [0.5]
+    world.declare(kopf.on.delete, 'delete', does=delete)
+    async with world.operator():
+        await world.create(finalizers=['other/finalizer'])
+        await world.aio.wait_for('kopfexamples', 'obj', lambda body: len(body['metadata']['finalizers']) == 2)
+        world.sandbox.faults.error(status, times=1, method='PATCH', condition=lambda request: refused in request.body)
+        await world.delete()
+        found = await world.aio.wait_for('kopfexamples', 'obj', lambda body: len(body['metadata']['finalizers']) == 1)
+    assert found['metadata']['annotations']['report'] == 'done'
+
+
+@in_virtual_time
+async def test_the_deletion_gets_the_result_of_a_creation_that_was_refused_once(world):
+    """The permission is granted meanwhile."""
+
+    async def delete(status, **_):
+        if 'create' not in status:
+            raise kopf.TemporaryError("not yet", delay=1)
+
+    world.settings.queueing.error_delays = [100]
+    world.declare(kopf.on.delete, 'delete', does=delete)
+    world.declare(kopf.on.create, 'create', does='identity')
+    world.sandbox.faults.error(403, times=1, method='PATCH', condition=lambda request: b'identity' in request.body)
+    async with world.operator():
+        await world.create()
+        await world.until_logged('Throttling for 100 seconds')
+        await world.delete()
+        await world.gone()
 
 
 @pytest.mark.parametrize('permitted', range(3))

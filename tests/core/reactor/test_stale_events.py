@@ -76,6 +76,26 @@ async def test_no_handlers_run_for_the_stale_event_of_a_patch_that_has_failed(wo
 
 
 @in_virtual_time
+async def test_what_is_requested_for_stale_events_is_kept_while_the_newest_state_cannot_be_requested(world, lagging):
+    async def see(patch, **_):
+        number = len(world.called('see', 'obj'))
+        if number in (2, 3):
+            patch.status[f'seen{number}'] = 'x'
+
+    world.settings.queueing.error_delays = [0.5]
+    world.declare(kopf.on.event, 'see', does=see)
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.delete, 'delete')
+    world.sandbox.faults.error(500, method='PATCH', condition=lambda request: b'"seen' in request.body)
+    world.sandbox.faults.error(500, method='GET', path='/kopfexamples/obj', times=2)
+    async with world.operator():
+        await world.create()
+        await world.aio.wait_for(
+            'kopfexamples', 'obj', lambda body: (body.get('status') or {}).keys() >= {'seen2', 'seen3'}
+        )
+
+
+@in_virtual_time
 async def test_no_handlers_run_for_the_stale_event_of_a_patch_that_is_held_back(world, lagging):
     """The handler of raw events triggers itself: it writes something new for each event, also for a late one."""
 
