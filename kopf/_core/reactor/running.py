@@ -218,13 +218,14 @@ class _FormerHandler:
         self._number = number
         self._fn: Any = signal.getsignal(number)
         handles: Mapping[int, Any] = getattr(loop, '_signal_handlers', None) or {}
-        self._handle: asyncio.Handle | None = handles.get(number)
+        self._handle: Any = handles.get(number)
 
     def restore(self) -> None:
         """Set it again."""
         if self._handle is not None:
-            # The handle has the context of its function; it must not keep the current one, too.
-            contextvars.Context().run(self._loop.add_signal_handler, self._number, self._handle._run)
+            # Why not the handle's own method? It would be one more level for each operator of the loop.
+            handle = self._handle
+            handle._context.run(self._loop.add_signal_handler, self._number, handle._callback, *handle._args)
         else:
             signal.signal(self._number, signal.SIG_DFL if self._fn is None else self._fn)
 
@@ -244,9 +245,10 @@ class _Signals:
     """
     The signal handlers of one event loop: the first signal stops all its operators, the second one ends the process.
 
-    The first one also reaches the handlers of the program around the operator, such as those of a web server. If the
-    operators do not stop within the timeout of ``settings.process``, the process is killed from a thread, as the event
-    loop can be blocked. The former signal handlers are restored when the last operator ends.
+    If the operators do not stop within the timeout of ``settings.process``, the process is killed from a thread, as the
+    event loop can be blocked. The former signal handlers are restored when the last operator ends. Then, those of the
+    program around the operator, such as those of a web server, get the signal, too: not earlier, as they can end the
+    program.
     """
 
     numbers = (signal.SIGINT, signal.SIGTERM)
@@ -255,6 +257,7 @@ class _Signals:
         self._loop = loop
         self._operators: set[Operator] = set()
         self._former: dict[signal.Signals, _FormerHandler] = {}
+        self._received: signal.Signals | None = None
         self._killing: threading.Timer | None = None
 
     def add(self, instance: Operator) -> None:
@@ -280,6 +283,9 @@ class _Signals:
             for number, former in self._former.items():
                 self._loop.remove_signal_handler(number)
                 former.restore()
+            if self._received is not None:
+                # Why later? What it raises would count as an error of this operator.
+                self._loop.call_soon(self._former[self._received].call, context=contextvars.Context())
             _signals.pop(self._loop, None)
 
     def _restore_defaults(self, number: int, frame: object) -> None:
@@ -291,6 +297,7 @@ class _Signals:
         for other in self.numbers:
             self._loop.remove_signal_handler(other)
             signal.signal(other, signal.SIG_DFL)
+        self._received = number
         logger.info("Signal %s is received. Operator is stopping.", number.name)
         for instance in self._operators:
             instance.stop()
@@ -301,7 +308,6 @@ class _Signals:
             self._killing = threading.Timer(patience, _kill, [patience])
             self._killing.daemon = True
             self._killing.start()
-        self._former[number].call()  # at last, as it can raise an exception that ends the loop
 
 
 def _kill(patience: float) -> None:

@@ -771,6 +771,27 @@ async def test_signals_also_reach_the_program_around_the_operator(process, insta
     assert 'END' in process.output
 
 
+async def test_the_handlers_of_a_program_that_exits_are_called_after_the_end_of_the_operator(process):
+    await process.start(
+        '''
+        import asyncio, kopf, signal, sys
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+        @kopf.on.create('kopfexamples')
+        async def create(**_):
+            print('READY', flush=True)
+            await asyncio.sleep(0.5)
+            print('HANDLED')
+        asyncio.run(kopf.operator(standalone=True))
+    ''',
+        'python',
+    )
+    await process.world.create()
+    await process.until('READY')
+    process.signal()
+    assert await process.end() == 3
+    assert 'HANDLED' in process.output
+
+
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 async def test_signals_do_not_interrupt_a_program_that_has_no_handlers_of_its_own(process, number):
     await process.start(
