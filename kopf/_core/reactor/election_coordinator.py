@@ -92,6 +92,7 @@ class ElectionCoordinator(Coordinator):
         self._preparing: asyncio.Task[None] | None = None
         self._candidacy: asyncio.Task[None] | None = None
         self._losing: asyncio.Task[None] | None = None
+        self._yielding: asyncio.Task[None] | None = None
         self._own_tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
         self._failure: asyncio.Future[None] = self._loop.create_future()
@@ -288,8 +289,10 @@ class ElectionCoordinator(Coordinator):
 
     async def _end_work(self) -> None:
         """Wait until the cancelled work has ended; end the process if it does not end in time."""
-        yielding = self._create_task(self._yield(), 'yielding')
-        await self._outwait(lambda: self._find_running(yielding))
+        if self._yielding is None:
+            self._yielding = self._create_task(self._yield(), 'yielding')
+        await self._outwait(self._find_running)
+        self._yielding = None
         if self._watchdog is not None:
             self._watchdog.end()
         self._phase = Phase.STANDING_BY
@@ -298,9 +301,9 @@ class ElectionCoordinator(Coordinator):
             self._candidate.stand()
             self._note()
 
-    def _find_running(self, yielding: asyncio.Task[None] | None) -> Collection[str]:
+    def _find_running(self) -> Collection[str]:
         """Return the names of the work that still runs, with that of the handlers for the end of the leadership."""
-        is_yielding = yielding is not None and not yielding.done()
+        is_yielding = self._yielding is not None and not self._yielding.done()
         return [*self._controls.find_running(), *(['on.yielding'] if is_yielding else [])]
 
     async def _outwait(self, find_running: Callable[[], Collection[str]]) -> None:
@@ -325,9 +328,9 @@ class ElectionCoordinator(Coordinator):
 
     async def leave(self) -> None:
         """Release the Lease when all work has ended; end the process if the Lease expires before."""
-        yielding = None
         if self._phase in (Phase.PREPARING, Phase.LEADING):
-            yielding = asyncio.create_task(self._yield(), name='yielding')
+            self._yielding = asyncio.create_task(self._yield(), name='yielding')
+        yielding = self._yielding
         try:
             if yielding is not None:
                 # The Lease is renewed meanwhile, but not for ever: no other replica works as long as a handler hangs.
@@ -339,9 +342,9 @@ class ElectionCoordinator(Coordinator):
             if tasks:
                 await asyncio.wait(tasks)
             # The operator exits without waiting for slow threads, but other replicas must not begin while these run.
-            if self._phase is not Phase.STANDING_BY and (running := self._find_running(yielding)):
+            if self._phase is not Phase.STANDING_BY and (running := self._find_running()):
                 logger.warning("The Lease is released when these have ended: %s.", ', '.join(running))
-                await self._outwait(lambda: self._find_running(yielding))
+                await self._outwait(self._find_running)
         finally:
             if yielding is not None:
                 yielding.cancel()
