@@ -215,7 +215,7 @@ class Rest:
             self._tell(f'the last handled state is {handled}')
         # The records of handlers that do not exist any more stay, as the operator cannot know whose they are.
         progress = storages.find_progress(storage, body, self._simulation.records)
-        if left := [key for key in progress if not self._boss.handlers.absent.intersection(re.split('[/.]', key))]:
+        if left := [key for key in progress if not self._boss.handlers.absent.intersection(re.split('[/.:]', key))]:
             self._tell(f'progress is left: {left}')
         if 'd1' not in self._boss.handlers.absent and FINALIZER not in body['metadata'].get('finalizers', ()):
             self._tell('it has no finalizer')
