@@ -36,6 +36,9 @@ CANCELLATION_TIMEOUT = 2.0
 _operator_var: contextvars.ContextVar[Operator | None] = contextvars.ContextVar('_operator_var', default=None)
 """The operator to which a task belongs. Its handlers and the tasks that they create inherit the variable."""
 
+_blocked_loops: set[asyncio.AbstractEventLoop] = set()
+"""The loops of `run`: the caller waits for the operator, and goes on when a signal has stopped it."""
+
 _earlier_tasks: weakref.WeakKeyDictionary[asyncio.Task[None], weakref.WeakSet[asyncio.Task[Any]]] = (
     weakref.WeakKeyDictionary()
 )
@@ -66,7 +69,11 @@ def run(*, loop: asyncio.AbstractEventLoop | None = None, **options: Unpack[Oper
             "The logs are not shown, as there is no logging: call kopf.configure() before kopf.run(). [logging-missing]"
         )
     with contextlib.nullcontext(loop) if loop is not None else finishing(asyncio.new_event_loop()) as chosen:
-        chosen.run_until_complete(operator(**options))
+        _blocked_loops.add(chosen)
+        try:
+            chosen.run_until_complete(operator(**options))
+        finally:
+            _blocked_loops.discard(chosen)
 
 
 @_showing_operator_options
@@ -283,7 +290,7 @@ class _Signals:
             for number, former in self._former.items():
                 self._loop.remove_signal_handler(number)
                 former.restore()
-            if self._received is not None:
+            if self._received is not None and self._loop not in _blocked_loops:
                 # Why later? What it raises would count as an error of this operator.
                 self._loop.call_soon(self._former[self._received].call, context=contextvars.Context())
             _signals.pop(self._loop, None)

@@ -771,6 +771,24 @@ async def test_signals_also_reach_the_program_around_the_operator(process, insta
     assert 'END' in process.output
 
 
+async def test_a_program_that_waits_for_the_operator_goes_on_when_a_signal_has_stopped_it(process):
+    await process.start(
+        '''
+        import kopf, signal, sys
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+        @kopf.on.startup()
+        async def startup(**_): print('READY', flush=True)
+        kopf.run(standalone=True)
+        print('END')
+    ''',
+        'python',
+    )
+    await process.until('READY')
+    process.signal()
+    assert await process.end() == 0
+    assert 'END' in process.output
+
+
 async def test_the_handlers_of_a_program_that_exits_are_called_after_the_end_of_the_operator(process):
     await process.start(
         '''
