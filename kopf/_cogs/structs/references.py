@@ -437,11 +437,13 @@ PEERING_GROUPS = frozenset({'kopf.dev', 'zalando.org'})
 """The API groups of the peering objects."""
 
 
+_COORDINATING = {(selector.group, selector.any_name) for selector in (*CLUSTER_PEERINGS, *NAMESPACED_PEERINGS)}
+_COORDINATING.add(('coordination.k8s.io', 'leases'))
+
+
 def is_for_coordination(resource: Resource) -> bool:
     """Check whether processes agree by these objects which of them works: Leases and peerings."""
-    if resource.plural in ('kopfpeerings', 'clusterkopfpeerings'):
-        return resource.group in PEERING_GROUPS
-    return resource.plural == 'leases' and resource.group == 'coordination.k8s.io'
+    return (resource.group, resource.plural) in _COORDINATING
 
 
 def select_peerings(resources: Collection[Resource], *, clusterwide: bool) -> Resource | None:

@@ -457,20 +457,17 @@ class Reconciler:
         except BaseException as error:  # a cancellation, or an error of the lifecycle
             # `save`, or the next step, stores the results of the handlers that have ended. A cancelled handler can have
             # put only a part of its changes into the patch.
-            self._note_resumed(record, step.outcomes)
             if step.outcomes or not isinstance(error, asyncio.CancelledError):
                 deliver_results(step.outcomes, patch, decision.cause.logger)
                 self.keep(record, patch)
             raise
-        self._note_resumed(record, step.outcomes)
+        finally:
+            finished = {key for key, outcome in step.outcomes.items() if outcome.final}
+            record.note_resumed(self._decider.table.resuming_ids & finished)
         if guard.is_changed:
             self._host.restore(record, guard, step.outcomes)
             self._decider.revert(decision, guard.original)
         return step.outcomes
-
-    def _note_resumed(self, record: ObjectRecord, outcomes: Mapping[HandlerId, Outcome]) -> None:
-        finished = {key for key, outcome in outcomes.items() if outcome.final}
-        record.note_resumed(self._decider.table.resuming_ids & finished)
 
     def _log_result(self, decision: Decision, outcomes: Mapping[HandlerId, Outcome]) -> None:
         """Log the result of a finished cycle, unless a former step has logged it, and only its patch has failed."""
