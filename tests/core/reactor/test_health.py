@@ -157,7 +157,7 @@ async def test_the_webhook_server_does_not_listen_yet(server, ask):
 
 @pytest.fixture
 def hanging_review(registry, settings):
-    """Have a handler of a webhook that waits for an event; return its server, and the event."""
+    """Have a handler of a webhook that hangs until the end of the test; return its server."""
     leave = threading.Event()
     kopf.on.validate('kopfexamples', registry=registry)(lambda **_: leave.wait())
     settings.admission.server, settings.execution.max_workers = OfflineServer(), 1
