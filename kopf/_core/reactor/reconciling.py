@@ -39,6 +39,7 @@ from kopf._core.reactor.former_finalizers import FormerFinalizer
 from kopf._core.reactor.hosting import ObjectHost
 from kopf._core.reactor.object_records import ObjectRecord, get_key, make_logger
 from kopf._core.reactor.selftriggers import SelfTriggerDetector
+from kopf._core.reactor.throttling import is_in_patch, is_refusal
 from kopf._core.reactor.workers import WorkerPool
 
 DAEMONS_GRACE = 1.0
@@ -214,8 +215,14 @@ class Reconciler:
             complete(record, patch, make_logger(record, self._decider.table.resource, self._settings, ObjectLogger))
         if bookkeeping or (patch and not (decision is None and _is_vain(record, patch))):
             # Why check the urgency only now? While the handlers ran, an edit can have made the object urgent.
-            with background(not self._workers.is_urgent(record), self._workers.pressure):
-                applied, retry_delay = await self._applier.apply(record, decision, patch, bookkeeping)
+            try:
+                with background(not self._workers.is_urgent(record), self._workers.pressure):
+                    applied, retry_delay = await self._applier.apply(record, decision, patch, bookkeeping)
+            except Exception as error:
+                # What handlers request can be refused for as long as the object exists, which must not be for ever.
+                if decision is None and deciding and (is_refusal(error) or is_in_patch(error)):
+                    await self._remove_former_finalizer(record)
+                raise
             if not applied:
                 # The patch has failed, so the cycle is not finished: its results are stored together with the next
                 # state.
@@ -223,8 +230,7 @@ class Reconciler:
         record.keep_patch(None)
         if decision is None and deciding and not pause:
             record.leave_cycle()
-            if self._former_finalizer is not None:
-                delay = await self._remove_former_finalizer(record, self._former_finalizer)
+            delay = await self._remove_former_finalizer(record)
         # A step that only adds the finalizer begins no cycle. The response to its patch requeues the object.
         elif decision is not None and not decision.add_finalizer:
             # Something was sent, and no daemon has patched the object meanwhile.
@@ -508,7 +514,7 @@ class Reconciler:
         # whole list, and remove finalizers that other controllers have added in the meantime.
         bookkeeping.fns.append(remove_finalizer(self._decider.finalizer))
 
-    async def _remove_former_finalizer(self, record: ObjectRecord, former: FormerFinalizer) -> float | None:
+    async def _remove_former_finalizer(self, record: ObjectRecord) -> float | None:
         """
         Remove the finalizer of a former version of the operator from the object, if it is there.
 
@@ -517,8 +523,8 @@ class Reconciler:
         Returns:
             The delay until the next attempt (in seconds); ``None`` if there is nothing more to do.
         """
-        raw, resource = record.body, self._decider.table.resource
-        if raw is None or not former.is_on(record, raw) or self._workers.must_stop(record):
+        former, raw, resource = self._former_finalizer, record.body, self._decider.table.resource
+        if former is None or raw is None or not former.is_on(record, raw) or self._workers.must_stop(record):
             return None
         logger = make_logger(record, resource, self._settings)
         if not former.begin(record, raw, resource, logger):

@@ -142,6 +142,29 @@ async def test_it_is_removed_after_the_patch_of_the_handlers(world):
     assert (await world.get())['spec']['seen'] is True and await get_finalizers(world) == [OTHER]
 
 
+@pytest.mark.parametrize('refused', ['a value', 'a function'])
+@in_virtual_time
+async def test_it_is_removed_although_the_patch_of_the_handlers_is_refused(world, refused):
+    world.declare(kopf.on.event, 'event', does=lambda patch, **_: change(patch))
+
+    async def change(patch):
+        if refused == 'a value':
+            patch.spec['seen'] = True
+        else:
+            patch.fns.append(lambda body: body['nosuch'])
+
+    def is_of_handler(request):
+        return b'seen' in request.body
+
+    world.sandbox.faults.error(422, times=None, method='PATCH', condition=is_of_handler)
+    await world.create(finalizers=[FINALIZER])
+    await world.create('held', finalizers=[FINALIZER, OTHER])
+    await world.delete()
+    async with world.operator():
+        await world.gone()
+        await until_removed(world, 'held')
+
+
 @in_virtual_time
 async def test_the_patch_of_the_handlers_is_applied_if_the_finalizer_must_stay(world):
     world.declare(kopf.on.event, 'event', does=lambda patch, **_: change(patch))
