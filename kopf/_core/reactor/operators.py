@@ -323,7 +323,7 @@ class Operator:
             async with tasks:
                 self._deferred_work.start(tasks)
                 await self._serve_status(stack, orchestrator, workers, monitor)
-                tasks.create_task(self._watch_failures(workers.failure), name='workers')
+                tasks.create_task(workers.run(), name='workers')
                 tasks.create_task(self._watch_failures(indexing_gate.failure), name='indexing')
                 if orchestrator.webhooks is not None:
                     tasks.create_task(orchestrator.webhooks.serve(), name='webhooks')

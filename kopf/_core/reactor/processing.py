@@ -289,7 +289,9 @@ class Processor(ObjectSink):
             await self._successor.work(record)
             return
         steps = 0
-        while record.has_work and not record.throttled and not self._dropped and not self._workers.must_stop(record):
+        while record.has_work and not record.throttled and not self._dropped:
+            if self._workers.must_stop(record, has_event=record.pending is not None):
+                break
             if steps and record.pending is not None and self._workers.must_yield(record):
                 return  # let queued objects run: an object that changes all the time must not keep its worker forever
             event = record.take_pending()

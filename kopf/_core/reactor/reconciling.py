@@ -75,7 +75,7 @@ class Reconciler:
         self._managing = decider.table.managing
         self._instruments = context.instruments
         self._rules = context.make_rules(workers.is_halted)
-        self._lenient_rules = self._rules._replace(default_errors=ErrorsMode.IGNORED)
+        self._lenient_rules = context.make_rules(workers.is_pausing)._replace(default_errors=ErrorsMode.IGNORED)
         self._unobserved_rules = self._lenient_rules._replace(observed=False)
         self._selftriggers = SelfTriggerDetector(settings, decider)
         self._watching_is_distinct = filters.are_distinct(decider.table.watching)  # the same after `revise`
@@ -198,6 +198,7 @@ class Reconciler:
         """
         # This step replaces the step that the timer would start. If handlers are still delayed, it sets a new timer.
         record.cancel_wakeup()
+        deciding = deciding and not self._workers.ending
         try:
             decision, pause = await self._prepare(record, patch, deciding=deciding)
         except BaseException:

@@ -108,19 +108,20 @@ class WorkerPool:
         self._held: dict[frozenset[str] | None, dict[ObjectRecord, ObjectProcessor]] = {}
         self._started = 0  # the number of non-urgent workers started in this iteration of the loop
         self._start_handle: asyncio.Handle | None = None
-        self._closed = False
         self._is_overdue: Callable[[], bool] | None = None
         self._owns: Callable[[ObjectRecord], bool] | None = None
         self.pressure = Pressure(self._note_relief)
         """The number of queued requests of workers that are not urgent."""
         self.paused = False
         """Whether the pool is paused: running workers finish their steps, but no steps or workers are started."""
+        self.ending = False
+        """Whether the operator is ending: only handlers of raw events may begin, for events that have come before."""
         self.keeps_warm = False
         """Whether the last changes during a pause are kept, so that they are handled first after it."""
         self.background = OperatorDaemons(settings)
         """The daemons and timers of the operator."""
-        self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Fails with the error of a worker that must end the operator."""
+        # fails with the error of a worker that must end the operator
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def set_overdue_check(self, is_overdue: Callable[[], bool]) -> None:
         """Set the function that checks whether the operator must pause, even if its timers have not fired yet."""
@@ -139,13 +140,23 @@ class WorkerPool:
         """Check whether the operator must pause but has not paused yet; callable from any thread."""
         return self._is_overdue is not None and self._is_overdue()
 
-    def is_halted(self) -> bool:
-        """Check whether no workers, steps and handlers may begin now; callable from any thread."""
+    def is_pausing(self) -> bool:
+        """Check whether the operator is paused or must pause, so that nothing may begin; callable from any thread."""
         return self.paused or self.is_overdue()
 
-    def must_stop(self, record: ObjectRecord) -> bool:
-        """Check whether no further step of the object may begin now."""
-        return self.is_halted() or (self._owns is not None and not self._owns(record))
+    def is_halted(self) -> bool:
+        """Check whether no workers, steps and handlers of changes may begin now; callable from any thread."""
+        return self.ending or self.is_pausing()
+
+    def must_stop(self, record: ObjectRecord, *, has_event: bool = False) -> bool:
+        """
+        Check whether no further step of the object, and no further handler of a step, may begin now.
+
+        At the end of the operator, a step with an event may begin, for its handlers of raw events: no list after it
+        brings, for example, a deletion again.
+        """
+        is_foreign = self._owns is not None and not self._owns(record)
+        return is_foreign or self.is_pausing() or (self.ending and not has_event)
 
     def start(
         self,
@@ -175,7 +186,7 @@ class WorkerPool:
                 self._start_queued()
             return
         # The operator is ending, and `close` would not wait for this task. The next operator will list the object.
-        if self._closed or (self._owns is not None and not self._owns(record)):
+        if self.ending or (self._owns is not None and not self._owns(record)):
             return
         record.assign_worker()
         if not urgent:
@@ -299,7 +310,7 @@ class WorkerPool:
         self._start_queued()
 
     def _start_queued(self) -> None:
-        while self._queue and self._can_begin() and not self._closed:
+        while self._queue and self._can_begin() and not self.ending:
             is_low = self._is_pressure_low()
             if not is_low and not self._queue.is_urgent:
                 break
@@ -445,14 +456,26 @@ class WorkerPool:
 
     def fail(self, error: BaseException) -> None:
         """End the operator with this error."""
-        if not self.failure.done():
-            self.failure.set_exception(error)
+        if not self._failure.done():
+            self._failure.set_exception(error)
+
+    async def run(self) -> None:
+        """
+        Permit that work begins, until this is cancelled: the operator is ending then.
+
+        Raises:
+            BaseException: the error of a worker that must end the operator.
+        """
+        try:
+            await self._failure
+        finally:
+            self.ending = True
 
     async def close(self) -> None:
         """Wait for the workers and the daemons for a limited time; then cancel the remaining ones and log them."""
-        self._closed = True
+        self.ending = True
         # The operator is ending already, so further errors are dropped: asyncio would log them as never retrieved.
-        self.failure.cancel()
+        self._failure.cancel()
         await asyncio.gather(self.background.close(), self._end_all())
 
     async def _end_all(self) -> None:

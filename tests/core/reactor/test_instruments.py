@@ -357,6 +357,7 @@ async def test_the_queue_tells_who_waits(world, recorder):
         assert [entry.key.name for entry in recorder.find('object_taken')] == ['one']
         release.set()
         await world.handled('three')
+        await world.until(lambda: len(recorder.find('object_done')) == len(recorder.find('object_queued')))
     names = [(hook.removeprefix('object_'), facts.key.name) for hook, facts in recorder.told if 'object_' in hook]
     assert names[:6] == [
         ('queued', 'one'),

@@ -167,7 +167,7 @@ async def test_values_that_are_equal_only_in_python_are_changes(world, old, new)
         await world.create(spec={'x': old})
         await world.handled()
         await world.edit(x=new)
-        await world.until_called('update')
+        await world.until_called('field', 2)
         body = await world.get()
         assert json.dumps(body['spec']['x']) == json.dumps(new)
     assert [json.dumps([call['old'], call['new']]) for call in world.called('field')] == [

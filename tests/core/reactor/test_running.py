@@ -13,7 +13,7 @@ import time
 
 import pytest
 from forkserver import AsyncProcess
-from operatorworld import in_virtual_time
+from operatorworld import Gate, in_virtual_time
 
 import kopf
 from kopf._cogs.aiokits.flags import ServingEvent
@@ -141,6 +141,87 @@ async def test_handlers_can_finish_at_the_end(world):
         await world.create()
         await world.until_called('create')
     assert (await world.get())['status'] == {'create': 'result'}
+
+
+@pytest.mark.parametrize('lifecycle', [kopf.lifecycles.asap, kopf.lifecycles.all_at_once])
+@pytest.mark.parametrize('other', ['next', 'retried', 'sub-handler', 'edited', 'level'])
+@in_virtual_time
+async def test_no_handlers_begin_at_the_end(world, other, lifecycle):
+    gate = Gate()
+    world.settings.queueing.exit_timeout = 30
+
+    async def create(**_):
+        await gate()
+        if other == 'sub-handler':
+            kopf.register(id='sub', fn=lambda name, **_: world.note('other', name))
+        if other == 'retried':
+            raise kopf.TemporaryError("again", delay=0)
+
+    world.declare(kopf.on.create, 'create', does=create)
+    decorators = {'next': kopf.on.create, 'edited': kopf.on.update, 'level': kopf.on.reconcile}
+    if other in decorators:
+        world.declare(decorators[other], 'other')
+    async with world.operator(lifecycle=lifecycle):
+        await world.create()
+        await world.until_called('create')
+        if other == 'edited':
+            await world.edit(field='edited')
+        asyncio.get_running_loop().call_later(5, gate.open)
+    assert world.ids == ['create']
+    if other not in ('retried', 'sub-handler'):
+        assert any("Handler 'create' succeeded." in text for text in world.log.texts)
+
+
+@in_virtual_time
+async def test_functions_that_wait_for_threads_do_not_begin_at_the_end(world):
+    world.settings.execution.executor = executor = concurrent.futures.ThreadPoolExecutor(1)
+    ended = threading.Event()
+    executor.submit(ended.wait)
+
+    @kopf.on.create('kopfexamples', registry=world.registry)
+    def create(name, **_):
+        world.note('create', name)
+
+    world.declare(kopf.on.event, 'event')
+    async with world.operator():
+        await world.create()
+        await world.until_called('event')
+        await asyncio.sleep(1)  # it is waiting for the thread by then
+        asyncio.get_running_loop().call_later(1, ended.set)
+    assert not world.called('create')
+
+
+@in_virtual_time
+async def test_events_that_have_come_reach_their_handlers_at_the_end(world):
+    gate = Gate()
+    world.settings.queueing.exit_timeout = 30
+    world.declare(kopf.on.event, 'event')
+    world.declare(kopf.on.create, 'create', does=gate)
+    world.declare(kopf.on.update, 'update')
+    async with world.operator():
+        await world.create()
+        await world.until_called('create')
+        await world.edit(field='edited')
+        await world.delete()
+        await world.gone()
+        await asyncio.sleep(1)  # until the operator has these events
+        asyncio.get_running_loop().call_later(5, gate.open)
+    assert world.called('event')[-1]['type'] == 'DELETED' and not world.called('update')
+
+
+@in_virtual_time
+async def test_what_has_not_begun_at_the_end_is_done_by_the_next_operator(world):
+    gate = Gate()
+    world.settings.queueing.exit_timeout = 30
+    world.declare(kopf.on.create, 'first', does=gate)
+    world.declare(kopf.on.create, 'second')
+    async with world.operator():
+        await world.create()
+        await world.until_called('first')
+        asyncio.get_running_loop().call_later(5, gate.open)
+    async with world.operator():
+        await world.handled()
+    assert world.ids == ['first', 'second']
 
 
 @in_virtual_time

@@ -85,8 +85,8 @@ PARTS = {
 }
 
 
-RESUMING = frozenset({'s', 'sw', 'sf'})
-"""The ids of functions that are for changes and for resuming."""
+RESUMING = frozenset({'r', 'rw', 's', 'sw', 'sf'})
+"""The ids of functions that are for resuming, and of those also for changes."""
 
 
 class Ledger:
@@ -155,6 +155,8 @@ class Ledger:
     # Handlers that must not run at once for the same object.
 
     def enter(self, process, uid, what):
+        if process.stopping.is_set() and self.now > process.stopped_at and what != 'slow':
+            self.fault(f'begun at the end: {what} of {uid} in {process}')
         if self.running[uid]:
             self.fault(f'two at once: {what} of {uid} in {process} beside {self.running[uid]}')
         token = Token(process.id, what, self.number())

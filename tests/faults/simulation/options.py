@@ -74,6 +74,7 @@ class Options:
     upgrading: bool = False  # whether each start is of other code, without some of the handlers
     matching: bool = False  # whether there are handlers that match only while the object has a label
     stacking: bool = False  # whether there are functions with several decorators
+    mutating: str = ''  # '', 'values' or 'stamps': what webhooks write beside the changes of others; see `mutating`
     blind: bool = False  # never drawn: whether the operators serve another label than the checks expect
 
 
@@ -141,7 +142,7 @@ def draw(rng):
     options.sharing, options.twins = chance(0.5), choice(['', '', 'stacked', 'category'])
     options.outages, options.deleting, options.remembering = chance(0.3), chance(0.4), chance(0.5)
     options.scanning, options.upgrading, options.matching = chance(0.85), chance(0.25), chance(0.4)
-    options.stacking = chance(0.4)
+    options.stacking, options.mutating = chance(0.4), choice(['', '', 'values', 'stamps'])
     fit(options)
     options.remote = options.remote and options.scope == 'cluster'  # where no namespace is deleted
     if options.peering:

@@ -42,6 +42,8 @@ class Process:
         self.ledger = None
         self.lost_at = -1.0
         """When the process has lost its Lease for the last time: its work was cancelled, as if it had died."""
+        self.stopped_at = 0.0
+        """When the process was told to end."""
         self.surrenders = []
         """When the process has released buckets to other members, and which."""
         self._died = died

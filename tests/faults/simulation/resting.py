@@ -276,7 +276,7 @@ class Rest:
                 value = (body.get(stanza) or {}).get(name)
                 # What was done later can be stored, too, although the response was lost.
                 expected = [run.effects[stanza, name] for run in runs[since:] if (stanza, name) in run.effects]
-                if value not in expected:
+                if str(value) not in map(str, expected):
                     self._tell(f'{stanza}.{name} is {value} instead of {expected}')
 
     def _check_resumed(self, uid):

@@ -20,6 +20,7 @@ from tests.faults.simulation import (
     actions,
     electing,
     handlers,
+    mutating,
     options,
     processes,
     resting,
@@ -65,6 +66,7 @@ class Simulation:
             setattr(self.options, name, value)
         options.fit(self.options)
         self.ledger = Ledger(self.clock, self.options)
+        mutating.take_over(self.options.mutating, self.ledger)
         self.records = {}  # those of the storage that is a database
         self.storage = self.options.storage
         self.flakiness = storages.Flakiness(self._derive('flakiness'), 0.03)
@@ -206,6 +208,7 @@ class Simulation:
         """Stop an operator, and check how it ends."""
         process.clean = not self.server.faults.pending() and self.clock.read_monotonic() >= self.network.down_until
         self.ledger.note(f'{process} stops')
+        process.stopped_at = self.clock.now
         process.stopping.set()
         since = self.clock.now
         await asyncio.wait({process.task}, timeout=SLOW_EXIT + 30)
