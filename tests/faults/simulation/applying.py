@@ -246,11 +246,15 @@ def find_flaws(body, ledger, children, options, status_subresource):
 
 
 def _find_flaws_of_conditions(body, seen, ids, status_subresource):
+    labels = body['metadata'].get('labels') or {}
+    doubtful = labels.get('sd') == labels.get('d') == 'on'  # a filter fails, so one handler may be for the object
     entries = {entry['type']: entry for entry in (body.get('status') or {}).get('conditions') or ()}
     expected = {'Ready', *(f'Seen{id}' for id in ids)}
-    if entries.keys() - {'Seenaq'} != expected - {'Seenaq'} or not entries.keys() >= expected:
+    optional = {'Seenaq', 'Reconciling'} if doubtful else {'Seenaq'}
+    if entries.keys() - optional != expected - {'Seenaq'} or not entries.keys() >= expected:
         return [f'it has the conditions {entries}']
-    flaws = [] if entries['Ready']['status'] == 'True' else [f'it is not ready: {entries["Ready"]}']
+    ready = entries['Ready']['status'] == 'True' or (doubtful and entries['Ready']['reason'] == 'Progressing')
+    flaws = [] if ready else [f'it is not ready: {entries["Ready"]}']
     for id in ids:
         if entries[f'Seen{id}']['message'] != str(seen[0]):
             flaws.append(f'it has the condition {entries[f"Seen{id}"]} instead of {seen[0]}')
