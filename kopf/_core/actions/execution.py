@@ -498,7 +498,7 @@ def _assess_error(
     logger: Logger,
 ) -> Outcome:
     if isinstance(error, invocation.CallNotBegun):
-        logger.debug("%s has not begun, as the operator has paused before a thread was free.", handler)
+        logger.debug("%s has not begun, as the operator has paused, or is ending.", handler)
         return Outcome(final=False, delay=invocation.HALTED_DELAY, exception=error)
     if isinstance(error, HandlerChildrenRetry):
         logger.debug("%s waits for its sub-handlers.", handler)

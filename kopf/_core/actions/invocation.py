@@ -28,7 +28,7 @@ HALTED_DELAY = 0.1
 
 
 class CallNotBegun(Exception):
-    """Raised when a sync function was not called, because the operator has paused before a thread was free."""
+    """Raised when a function was not called, because the operator has paused, or is ending."""
 
 
 @contextlib.contextmanager

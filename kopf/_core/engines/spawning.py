@@ -113,7 +113,7 @@ class OperatorDaemons:
 
     def is_halted(self) -> bool:
         """Check whether no daemon and no run of one may begin now; callable from any thread."""
-        return self.paused or self.is_overdue()
+        return self.closing or self.paused or self.is_overdue()
 
     def add(self, daemon: Daemon) -> None:
         """Called when the daemon has started."""
@@ -152,6 +152,10 @@ class OperatorDaemons:
         """Permit daemons to start. Each daemon starts when its object is processed the next time."""
         self.paused = False
 
+    def end(self) -> None:
+        """Begin nothing any more. What is running goes on until `close` is called."""
+        self.closing = True
+
     async def close(self) -> None:
         """
         Stop all daemons, and wait until they have ended.
@@ -159,7 +163,7 @@ class OperatorDaemons:
         The wait is bounded by the back-offs and timeouts of the daemons, or by `EXIT_TIMEOUT` if they have none.
         Abandoned daemons are cancelled at the end of that timeout.
         """
-        self.closing = True
+        self.end()
         # The timeout of abandoned daemons begins now, because they have exceeded their own limits already.
         deadline = asyncio.get_running_loop().time() + EXIT_TIMEOUT
         for daemon in list(self._active):
@@ -614,7 +618,7 @@ class Spawner:
 
     def _spawn(self, record: Record, raw: RawBody, missing: Sequence[SpawningHandler]) -> None:
         # When the operator resumes, it lists all objects, and the next plan will start these daemons.
-        if self.background.is_halted() or self.background.closing:
+        if self.background.is_halted():
             return
         held = self._finalizer in (raw['metadata'].get('finalizers') or ())
         for handler in missing:

@@ -17,6 +17,7 @@ from kopf._cogs.structs.bodies import RawBody
 from kopf._cogs.structs.credentials import LoginError
 from kopf._cogs.structs.patches import Patch, is_merged
 from kopf._core.actions.execution import Outcome
+from kopf._core.actions.invocation import CallNotBegun
 from kopf._core.engines.levels import Leveler, Run
 from kopf._core.reactor.applying import CONFLICT_DELAYS, Applier
 from kopf._core.reactor.object_records import ObjectRecord
@@ -86,6 +87,8 @@ class LevelRunner:
         writer = self._writer
         if writer is not None and self._leveler.keeps_conditions(run):
             await writer.begin(record, run)
+            if self._workers.must_stop(record):  # since then, the operator has paused, or is ending
+                return Outcome(final=False, exception=CallNotBegun())
         outcome = await self._call(record, run)
         edits = [] if writer is None else writer.take(run)
         if not outcome.has_begun:

@@ -469,14 +469,18 @@ class WorkerPool:
         try:
             await self._failure
         finally:
-            self.ending = True
+            self._begin_nothing_more()
 
     async def close(self) -> None:
         """Wait for the workers and the daemons for a limited time; then cancel the remaining ones and log them."""
-        self.ending = True
+        self._begin_nothing_more()
         # The operator is ending already, so further errors are dropped: asyncio would log them as never retrieved.
         self._failure.cancel()
         await asyncio.gather(self.background.close(), self._end_all())
+
+    def _begin_nothing_more(self) -> None:
+        self.ending = True
+        self.background.end()
 
     async def _end_all(self) -> None:
         if self._tasks:

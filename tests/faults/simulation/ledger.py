@@ -155,7 +155,7 @@ class Ledger:
     # Handlers that must not run at once for the same object.
 
     def enter(self, process, uid, what):
-        if process.stopping.is_set() and self.now > process.stopped_at and what != 'slow':
+        if process.stopping.is_set() and self.now > process.stopped_at + 0.001 and what != 'slow':
             self.fault(f'begun at the end: {what} of {uid} in {process}')
         if self.running[uid]:
             self.fault(f'two at once: {what} of {uid} in {process} beside {self.running[uid]}')
