@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 from kopf._cogs.clients.api import ApiClient, client_var
 from kopf._cogs.clients.discovery import find_kind, forget_kind
 from kopf._cogs.clients.errors import APINotFoundError
+from kopf._cogs.clients.pacing import exempted
 from kopf._cogs.clients.serverside import apply_object
 from kopf._cogs.helpers import thirdparty
 from kopf._cogs.structs.bodies import RawBody
@@ -20,6 +21,7 @@ from kopf._core.actions.execution import PermanentError, TemporaryError, cause_v
 from kopf._core.engines.adoption import check_object
 from kopf._core.engines.children import make_manager
 from kopf._core.engines.indexing import INDEXING_PATIENCE, wait_for_indexing
+from kopf._core.intents.causes import ConversionCause, WebhookCause
 from kopf._core.reactor.object_records import ObjectRecord
 from kopf._core.reactor.orchestration import WriteThrough, write_through_var
 
@@ -108,15 +110,16 @@ async def _apply(
     dry_run: bool,
     **options: Any,
 ) -> RawBody:
-    resource = await _find_resource(client, desired['apiVersion'], desired['kind'])
-    place, name = _find_namespace(desired, resource, namespace), desired['metadata']['name']
-    try:
-        raw = await apply_object(
-            client, resource=resource, namespace=place, name=name, body=desired, dry_run=dry_run, **options
-        )
-    except APINotFoundError:
-        forget_kind(client, desired['apiVersion'], desired['kind'])
-        raise
+    with exempted(isinstance(cause_var.get(None), WebhookCause | ConversionCause)):
+        resource = await _find_resource(client, desired['apiVersion'], desired['kind'])
+        place, name = _find_namespace(desired, resource, namespace), desired['metadata']['name']
+        try:
+            raw = await apply_object(
+                client, resource=resource, namespace=place, name=name, body=desired, dry_run=dry_run, **options
+            )
+        except APINotFoundError:
+            forget_kind(client, desired['apiVersion'], desired['kind'])
+            raise
     if not dry_run:
         await _Sight(write_through.see(raw))
     return raw

@@ -2,7 +2,8 @@
 
 import asyncio
 
-from operatorworld import in_virtual_time
+import pytest
+from operatorworld import Gate, in_virtual_time
 
 import kopf
 
@@ -34,6 +35,49 @@ async def test_everybody_waits_when_one_is_told_to(world):
         ['first', *(f'obj{number}' for number in range(10))]
     )  # no handler is called again for that
     assert any('asks to wait for 1 seconds' in text for text in world.log.texts)
+
+
+@pytest.mark.parametrize('way', ['election', 'peering'])
+@pytest.mark.parametrize('fault', ['overloaded', 'slow'])
+@in_virtual_time
+async def test_operators_keep_their_leases_and_peerings_meanwhile(world, way, fault):
+    world.settings.networking.max_connections = 2
+    world.settings.peering.lifetime = 20
+    await world.aio.apply(world.root / 'peering.yaml')
+    await world.aio.create({'apiVersion': 'kopf.dev/v1', 'kind': 'ClusterKopfPeering', 'metadata': {'name': 'default'}})
+    gate = Gate()
+    world.declare(kopf.on.create, 'create', does=lambda name, **_: gate() if name == 'long' else asyncio.sleep(0))
+    world.declare(kopf.on.event, 'event', resource='configmaps')
+    options = {'leader_election': True} if way == 'election' else {'standalone': False, 'peering_name': 'default'}
+    async with world.operator(clusterwide=True, **options):
+        await world.create('long')
+        await world.until_called('create')
+        if fault == 'overloaded':
+            world.sandbox.faults.error(429, retry_after=40, verb='patch', resource='kopfexamples')
+        else:
+            world.sandbox.faults.delay(30, times=None, verb='patch', resource='kopfexamples')
+        for number in range(5):
+            await world.create(f'obj{number}')
+        await asyncio.sleep(60)
+        gate.open()
+    assert len(world.called('create', 'long')) == 1
+    assert not any('No longer the leader' in text or 'Pausing' in text for text in world.log.texts)
+
+
+@in_virtual_time
+async def test_a_slow_resource_does_not_hold_up_others(world):
+    world.settings.networking.max_connections = 2
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.create, 'other', resource='configmaps')
+    world.sandbox.faults.delay(30, times=None, verb='patch', resource='kopfexamples')
+    async with world.operator():
+        for number in range(5):
+            await world.create(f'obj{number}')
+        await world.until_called('create', 5)
+        asked = len(requests(world))
+        await world.aio.create('configmaps', 'x')
+        await asyncio.sleep(2)
+        assert 'configmaps' in [seen.resource for seen in requests(world)[asked:] if seen.verb == 'patch']
 
 
 @in_virtual_time

@@ -245,6 +245,33 @@ def test_webhooks_are_called_in_memory(kopf_sandbox, kopf_operator, write):
 
 
 @virtual
+@pytest.mark.parametrize("keyword", ["async def", "def"])
+def test_webhooks_can_apply_objects_while_many_patches_wait_for_them(kopf_sandbox, kopf_operator, write, keyword):
+    handlers = f"""
+        @kopf.on.startup()
+        def configure(settings, **_):
+            settings.admission.server = kopf.WebhookServer(addr='127.0.0.1')
+            settings.admission.managed = 'sizes.example.com'
+            settings.networking.max_connections = 2
+
+        @kopf.on.validate('kopfexamples', operations=['UPDATE'])
+        {keyword} note(name, **_):
+            applied = kopf.apply({{'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {{'name': name}}}})
+            {"await applied" if keyword == "async def" else ""}
+
+        @kopf.on.create('kopfexamples')
+        async def create(name, **_):
+            print(f'creates {{name}}')
+    """
+    with kopf_operator(write(handlers)) as operator:
+        for number in range(10):
+            kopf_sandbox.create("kex", f"obj{number}")
+        kopf_sandbox.advance(5)
+        assert operator.output.count("creates obj") == 10
+        assert len(kopf_sandbox.list("configmaps")) >= 10
+
+
+@virtual
 @pytest.mark.parametrize("options", [[], ["--namespace=def*"], ["--leader-election"], ["--shards=auto"]])
 def test_webhooks_and_schedules_wait_for_their_indices(kopf_sandbox, kopf_operator, write, options):
     handlers = """

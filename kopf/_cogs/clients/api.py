@@ -232,15 +232,15 @@ class ApiClient:
             # Take them for each attempt, because the credentials (and with them, the server of the gate) can be
             # replaced between attempts.
             asked = time.monotonic() if self.instruments.requests else 0.0
-            session, gate = await self._enter()
+            session, gate, slot = await self._enter(request)
             refusal: errors.APIUnauthorizedError | None = None
             failure: errors.APIError | None = None
             try:
                 # Why twice? Without spans, an attempt costs neither a context manager nor a copy of the request.
                 if unsampled is not None or not self.instruments.requests:
-                    return await self._attempt(request, session, gate)
+                    return await self._attempt(request, session, gate, slot)
                 with self._observe(session, request, number, asked) as span:
-                    return await self._attempt(request._replace(span=span), session, gate)
+                    return await self._attempt(request._replace(span=span), session, gate, slot)
             except errors.APIUnauthorizedError as e:
                 refusal = e
             except (errors.APITooManyRequestsError, errors.APIServerError, errors.APIConnectionError) as e:
@@ -293,7 +293,9 @@ class ApiClient:
             streaming=streaming,
         )
 
-    async def _attempt(self, request: sessions.Request, session: sessions.Session, gate: pacing.Gate) -> bytes:
+    async def _attempt(
+        self, request: sessions.Request, session: sessions.Session, gate: pacing.Gate, slot: pacing.Slot
+    ) -> bytes:
         """Make the request once, and release the session and the gate in any case."""
         networking = self._settings.networking
         try:
@@ -311,7 +313,7 @@ class ApiClient:
         finally:
             # Leave before anything is awaited: the slot must become free even if the release of the session is
             # cancelled.
-            gate.leave()
+            gate.leave(slot)
             await self._release(session)
         # Once for each session: the vault needs to know only that the credentials work. Errors other than 401 do not
         # show that: a proxy can respond instead of the API server.
@@ -349,7 +351,7 @@ class ApiClient:
         request, number = sessions.Request('GET', _encode_query(path, params), meters=self.instruments.meters), 0
         while True:
             asked = time.monotonic() if self.instruments.requests else 0.0
-            session, gate = await self._enter(streaming=True)
+            session, gate, _ = await self._enter(request, streaming=True)
             try:
                 if not self.instruments.requests:
                     stream = await self._open(session, request, opening)
@@ -425,23 +427,24 @@ class ApiClient:
             ),
         )
 
-    async def _enter(self, *, streaming: bool = False) -> tuple[sessions.Session, pacing.Gate]:
-        """Wait until a request may be made; return the session and the gate, both to be released by the caller."""
+    async def _enter(
+        self, request: sessions.Request, *, streaming: bool = False
+    ) -> tuple[sessions.Session, pacing.Gate, pacing.Slot]:
+        """Wait until a request may be made; return the session, the gate and the slot, which the caller releases."""
         while True:
             # The session comes first: its credentials determine the server, and thus the gate.
             session = await self._acquire()
             gate = self._gates[session.server]
             try:
-                waited = await (gate.pass_by() if streaming else gate.enter())
+                slot = await (gate.pass_by(request.query) if streaming else gate.enter(request.query))
             # This includes cancellations: a session with a wrong count of users would never be closed.
             except BaseException:
                 await self._release(session)
                 raise
-            if not waited or self._sessions.get(session.key) is session:
-                return session, gate
+            if not slot.waited or self._sessions.get(session.key) is session:
+                return session, gate, slot
             # The server has refused these credentials to another request meanwhile.
-            if not streaming:
-                gate.leave()
+            gate.leave(slot)
             await self._release(session)
 
     async def _acquire(self) -> sessions.Session:

@@ -7,6 +7,14 @@ Events (see `errors.APITooManyRequestsError.is_partial`), and 503, which usually
 
 Queued requests about live changes go first. Requests about objects that existed before the operator started, and
 requests that only report (see `background`), get a fixed share of the turns.
+
+Some requests are exempt from all this, so that other requests never hold them up: those that webhooks wait for (see
+`exempted`), and those about Leases and peerings. If their renewals waited for slow patches of objects, or because the
+server protects itself from these, the operator would lose its Lease, or would seem to be gone. The server itself has a
+priority level for such requests.
+
+While one resource is slow, e.g. because a webhook hangs, requests about other resources go on: a request that is not
+answered in time (`SLOWNESS`) leaves its slot to them, but not to others about the same resource.
 """
 
 import asyncio
@@ -25,6 +33,10 @@ DEFAULT_HOLD = 1.0
 
 MIN_PAUSE = 0.001
 """The shortest delay (in seconds): with less than the resolution of timers (milliseconds), the loop would be busy."""
+
+
+SLOWNESS = 1.0
+"""The time after which a request in flight leaves its slot to requests about other resources (in seconds)."""
 
 
 class Pressure:
@@ -67,16 +79,83 @@ class background:
         _pressure.reset(self._token)
 
 
+_exempt: contextvars.ContextVar[bool] = contextvars.ContextVar('_exempt', default=False)
+
+
+class exempted:
+    """
+    A context manager: if ``active``, the requests in its block do not wait at any gate.
+
+    It is for the handlers of webhooks: their requests must not wait for the slots of patches that wait for the webhook.
+    """
+
+    __slots__ = ('_active', '_token')
+
+    def __init__(self, active: bool = True) -> None:
+        self._active = active
+
+    def __enter__(self) -> None:
+        self._token = _exempt.set(self._active)
+
+    def __exit__(self, *_: object) -> None:
+        _exempt.reset(self._token)
+
+
+class Slot:
+    """
+    The place of one request among those in flight.
+
+    Args:
+        query: the path of the request, with or without its parameters.
+    """
+
+    __slots__ = ('_query', 'future', 'since', 'urgent', 'waited')
+
+    def __init__(self, query: str) -> None:
+        self._query = query
+        self.future: asyncio.Future[None]
+        """Done when the request is admitted; only of requests that have to wait."""
+        self.urgent = True
+        """Whether the request goes before others that wait."""
+        self.since = 0.0
+        """When the request was admitted (by the clock of the event loop)."""
+        self.waited = False
+        """Whether the request had to wait."""
+
+    @property
+    def kind(self) -> str:
+        """The resource that the request is about."""
+        # Why is it not stored? It is needed only while all slots are taken, or a resource is slow.
+        return find_kind(self._query)
+
+
+def _is_exempt(slot: Slot) -> bool:
+    return _exempt.get() or slot.kind.startswith('/apis/coordination.k8s.io/') or slot.kind.endswith('kopfpeerings')
+
+
+def find_kind(query: str) -> str:
+    """Return the beginning of the path of a request by which the resource is known: its group, version and plural."""
+    parts = query.partition('?')[0].split('/')
+    start = 4 if parts[1:2] == ['apis'] else 3
+    plural = start + 2 if parts[start : start + 1] == ['namespaces'] and len(parts) > start + 2 else start
+    return '/'.join([*parts[:start], *parts[plural : plural + 1]])
+
+
+_Queue = FairPriorityQueue[Slot, None]
+
+
 class Gate:
     """The limits of requests to one server; all methods are for the event loop only."""
 
     __slots__ = (
+        '_blocked',
         '_closing',
-        '_count',
         '_held_until',
+        '_in_flight',
         '_loop',
         '_server',
         '_settings',
+        '_slow',
         '_timer',
         '_tokens',
         '_updated',
@@ -87,72 +166,96 @@ class Gate:
         self._server = server
         self._settings = settings
         self._loop = asyncio.get_running_loop()
-        self._count = 0  # in flight
-        self._waiting: FairPriorityQueue[asyncio.Future[None], None] = FairPriorityQueue()
+        # Why not a set? The dict keeps their order, so the oldest ones are found at once.
+        self._in_flight: dict[Slot, None] = {}
+        self._slow: dict[str, set[Slot]] = {}  # those in flight that have left their slots, by their resources
+        self._waiting: _Queue = FairPriorityQueue()
+        self._blocked: dict[str, _Queue] = {}  # those that wait until requests about the same slow resource end
         self._tokens = float(settings.networking.requests_burst)
         self._updated = self._loop.time()
         self._held_until = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._closing: asyncio.Future[None] = self._loop.create_future()
 
-    async def enter(self) -> bool:
+    async def enter(self, query: str) -> Slot:
         """
-        Wait until a request can be made; return true if it had to wait. To be followed by `leave`.
+        Wait until a request can be made; return its slot, to be given back to `leave`.
+
+        Args:
+            query: the path of the request, with or without its parameters.
 
         Raises:
             errors.APIConnectionError: if the gate is closed, before or meanwhile.
         """
         self._check_open()
+        slot = Slot(query)
         # Queued requests go first, even if a slot is free at this moment.
-        if not self._waiting and self._count < self._limit and self._delay() <= 0:
-            self._take()
-            return False
-        future, pressure = self._loop.create_future(), _pressure.get()
-        self._waiting.push(future, None, urgent=pressure is None)
+        if not self._waiting and not self._slow and len(self._in_flight) < self._limit and self._delay() <= 0:
+            self._take(slot)
+            return slot
+        if _is_exempt(slot):
+            self._tokens -= 1
+            return slot
+        pressure = _pressure.get()
+        slot.future, slot.waited, slot.urgent = self._loop.create_future(), True, pressure is None
+        self._waiting.push(slot, None, urgent=slot.urgent)
         # Without requests in flight, nothing else would wake up the queue: admit this request now, or set a timer.
         self._start_queued()
         if pressure is not None:
             pressure.size += 1
         try:
-            await future
+            await slot.future
         except asyncio.CancelledError:
-            if not future.done() or future.cancelled():
-                self._waiting.discard(future)
-            elif future.exception() is None:
-                self.leave()  # the request was admitted and cancelled at the same moment
+            if not slot.future.done() or slot.future.cancelled():
+                self._discard(slot)
+            elif slot.future.exception() is None:
+                self.leave(slot)  # the request was admitted and cancelled at the same moment
             raise
         finally:
             if pressure is not None:
                 pressure.leave()
-        return True
+        return slot
 
-    def leave(self) -> None:
+    def leave(self, slot: Slot) -> None:
         """Release the slot of a finished request, and admit queued requests."""
         # `leave` releases a slot and lets the next request take it without an `await` in between, so no lock is needed.
-        self._count -= 1
+        if slot in self._in_flight:
+            del self._in_flight[slot]
+            if self._slow:
+                self._unblock(slot.kind)
+        elif (slow := self._slow.get(slot.kind)) is not None and slot in slow:
+            slow.remove(slot)
+            if not slow:
+                del self._slow[slot.kind]
+            self._unblock(slot.kind)
         if self._waiting:
             self._start_queued()
 
-    async def pass_by(self) -> bool:
+    async def pass_by(self, query: str) -> Slot:
         """
-        Wait until a stream can be opened; return true if it had to wait. Streams do not count as requests in flight.
+        Wait until a stream can be opened. Streams do not count as requests in flight, so `leave` does nothing for them.
+
+        Args:
+            query: the path of the request, with or without its parameters.
 
         Raises:
             errors.APIConnectionError: if the gate is closed, before or meanwhile.
         """
         self._check_open()
-        waited, delay = False, self._delay()
+        slot, delay = Slot(query), self._delay()
+        if delay > 0 and _is_exempt(slot):
+            delay = 0
         self._tokens -= 1  # now: otherwise, queued requests would take all tokens while this stream waits
         try:
             # In later rounds, the token is already taken, so only another hold can prolong the wait.
             while delay > 0:
                 await asyncio.wait({self._closing}, timeout=delay)
                 self._check_open()
-                waited, delay = True, self._held_until - self._loop.time()
+                slot.waited, delay = True, self._held_until - self._loop.time()
         except asyncio.CancelledError:
             self._tokens += 1
             raise
-        return waited
+        return slot
 
     def hold(self, seconds: float | None) -> None:
         """Hold all requests for the time (in seconds) that the server has requested."""
@@ -174,10 +277,11 @@ class Gate:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        while self._waiting:
-            future, _ = self._waiting.pop()
-            if not future.done():
-                future.set_exception(self._make_error())
+        for queue in (self._waiting, *self._blocked.values()):
+            while queue:
+                slot, _ = queue.pop()
+                if not slot.future.done():
+                    slot.future.set_exception(self._make_error())
 
     def _check_open(self) -> None:
         if self._closing.done():
@@ -190,8 +294,9 @@ class Gate:
     def _limit(self) -> int:
         return max(1, self._settings.networking.max_connections)
 
-    def _take(self) -> None:
-        self._count += 1
+    def _take(self, slot: Slot) -> None:
+        slot.since = self._loop.time()
+        self._in_flight[slot] = None
         self._tokens -= 1
 
     def _delay(self) -> float:
@@ -209,15 +314,61 @@ class Gate:
 
     def _start_queued(self) -> None:
         """Start as many queued requests as the limits permit; set a timer for the others."""
-        while self._waiting and self._count < self._limit:
-            if (delay := self._delay()) > 0:
-                if self._timer is None:
-                    self._timer = self._loop.call_later(max(delay, MIN_PAUSE), self._look_again)
+        while self._waiting:
+            delay = self._free_slot() or self._delay()
+            if delay > 0:
+                self._look_later(max(delay, MIN_PAUSE))
                 return
-            future, _ = self._waiting.pop()
-            if not future.done():  # requests that were just cancelled are still in the queue
-                self._take()
-                future.set_result(None)
+            slot, _ = self._waiting.pop()
+            if slot.future.done():  # requests that were just cancelled are still in the queue
+                continue
+            if self._slow and self._is_saturated(slot.kind):
+                self._blocked.setdefault(slot.kind, FairPriorityQueue()).push(slot, None, urgent=slot.urgent)
+            else:
+                self._take(slot)
+                slot.future.set_result(None)
+
+    def _free_slot(self) -> float:
+        """Let slow requests leave their slots; return when the next one will (in seconds); zero if a slot is free."""
+        while len(self._in_flight) >= self._limit:
+            oldest = next(iter(self._in_flight))
+            delay = oldest.since + SLOWNESS - self._loop.time()
+            if delay > 0:
+                return delay
+            del self._in_flight[oldest]
+            self._slow.setdefault(oldest.kind, set()).add(oldest)
+        return 0
+
+    def _is_saturated(self, kind: str) -> bool:
+        """Check whether requests about this slow resource are as many as may be in flight altogether."""
+        slow = self._slow.get(kind)
+        return slow is not None and len(slow) + sum(each.kind == kind for each in self._in_flight) >= self._limit
+
+    def _unblock(self, kind: str) -> None:
+        """Queue the next request about this resource again; all of them if the resource is not slow any more."""
+        blocked = self._blocked.get(kind)
+        if blocked is None:
+            return
+        for _ in range(1 if kind in self._slow else len(blocked)):
+            slot, _ = blocked.pop()
+            self._waiting.push(slot, None, urgent=slot.urgent)
+        if not blocked:
+            del self._blocked[kind]
+
+    def _discard(self, slot: Slot) -> None:
+        """Remove a cancelled request from its queue."""
+        if not self._waiting.discard(slot) and (blocked := self._blocked.get(slot.kind)) is not None:
+            blocked.discard(slot)
+            if not blocked:
+                del self._blocked[slot.kind]
+
+    def _look_later(self, delay: float) -> None:
+        at = self._loop.time() + delay
+        if self._timer is not None:
+            if self._timer.when() <= at:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(at, self._look_again)
 
     def _look_again(self) -> None:
         self._timer = None

@@ -26,17 +26,16 @@ class Visitors:
     def gate(self):
         return pacing.Gate('server', self.settings)
 
-    def come(self, *names, lasting=0.0, yielding=False, passing_by=False):
+    def come(self, *names, lasting=0.0, yielding=False, passing_by=False, query='/x'):
         for name in names:
             with pacing.background(yielding):
-                self.tasks.append(asyncio.create_task(self.visit(name, lasting, passing_by), name=str(name)))
+                self.tasks.append(asyncio.create_task(self.visit(name, lasting, passing_by, query), name=str(name)))
 
-    async def visit(self, name, lasting, passing_by):
-        await (self.gate.pass_by() if passing_by else self.gate.enter())
+    async def visit(self, name, lasting, passing_by, query):
+        slot = await (self.gate.pass_by(query) if passing_by else self.gate.enter(query))
         self.times[name] = asyncio.get_running_loop().time()
-        if not passing_by:
-            await asyncio.sleep(lasting)
-            self.gate.leave()
+        await asyncio.sleep(lasting)
+        self.gate.leave(slot)
 
     def leave(self, *names):
         for task in self.tasks:
@@ -158,19 +157,124 @@ async def test_cancelled_visitors_take_no_places(visitors, settings):
     visitors.come('e', lasting=1)
     times = await visitors.all()
     assert {name: times.get(name) for name in 'bde'} == {'b': None, 'd': about(times['d']), 'e': about(times['d'] + 1)}
-    assert visitors.gate._count == 0
+    assert not visitors.gate._in_flight
 
 
 @pytest.mark.looptime
 async def test_admitted_and_cancelled_at_the_same_moment(visitors, settings):
     settings.networking.max_connections = 1
-    await visitors.gate.enter()
+    slot = await visitors.gate.enter('/x')
     visitors.come('a', 'b')
     await asyncio.sleep(0)
-    visitors.gate.leave()  # "a" is let in now, but does not know it yet
+    visitors.gate.leave(slot)  # "a" is let in now, but does not know it yet
     visitors.leave('a')
     await visitors.all()
     assert list(visitors.times) == ['b']
+
+
+THINGS = '/apis/example.com/v1/namespaces/default/things/x'
+OTHERS = '/apis/example.com/v1/others'
+
+
+@pytest.mark.looptime
+async def test_slow_requests_leave_their_slots_to_other_resources(visitors, settings):
+    settings.networking.max_connections = 2
+    visitors.come('a', 'b', 'c', 'd', lasting=30, query=THINGS)
+    visitors.come('other', 'another', 'last', lasting=0.25, query=OTHERS)
+    times = await visitors.all()
+    assert times == about({'a': 0, 'b': 0, 'other': 1, 'another': 1, 'last': 1.25, 'c': 30, 'd': 30})
+
+
+@pytest.mark.looptime
+async def test_several_slow_resources(visitors, settings):
+    settings.networking.max_connections = 2
+    for number in range(3):
+        visitors.come(f'{number}a', f'{number}b', f'{number}c', lasting=10, query=f'/api/v1/things{number}')
+    visitors.come('other', query=OTHERS)
+    times = await visitors.all()
+    first = {f'{number}{letter}': number for number in range(3) for letter in 'ab'}
+    assert times == about({**first, 'other': 3, '0c': 10, '1c': 11, '2c': 12})
+
+
+@pytest.mark.looptime
+async def test_a_resource_that_is_not_slow_any_more_gets_all_slots(visitors, settings):
+    settings.networking.max_connections = 2
+    visitors.come('a', 'b', lasting=3, query=THINGS)
+    visitors.come('c', 'd', 'e', 'f', lasting=0.5, query=THINGS)
+    visitors.come('other', query=OTHERS)
+    times = await visitors.all()
+    assert times == about({'a': 0, 'b': 0, 'other': 1, 'c': 3, 'd': 3, 'e': 3.5, 'f': 3.5})
+    assert not visitors.gate._slow and not visitors.gate._blocked
+
+
+@pytest.mark.looptime
+async def test_cancelled_visitors_of_slow_resources(visitors, settings):
+    settings.networking.max_connections = 1
+    visitors.come('a', lasting=3, query=THINGS)
+    visitors.come('b', 'c', lasting=3, query=THINGS)
+    visitors.come('other', query=OTHERS)
+    await asyncio.sleep(2)
+    visitors.leave('b')
+    await asyncio.sleep(0.5)
+    visitors.leave('a')  # as if the server had answered
+    visitors.tasks[0].cancel()
+    await asyncio.sleep(10)
+    assert visitors.times == about({'a': 0, 'other': 1})
+    visitors.gate.close()
+    with pytest.raises(errors.APIConnectionError):
+        await visitors.tasks[2]
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    'query',
+    [
+        '/apis/coordination.k8s.io/v1/namespaces/default/leases/x?a=b',
+        '/apis/kopf.dev/v1/namespaces/default/kopfpeerings/default/status',
+        '/apis/zalando.org/v1/clusterkopfpeerings',
+    ],
+)
+async def test_leases_and_peerings_do_not_wait(visitors, settings, query):
+    settings.networking.max_connections = 1
+    settings.networking.requests_per_second = 1
+    settings.networking.requests_burst = 1
+    visitors.come('slow', lasting=100, query=THINGS)
+    await asyncio.sleep(0.1)
+    visitors.gate.hold(5)
+    visitors.come('request', 'another', query=query)
+    visitors.come('stream', passing_by=True, query=query)
+    await asyncio.sleep(0.1)
+    assert visitors.times == about({'slow': 0, 'request': 0.1, 'another': 0.1, 'stream': 0.1})
+
+
+@pytest.mark.looptime
+async def test_requests_that_webhooks_wait_for_do_not_wait(visitors, settings):
+    settings.networking.max_connections = 1
+    visitors.come('slow', lasting=100)
+    with pacing.exempted():
+        visitors.come('request', 'another')
+        with pacing.exempted(False):
+            visitors.come('usual')
+    assert await visitors.all() == about({'slow': 0, 'request': 0, 'another': 0, 'usual': 100})
+
+
+@pytest.mark.parametrize(
+    'query, kind',
+    [
+        ('/api/v1/pods?watch=true', '/api/v1/pods'),
+        ('/api/v1/namespaces/x/pods/y/status', '/api/v1/pods'),
+        ('/api/v1/namespaces', '/api/v1/namespaces'),
+        ('/api/v1/namespaces/x', '/api/v1/namespaces'),
+        ('/apis/a.b/v1/namespaces/x/things/y', '/apis/a.b/v1/things'),
+        ('/apis/a.b/v1/things/y', '/apis/a.b/v1/things'),
+        ('/apis/a.b/v1', '/apis/a.b/v1'),
+        ('/version', '/version'),
+        ('/', '/'),
+        ('', ''),
+    ],
+)
+def test_the_resource_is_known_by_the_path(query, kind):
+    assert pacing.find_kind(query) == kind
 
 
 # The client.
@@ -356,14 +460,14 @@ async def test_a_closed_gate_keeps_no_visitors_waiting(settings, passing_by):
     gate = pacing.Gate('server', settings)
     gate.hold(3600)
     enter = gate.pass_by if passing_by else gate.enter
-    tasks = [asyncio.create_task(enter()) for _ in range(3)]
+    tasks = [asyncio.create_task(enter('/x')) for _ in range(3)]
     await asyncio.sleep(1)
     gate.close()
     tasks[0].cancel()
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert [type(error) for error in results] == [asyncio.CancelledError] + [errors.APIConnectionError] * 2
     with pytest.raises(errors.APIConnectionError, match='server is closed'):
-        await enter()
+        await enter('/x')
     assert asyncio.get_running_loop().time() < 2
 
 
@@ -407,8 +511,7 @@ def test_waiting_for_the_rate_is_no_busy_loop(settings):
     async def visit():
         gate = CountingGate('http://server', settings)
         for _ in range(20):
-            await gate.enter()
-            gate.leave()
+            gate.leave(await gate.enter('/x'))
         gate.close()
 
     uvloop.run(visit())
