@@ -29,7 +29,7 @@ from kopf._core.reactor.screening import EventScreen
 from kopf._core.reactor.sinks import ObjectSink
 from kopf._core.reactor.stale_events import StaleEventFilter
 from kopf._core.reactor.stepping import ObjectStepper
-from kopf._core.reactor.throttling import Throttling
+from kopf._core.reactor.throttling import RestlessError, Throttling
 from kopf._core.reactor.watches import ResourceWatch
 from kopf._core.reactor.workers import WorkerPool
 
@@ -299,7 +299,7 @@ class Processor(ObjectSink):
             steps = 1 if event is not None else steps + 1
             try:
                 if steps > MAX_STEPS:
-                    raise RuntimeError(f"The object does not come to rest in {MAX_STEPS} steps.")
+                    raise RestlessError(MAX_STEPS)
                 delay = await self._step(record, event, number=steps)
             # Why not throttle the object? Without credentials, no object can be handled, so the operator ends.
             except LoginError:

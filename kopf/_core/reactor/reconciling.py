@@ -39,7 +39,7 @@ from kopf._core.reactor.former_finalizers import FormerFinalizer
 from kopf._core.reactor.hosting import ObjectHost
 from kopf._core.reactor.object_records import ObjectRecord, get_key, make_logger
 from kopf._core.reactor.selftriggers import SelfTriggerDetector
-from kopf._core.reactor.throttling import is_in_patch, is_refusal
+from kopf._core.reactor.throttling import FinalizerIgnoredError, is_in_patch, is_refusal
 from kopf._core.reactor.workers import WorkerPool
 
 DAEMONS_GRACE = 1.0
@@ -245,6 +245,8 @@ class Reconciler:
                     pause = self._note_step(record, decision, patch)
                 if not record.requeued and record.body is not None:
                     delay = self._find_delay(record, decision) or delay
+        if bookkeeping.fns:
+            self._check_finalizer(record, expected=decision is not None and decision.add_finalizer)
         # The response to the patch has requeued the object, but a step during the pause would do nothing.
         if pause:
             record.cancel_requeue()
@@ -416,6 +418,19 @@ class Reconciler:
         decision.cause.logger.debug("Adding the finalizer, thus preventing the actual deletion.")
         complete(record, patch, decision.cause.logger)
         bookkeeping.fns.append(append_finalizer(self._decider.finalizer))
+
+    def _check_finalizer(self, record: ObjectRecord, *, expected: bool) -> None:
+        """
+        Check that the API has stored the change of the finalizer. Otherwise, the next step would repeat it at once.
+
+        Raises:
+            FinalizerIgnoredError: if it has not.
+        """
+        raw, finalizer = record.body, self._decider.finalizer
+        if raw is None or (expected and raw['metadata'].get('deletionTimestamp') is not None):
+            return
+        if (finalizer in (raw['metadata'].get('finalizers') or ())) is not expected:
+            raise FinalizerIgnoredError(finalizer, added=expected)
 
     def _begin_cycle(self, record: ObjectRecord, decision: Decision) -> None:
         """Begin the cycle of the decision, or continue it; log the handled change."""

@@ -50,6 +50,24 @@ _APPLYING = Patch.applied_to.__code__
 _PASSING = (APIUnauthorizedError, APINotFoundError, APIConflictError, APITooManyRequestsError)
 
 
+class FinalizerIgnoredError(Exception):
+    """Raised if the API has accepted a patch of the finalizer without changing the finalizers of the object."""
+
+    def __init__(self, finalizer: str, *, added: bool) -> None:
+        action = 'added to' if added else 'removed from'
+        super().__init__(
+            f"The finalizer {finalizer!r} cannot be {action} the object: the API accepts the patch, and ignores it. "
+            f"Is there a webhook or a policy that changes the finalizers of this kind?"
+        )
+
+
+class RestlessError(Exception):
+    """Raised if an object requires one step after another, without any change by other clients."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__(f"The object does not come to rest in {steps} steps.")
+
+
 class Throttle:
     """The consecutive failures of one object, until the next success."""
 
@@ -59,6 +77,7 @@ class Throttle:
         '_known',
         'essence',
         'hastened',
+        'is_restless',
         'is_users_fault',
         'refusals_of_deletion',
         'refused',
@@ -76,12 +95,15 @@ class Throttle:
         """The essence of the object when the patch was refused."""
         self.refusals_of_deletion = 0
         """How many patches were refused since the handling of the deletion has begun."""
+        self.is_restless = False
+        """Whether the object does not come to rest, so that the success of one step does not end the failures."""
         self.is_users_fault = False
         """Whether changes requested by handlers were refused or have failed, not the data of the framework."""
 
     def fail(self, error: Exception) -> tuple[float, bool]:
         """Count a failure; return the delay until the next attempt (in seconds), and whether the error is new."""
         self._failed_at, self.hastened, self.refused = time.monotonic(), False, None
+        self.is_restless = isinstance(error, RestlessError)
         # Why not keep the error? Its traceback would keep the frames of the step, with the object, until the next
         # success.
         text = show_error(error)
@@ -135,7 +157,7 @@ class Throttling:
 
     def succeed(self, record: ObjectRecord) -> None:
         """Called when a step succeeds: end the throttling of the object, if it is throttled."""
-        if record.throttle is not None:
+        if record.throttle is not None and not (record.throttle.is_restless and record.has_work):
             record.end_throttling()
             self._make_logger(record).info("Throttling is over. Switching back to normal operations.")
 

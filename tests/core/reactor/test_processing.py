@@ -1,5 +1,6 @@
 """The processing of events until objects are at rest: steps, timers, restarts, and broken watches."""
 
+import asyncio
 import json
 
 import pytest
@@ -58,12 +59,15 @@ class ForgetfulStorage(kopf.ProgressStorage):
 async def test_an_object_that_does_not_come_to_rest_is_throttled(world, monkeypatch):
     monkeypatch.setattr(processing, 'MAX_STEPS', 10)
     world.settings.persistence.progress_storage = ForgetfulStorage()
-    world.settings.queueing.error_delays = [999]
+    world.settings.queueing.error_delays = [1, 10, 999]
     world.declare(kopf.on.create, 'create', does=kopf.TemporaryError('boo', delay=0))
     async with world.operator():
         await world.create()
         await world.until_logged("The object does not come to rest in 10 steps.")
-    assert len(world.called('create')) <= 10
+        assert len(world.called('create')) <= 10
+        await asyncio.sleep(100)
+        assert len(world.called('create')) <= 30
+        assert not any('Throttling is over' in text for text in world.log.texts)
 
 
 @in_virtual_time

@@ -5,7 +5,7 @@ import itertools
 import time
 
 import pytest
-from operatorworld import in_virtual_time
+from operatorworld import FINALIZER, in_virtual_time
 
 import kopf
 from kopf._cogs.structs import dicts as kopf_dicts
@@ -324,3 +324,28 @@ async def test_a_handler_of_raw_events_that_patches_what_is_not_as_wanted_is_not
             await world.edit(n=n)
         await world.aio.wait_for('kopfexamples', 'obj', lambda body: body.get('status') == {'seen': 60}, timeout=5)
     assert not any('in a row' in text for text in world.log.texts)
+
+
+@pytest.mark.parametrize('stamping', [False, True])
+@pytest.mark.parametrize('needed', [True, False])
+@in_virtual_time
+async def test_finalizers_that_webhooks_drop_or_restore_are_reported_and_retried_ever_more_rarely(
+    world, needed, stamping
+):
+    def spoil(body):
+        body['metadata']['finalizers'] = [] if needed else [FINALIZER]
+        if stamping:
+            body['metadata']['annotations'] = {'stamp': str(next(NUMBERS))}
+
+    server = kopf.WebhookServer()
+    world.settings.admission.server, world.settings.admission.managed = server, 'finalizers.example.com'
+    kopf.on.mutate('kopfexamples', registry=world.registry)(lambda patch, **_: patch.fns.append(spoil))
+    world.settings.queueing.error_delays = [1, 2, 3, 5, 8, 100]
+    world.declare(kopf.on.delete if needed else kopf.on.event, 'handler')
+    world.declare(kopf.on.delete, 'other', labels={'never': 'never'})
+    async with world.operator():
+        await world.create()
+        await asyncio.sleep(20)
+    assert 5 <= len(world.patches()) <= 6
+    action = 'added to' if needed else 'removed from'
+    assert any(f"The finalizer '{FINALIZER}' cannot be {action} the object" in text for text in world.log.texts)
