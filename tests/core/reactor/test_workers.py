@@ -247,11 +247,11 @@ class Crowd:
         assert record.take_pending() == self.make_event(record)
         with contextlib.suppress(errors.APIConnectionError):
             with pacing.background(not self.workers.is_urgent(record), self.workers.pressure):
-                await self.gate.enter()
+                slot = await self.gate.enter('/x')
             try:
                 await asyncio.sleep(1)
             finally:
-                self.gate.leave()
+                self.gate.leave(slot)
             await asyncio.sleep(self.afterwards)
             self.ended.append(record.name)
 
