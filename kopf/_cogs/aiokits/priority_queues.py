@@ -40,6 +40,12 @@ class FairPriorityQueue(Generic[KeyT, ValueT]):
         """Add the value to the end of its lane."""
         (self._urgent if urgent else self._common)[key] = value
 
+    def put_back(self, key: KeyT, value: ValueT, *, urgent: bool) -> None:
+        """Add the value to the beginning of its lane, for example after it was popped in vain."""
+        lane = self._urgent if urgent else self._common
+        lane[key] = value
+        lane.move_to_end(key, last=False)
+
     def prioritize(self, key: KeyT) -> None:
         """Move the value to the urgent lane if it waits in the other one."""
         if key in self._common:

@@ -333,8 +333,8 @@ class Gate:
         while len(self._in_flight) >= self._limit:
             oldest = next(iter(self._in_flight))
             delay = oldest.since + SLOWNESS - self._loop.time()
-            if delay > 0:
-                return delay
+            if delay >= 0:
+                return max(delay, MIN_PAUSE)
             del self._in_flight[oldest]
             self._slow.setdefault(oldest.kind, set()).add(oldest)
         return 0
@@ -349,9 +349,9 @@ class Gate:
         blocked = self._blocked.get(kind)
         if blocked is None:
             return
-        for _ in range(1 if kind in self._slow else len(blocked)):
-            slot, _ = blocked.pop()
-            self._waiting.push(slot, None, urgent=slot.urgent)
+        found = [blocked.pop()[0] for _ in range(1 if kind in self._slow else len(blocked))]
+        for slot in reversed(found):
+            self._waiting.put_back(slot, None, urgent=slot.urgent)
         if not blocked:
             del self._blocked[kind]
 

@@ -41,6 +41,16 @@ def test_hurried_values_are_the_last_of_the_urgent():
     assert drain(queue) == list('xybac')
 
 
+def test_values_that_are_put_back_are_the_first_of_their_lane():
+    queue = FairPriorityQueue()
+    for key in 'abc':
+        queue.push(key, key, urgent=key != 'c')
+    key, value = queue.pop()
+    queue.put_back(key, value, urgent=True)
+    queue.put_back('d', 'd', urgent=False)
+    assert list(drain(queue)) == ['a', 'b', 'd', 'c']
+
+
 def test_discarded_items_are_not_taken():
     queue = fill(common='abc', urgent='xyz')
     assert [queue.discard(key) for key in 'by?'] == [True, True, False]
@@ -64,7 +74,7 @@ def test_nothing_is_taken_from_an_empty_queue():
 @given(
     st.lists(
         st.one_of(
-            st.tuples(st.just('push'), st.integers(0, 20), st.booleans()),
+            st.tuples(st.sampled_from(['push', 'put_back']), st.integers(0, 20), st.booleans()),
             st.tuples(st.sampled_from(['prioritize', 'discard']), st.integers(0, 20)),
             st.just(('pop',)),
         )
@@ -76,6 +86,9 @@ def test_nothing_is_lost_or_doubled(steps):
         match step:
             case 'push', key, urgent if key not in present:
                 queue.push(key, key, urgent=urgent)
+                present.add(key)
+            case 'put_back', key, urgent if key not in present:
+                queue.put_back(key, key, urgent=urgent)
                 present.add(key)
             case 'prioritize', key:
                 queue.prioritize(key)

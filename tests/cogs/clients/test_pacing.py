@@ -54,7 +54,7 @@ def visitors(settings):
 
 
 def about(seconds):
-    return pytest.approx(seconds, abs=0.001)
+    return pytest.approx(seconds, abs=0.005)
 
 
 @pytest.mark.looptime
