@@ -551,3 +551,32 @@ async def test_a_probe_that_raises_is_answered(world, unused_tcp_port):
             async with session.get(f'http://127.0.0.1:{unused_tcp_port}/healthz') as response:
                 assert response.status == 503 and 'boo' in await response.text()
         assert loop.time() - began < 30
+
+
+@pytest.mark.parametrize('latency', [0, 0.3])
+@in_virtual_time
+async def test_timers_of_one_object_lose_none_of_their_patches(world, latency):
+    async def update(patch, **_):
+        patch.status['update'] = 1
+
+    await world.aio.create(define('things', 'Thing', subresources={'status': {}}))
+    world.declare(kopf.on.update, 'update', resource='things', does=update)
+    for number in range(20):
+
+        @kopf.timer('things', id=f't{number}', interval=1, registry=world.registry)
+        async def tick(patch, memo, number=number, **_):
+            memo[f't{number}'] = patch.status[f't{number}'] = memo.get(f't{number}', 0) + 1
+            world.note(f't{number}', 'obj')
+
+    if latency:
+        world.sandbox.faults.delay(latency, times=None, verb='patch')
+    async with world.operator():
+        await world.aio.create({'apiVersion': 'example.dev/v1', 'kind': 'Thing', 'metadata': {'name': 'obj'}})
+        await world.until_called('t19')
+        await world.aio.patch('things', 'obj', {'spec': {'field': 'edited'}})
+        await asyncio.sleep(15)
+        assert (await world.aio.get('things', 'obj'))['status']['update'] == 1
+    ticks = {f't{number}': len(world.called(f't{number}')) for number in range(20)}
+    assert (await world.aio.get('things', 'obj'))['status'] == {'update': 1, **ticks}
+    assert min(ticks.values()) >= 6
+    assert not any('is lost' in text for text in world.log.texts)

@@ -288,7 +288,7 @@ class _Patching:
         if self.body is None:
             await self._reload()
         whole = patches.Patch(patches.combine_values(changes, last_changes), fns=bookkeeping.fns)
-        if await self._send_ops(self.url, "resource", whole.as_json_patch(self.body)):
+        if await self._send_finalizers(whole.as_json_patch(self.body)):
             return True
         if not len(whole):
             return False
@@ -297,7 +297,26 @@ class _Patching:
         else:
             await self._reload()
         rest = patches.Patch(dict(last_changes), fns=bookkeeping.fns)
-        return await self._send_ops(self.url, "resource", rest.as_json_patch(self.body))
+        return await self._send_finalizers(rest.as_json_patch(self.body))
+
+    async def _send_finalizers(self, ops: patches.JSONPatch) -> bool:
+        """
+        Send a change of the finalizers, with values of the framework; return false if the object has changed meanwhile.
+
+        Others can write to the object faster than the API responds: then, no version would ever be the newest one. So
+        the second attempt depends only on the finalizers, if the values do not depend on anything else.
+        """
+        if await self._send_ops(self.url, "resource", ops):
+            return True
+        is_confined = all(op['path'].startswith(('/metadata/finalizers', '/metadata/annotations/')) for op in ops)
+        if not is_confined or self.uid is None or self.client.is_fenced:
+            return False
+        finalizers = (self.body or {}).get('metadata', {}).get('finalizers')
+        tests = [
+            patches.JSONPatchItem(op='test', path='/metadata/uid', value=self.uid),
+            patches.JSONPatchItem(op='test', path='/metadata/finalizers', value=finalizers),
+        ]
+        return await self._send_ops(self.url, "resource", ops, tests)
 
     def _is_alive(self) -> bool:
         """Check whether the object still exists: the API server deletes it when its last finalizer is removed."""
@@ -395,8 +414,8 @@ class _Patching:
 
     async def _send_ops_of_status(self, ops: patches.JSONPatch) -> bool:
         # Why not the version of the body at the time of each attempt? The operations are made for this one.
-        version = _get_version(self.body)
-        return await self._send_to_status(lambda url: self._send_ops(url, "status", ops, version))
+        tests = [_test_version(_get_version(self.body))]
+        return await self._send_to_status(lambda url: self._send_ops(url, "status", ops, tests))
 
     async def _send_to_status(
         self,
@@ -447,15 +466,38 @@ class _Patching:
         try:
             await self._send_merge(url, changes, _get_version(self.body))
         except errors.APIConflictError:
-            self.body = None
-            raise
+            # Others, such as the timers of the same object, can write faster than the API responds: then, no version
+            # would ever be the newest one. A merge depends on no version, only on the uid, and JSON patches can test it.
+            if self.client.is_fenced or self.uid is None or not await self._send_values(url, changes):
+                self.body = None
+                raise
 
-    async def _send_ops(self, url: str, what: str, ops: patches.JSONPatch, version: str | None = None) -> bool:
+    async def _send_values(self, url: str, changes: Mapping[str, Any]) -> bool:
+        """Send a merge of values as a JSON patch for any version of the object; return false if it does not apply."""
+        tests = [patches.JSONPatchItem(op='test', path='/metadata/uid', value=self.uid)]
+        ops = patches.express_merge(changes, self.body or {})
+        return await self._send_ops(url, "values", ops, tests)
+
+    async def _send_ops(
+        self,
+        url: str,
+        what: str,
+        ops: patches.JSONPatch,
+        tests: patches.JSONPatch | None = None,
+    ) -> bool:
+        """
+        Send a JSON patch; return false if the object has changed meanwhile.
+
+        Args:
+            url: the URL of the object, or of its status.
+            what: what is patched, for logs.
+            ops: the operations.
+            tests: what must hold for the operations to be valid; by default, the object is in the known version.
+        """
         if not ops:
             return True
-        version = version if version is not None else _get_version(self.body)
-        test = patches.JSONPatchItem(op='test', path='/metadata/resourceVersion', value=version)
-        ops = [test, *ops]
+        tests = tests if tests is not None else [_test_version(_get_version(self.body))]
+        ops = [*tests, *ops]
         self.logger.debug("JSON-patching the %s with: %r", what, ops)
         try:
             self._accept(await self.client.patch(url, ops, _JSON, logger=self.logger))
@@ -522,6 +564,10 @@ def _explain_pruning(inconsistencies: diffs.Diff, body: bodies.RawBody | None) -
 
 def _is_being_deleted(body: bodies.RawBody | None) -> bool:
     return (body or {}).get('metadata', {}).get('deletionTimestamp') is not None
+
+
+def _test_version(version: str | None) -> patches.JSONPatchItem:
+    return patches.JSONPatchItem(op='test', path='/metadata/resourceVersion', value=version)
 
 
 def _get_version(body: bodies.RawBody | None) -> str | None:

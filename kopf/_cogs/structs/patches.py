@@ -328,6 +328,30 @@ def subtract_values(values: Mapping[str, Any], known: Mapping[str, Any]) -> Mapp
     return result
 
 
+def express_merge(changes: Mapping[str, Any], body: Mapping[str, Any]) -> list[JSONPatchItem]:
+    """
+    Express a merge patch (RFC 7386) as a JSON patch that is valid for other versions of the body, too.
+
+    It fails only if the parents of the values, or the values to remove, are not as they are in this body.
+    """
+    return list(_iter_merge_ops('', changes, body))
+
+
+def _iter_merge_ops(path: str, changes: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[JSONPatchItem]:
+    for key, value in changes.items():
+        old, at = known.get(key), f'{path}/{_escape(key)}'
+        if isinstance(value, Mapping) and isinstance(old, Mapping):
+            yield from _iter_merge_ops(at, value, old)
+        elif value is None:
+            yield {'op': 'remove', 'path': at} if key in known else {'op': 'test', 'path': at, 'value': None}
+        elif not isinstance(value, Mapping):
+            yield {'op': 'add', 'path': at, 'value': value}
+        elif (fields := _merge(None, value)) or not value:
+            # Others can have added other fields there meanwhile, which must stay.
+            yield {'op': 'test', 'path': at, 'value': old}
+            yield {'op': 'add', 'path': at, 'value': fields}
+
+
 def _merge(old: Any, changes: Any) -> Any:
     if not isinstance(changes, Mapping):
         return changes

@@ -20,6 +20,7 @@ from kopf._cogs.aiokits.coalesced_timers import CoalescedTimer
 from kopf._cogs.aiokits.delays import Delays
 from kopf._cogs.clients import patching
 from kopf._cogs.clients.errors import (
+    APIConflictError,
     APIConnectionError,
     APIFencedError,
     APIServerError,
@@ -52,7 +53,7 @@ HALTED_DELAY = 0.1
 TIMER_RESOLUTION = 0.001
 """How early an event loop can fire a timer (in seconds): uvloop rounds times to milliseconds."""
 
-_PASSING_ERRORS = (APIServerError, APIConnectionError, APITooManyRequestsError, APIUnservedError)
+_PASSING_ERRORS = (APIConflictError, APIConnectionError, APIServerError, APITooManyRequestsError, APIUnservedError)
 
 
 class Daemon:

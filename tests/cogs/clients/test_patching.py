@@ -39,6 +39,14 @@ def status_error(status, message, *fields):
     )
 
 
+def change(raw, ops):
+    """Apply a JSON patch as the API does: a test of something absent for null succeeds."""
+    for op in ops:
+        absent = op['op'] == 'test' and jsonpatch.JsonPointer(op['path']).resolve(raw, None) is op['value'] is None
+        raw = raw if absent else jsonpatch.apply_patch(raw, [op])
+    return raw
+
+
 class Object:
     """One object as the API keeps it, with the rules of the API that matter for patching."""
 
@@ -64,7 +72,7 @@ class Object:
             return status_error(404, 'not found')
         of_status, data = request.path.endswith('/status'), json.loads(await request.read())
         try:
-            new = merge(self.raw, data) if isinstance(data, dict) else jsonpatch.apply_patch(self.raw, data)
+            new = merge(self.raw, data) if isinstance(data, dict) else change(self.raw, data)
         except jsonpatch.JsonPatchException:
             return status_error(422, 'the server rejected our request')
         if new['metadata']['resourceVersion'] != self.raw['metadata']['resourceVersion']:
@@ -87,6 +95,10 @@ class Object:
 
     def touch(self):
         self.raw['metadata']['resourceVersion'] = str(int(self.raw['metadata']['resourceVersion']) + 1)
+
+    def hold(self, finalizer):
+        self.raw['metadata'].setdefault('finalizers', []).append(finalizer)
+        self.touch()
 
     def replace(self):
         self.raw = {'metadata': {'name': 'name', 'namespace': 'ns', 'uid': 'uid2', 'resourceVersion': '100'}}
@@ -366,10 +378,33 @@ async def test_records_in_the_status_of_deleted_objects_are_purged_after_the_fin
 async def test_records_in_the_status_of_deleted_objects_stay_while_the_finalizer_does(apply, server):
     obj = Object(server, split=True)
     bookkeeping = delete(obj)
-    body, obj.interventions = copy.deepcopy(obj.raw), [obj.touch] * 20
+    body, obj.interventions = copy.deepcopy(obj.raw), [functools.partial(obj.hold, str(n)) for n in range(20)]
     result = await apply(Patch(), resource=SPLIT, body=body, bookkeeping=bookkeeping)
     assert result.remaining_fns
     assert obj.raw['status'] == {'record': 'success'}
+
+
+@pytest.mark.parametrize('fenced', [False, True])
+async def test_finalizers_are_stored_although_others_keep_changing_the_object(client, apply, server, fenced):
+    if fenced:
+        client.fence(lambda: None)
+    obj = Object(server)
+    obj.raw['metadata']['finalizers'] = ['other']
+    body, obj.interventions = copy.deepcopy(obj.raw), [obj.touch] * 20
+    result = await apply(
+        Patch(), body=body, bookkeeping=Patch(fns=[functools.partial(set_finalizers, ['other', 'own'])])
+    )
+    assert result.remaining_fns is fenced
+    assert obj.raw['metadata']['finalizers'] == (['other'] if fenced else ['other', 'own'])
+
+
+async def test_finalizers_of_others_are_never_lost(apply, server):
+    obj = Object(server)
+    obj.raw['metadata']['finalizers'] = ['other']
+    body, obj.interventions = copy.deepcopy(obj.raw), [functools.partial(obj.hold, 'another')]
+    patch = Patch(fns=[functools.partial(set_finalizers, ['other', 'own'])])
+    assert (await apply(Patch(), body=body, bookkeeping=patch)).remaining_fns
+    assert obj.raw['metadata']['finalizers'] == ['other', 'another']
 
 
 async def test_records_in_the_status_are_gone_with_the_object_and_its_last_finalizer(apply, server):
@@ -396,6 +431,35 @@ async def test_status_of_a_changed_object(apply, server):
     result = await apply(Patch({'status': {'y': 2}}), resource=SPLIT, body=body)
     assert obj.raw['status'] == {'y': 2}
     assert result.body == obj.raw
+
+
+@pytest.mark.parametrize('status', [{'x': {'y': 1}, 'z': 1}, {}])
+async def test_status_of_an_object_that_others_keep_changing(apply, server, status):
+    obj = Object(server, split=True, status=status)
+    body, obj.interventions = copy.deepcopy(obj.raw), [obj.touch] * 20
+    await apply(Patch({'status': {'x': {'y': 2}, 'z': None, 'items': ['a']}}), resource=SPLIT, body=body)
+    assert obj.raw['status'] == {'x': {'y': 2}, 'items': ['a']}
+    assert len(server.seen) == 2
+
+
+async def test_status_of_an_object_whose_status_others_keep_changing(apply, server):
+    obj = Object(server, split=True, status={})
+    body = copy.deepcopy(obj.raw)
+
+    def change():
+        obj.raw['status'] = {'x': {'other': obj.raw['metadata']['resourceVersion']}}
+        obj.touch()
+
+    obj.interventions = [change, change]
+    await apply(Patch({'status': {'x': {'y': 2}}}), resource=SPLIT, body=body)
+    assert obj.raw['status'] == {'x': {'other': '2', 'y': 2}}
+
+
+async def test_status_is_not_given_to_another_object_of_that_name(apply, server):
+    obj = Object(server, split=True, status={'x': 1})
+    body, obj.interventions = copy.deepcopy(obj.raw), [obj.touch, obj.replace]
+    result = await apply(Patch({'status': {'x': 2}}), resource=SPLIT, body=body)
+    assert result.gone and 'status' not in obj.raw
 
 
 async def test_all_requests_in_order(apply, server):

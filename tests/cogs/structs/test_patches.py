@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kopf._cogs.structs.bodies import Body
-from kopf._cogs.structs.patches import Patch, combine, is_merged
+from kopf._cogs.structs.patches import Patch, combine, express_merge, is_merged
 
 KEYS = st.sampled_from(['a', 'b', 'x/y', 'x~y', '~1', '', '0'])
 LEAVES = st.none() | st.booleans() | st.integers(-1, 2) | st.text('xy', max_size=2)
@@ -50,6 +50,30 @@ def test_json_patches_are_merges(raw, changes):
     patched = jsonpatch.apply_patch(raw, ops)
     assert exactly(without_empties(patched)) == exactly(without_empties(merge(raw, changes)))
     assert exactly(raw) == exactly(original)
+
+
+def apply_ops(raw, ops):
+    """Apply a JSON patch as the API does: a test of something absent for null succeeds."""
+    for op in ops:
+        absent = op['op'] == 'test' and op['value'] is jsonpatch.JsonPointer(op['path']).resolve(raw, None) is None
+        raw = raw if absent else jsonpatch.apply_patch(raw, [op])
+    return raw
+
+
+@given(raw=BODIES, changes=BODIES)
+def test_merges_as_json_patches(raw, changes):
+    patched = apply_ops(raw, express_merge(changes, raw))
+    assert exactly(without_empties(patched)) == exactly(without_empties(merge(raw, changes)))
+
+
+@given(raw=BODIES, other=BODIES, changes=BODIES)
+def test_merges_as_json_patches_of_other_versions(raw, other, changes):
+    raw, other = merge({}, raw), merge({}, other)  # the API keeps no nulls
+    try:
+        patched = apply_ops(other, express_merge(changes, raw))
+    except (jsonpatch.JsonPatchException, jsonpatch.JsonPointerException):
+        return
+    assert exactly(without_empties(patched)) == exactly(without_empties(merge(other, changes)))
 
 
 @given(raw=BODIES, target=BODIES)
