@@ -133,14 +133,42 @@ def discard_unstorable(patch: patches.Patch, logger: api.AnyLogger) -> None:
         pass
     for path, value in list(_find_unstorable((), patch)):
         dicts.remove(patch, path)
-        name = repr(value) if isinstance(value, float) else type(value).__name__.lstrip('_')
-        logger.error(
-            "%s cannot be stored, and is left out: JSON cannot express this %s. %sReturn from handlers, and "
-            "put into patches, only dicts with strings as keys, lists, strings, numbers, booleans, None.",
-            '.'.join(path),
-            name,
-            next((text for cls, text in _REMEDIES if isinstance(value, cls)), ''),
-        )
+        _log_unstorable(path, value, logger)
+
+
+def _find_storable(ops: patches.JSONPatch, logger: api.AnyLogger) -> patches.JSONPatch:
+    """Return the operations without values that JSON cannot express; log these values."""
+    storable: patches.JSONPatch = []
+    for op in ops:
+        holder: Mapping[str, Any] = {'value': op['value']} if 'value' in op else {}
+        path = tuple(part.replace('~1', '/').replace('~0', '~') for part in op['path'].split('/')[1:])
+        for place, value in list(_find_unstorable((), holder)):
+            holder = _leave_out(holder, place)
+            _log_unstorable((*path, *place[1:]), value, logger)
+        if 'value' not in op:
+            storable.append(op)
+        elif 'value' in holder:
+            storable.append({'op': op['op'], 'path': op['path'], 'value': holder['value']})
+    return storable
+
+
+def _leave_out(value: Mapping[str, Any], path: tuple[str, ...]) -> Mapping[str, Any]:
+    # Why not a deep copy without the field? It can have what cannot be copied, such as locks.
+    key, *rest = path
+    if not rest:
+        return {name: item for name, item in value.items() if name != key}
+    return {**value, key: _leave_out(value[key], tuple(rest))}
+
+
+def _log_unstorable(path: tuple[str, ...], value: Any, logger: api.AnyLogger) -> None:
+    name = repr(value) if isinstance(value, float) else type(value).__name__.lstrip('_')
+    logger.error(
+        "%s cannot be stored, and is left out: JSON cannot express this %s. %sReturn from handlers, and "
+        "put into patches, only dicts with strings as keys, lists, strings, numbers, booleans, None.",
+        '.'.join(path),
+        name,
+        next((text for cls, text in _REMEDIES if isinstance(value, cls)), ''),
+    )
 
 
 _DOTTED = re.compile(r'(spec|status|metadata)\.(.+)')
@@ -220,13 +248,13 @@ class _Patching:
         if self.body is None:
             await self._reload()
         functions = patches.Patch(fns=patch.fns)
-        ops = patches.combine(functions, bookkeeping).as_json_patch(self.body)
+        ops = self._make_ops(patches.combine(functions, bookkeeping))
         # Of several requests, the first ones can succeed and a later one can fail. So the bookkeeping is sent after all
         # of them: the success of a handler must not be stored before the handler's changes. If one request is enough,
         # it contains both the changes and the bookkeeping.
         if not any(map(self._is_for_status, ops)):
             return await self._send_ops(self.url, "resource", ops)
-        ops = functions.as_json_patch(self.body)
+        ops = self._make_ops(functions)
         return (
             await self._send_ops(self.url, "resource", [op for op in ops if not self._is_for_status(op)])
             and await self._send_ops_of_status([op for op in ops if self._is_for_status(op)])
@@ -242,11 +270,11 @@ class _Patching:
         Returns:
             `None` if the functions are still to be applied; otherwise, whether the bookkeeping was stored, too.
         """
-        ops, tried = patches.combine(patch, bookkeeping).as_json_patch(self.body), True
+        ops, tried = self._make_ops(patches.combine(patch, bookkeeping)), True
         if not any(map(self._is_for_status, ops)):
             if await self._send_ops(self.url, "resource", ops):
                 return True
-        elif bookkeeping and all(map(self._is_for_status, ops := patch.as_json_patch(self.body))):
+        elif bookkeeping and all(map(self._is_for_status, ops := self._make_ops(patch))):
             if await self._send_ops_of_status(ops):
                 return await self._apply_values(patches.Patch(), bookkeeping)
         else:
@@ -256,6 +284,11 @@ class _Patching:
             await self._reload()
         await self._merge(patch)
         return None
+
+    def _make_ops(self, patch: patches.Patch) -> patches.JSONPatch:
+        """Express the patch as operations on the known state; leave out what its functions cannot store."""
+        ops = patch.as_json_patch(self.body)
+        return ops if all(type(fn) is patches.Replacing for fn in patch.fns) else _find_storable(ops, self.logger)
 
     async def _apply_values(self, patch: patches.Patch, bookkeeping: patches.Patch) -> bool:
         """Apply the values, and then the bookkeeping; return false if the object has changed before the bookkeeping."""
@@ -467,7 +500,7 @@ class _Patching:
             await self._send_merge(url, changes, _get_version(self.body))
         except errors.APIConflictError:
             # Others, such as the timers of the same object, can write faster than the API responds: then, no version
-            # would ever be the newest one. A merge depends on no version, only on the uid, and JSON patches can test it.
+            # would ever be the newest one. A merge depends only on the uid, and JSON patches can test that.
             if self.client.is_fenced or self.uid is None or not await self._send_values(url, changes):
                 self.body = None
                 raise

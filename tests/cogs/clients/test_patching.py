@@ -3,6 +3,7 @@ import copy
 import functools
 import json
 import logging
+import threading
 
 import jsonpatch
 import pytest
@@ -460,6 +461,32 @@ async def test_status_is_not_given_to_another_object_of_that_name(apply, server)
     body, obj.interventions = copy.deepcopy(obj.raw), [obj.touch, obj.replace]
     result = await apply(Patch({'status': {'x': 2}}), resource=SPLIT, body=body)
     assert result.gone and 'status' not in obj.raw
+
+
+@pytest.mark.parametrize(
+    'value, stored',
+    [
+        pytest.param({1, 2}, None, id='set'),
+        pytest.param({'a': {'b': b'x', 'c': 1}}, {'a': {'c': 1}}, id='nested'),
+        pytest.param([1, {2}], None, id='list'),
+        pytest.param(float('nan'), None, id='nan'),
+        pytest.param(threading.Lock(), None, id='lock'),
+        pytest.param((1, 2), [1, 2], id='tuple'),
+    ],
+)
+@pytest.mark.parametrize('field', ['spec', 'status'])
+@pytest.mark.parametrize('known', [True, False])
+async def test_functions_cannot_store_what_json_cannot_express(apply, server, caplog, value, stored, field, known):
+    def put(body):
+        body.setdefault(field, {}).update(value=value, good=1)
+
+    obj = Object(server, split=True, spec={}, status={})
+    patch, bookkeeping = Patch({'spec': {'x': 1}}, fns=[put]), Patch({'metadata': {'annotations': {'record': '1'}}})
+    result = await apply(patch, resource=SPLIT, body=obj.raw if known else None, bookkeeping=bookkeeping)
+    assert not result.remaining_fns
+    expected = {'good': 1} | ({} if stored is None else {'value': stored}) | ({'x': 1} if field == 'spec' else {})
+    assert obj.raw[field] == expected and obj.raw['metadata']['annotations'] == {'record': '1'}
+    assert (f'{field}.value' in caplog.text) is (value != (1, 2))
 
 
 async def test_all_requests_in_order(apply, server):
