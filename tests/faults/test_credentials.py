@@ -7,6 +7,7 @@ import pathlib
 import secrets
 import sys
 
+import kinds
 import pytest
 from operatorworld import in_virtual_time
 
@@ -89,6 +90,59 @@ async def test_an_operator_that_is_refused_for_good_is_told_what_to_do(world, ba
             await asyncio.wait_for(task, 60)
     patches = [seen for seen in refusals(world) if seen.verb == 'patch']
     assert len(patches) == attempts
+
+
+@pytest.mark.parametrize('elected', [False, True])
+@pytest.mark.parametrize('verb', ['patch', 'watch'])
+@in_virtual_time
+async def test_a_part_of_the_api_that_refuses_the_credentials_stops_no_other(world, verb, elected):
+    world.settings.queueing.error_delays = [5]
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.create, 'other', resource='configmaps')
+    async with world.operator(leader_election=elected):
+        await world.settled()
+        world.sandbox.faults.error(401, times=None, verb=verb, resource='configmaps')
+        world.sandbox.faults.end_watches(resource='configmaps')
+        await world.aio.create({'apiVersion': 'v1', 'kind': 'ConfigMap', 'metadata': {'name': 'other'}})
+        for _ in range(10):
+            await asyncio.sleep(20)
+            async with asyncio.timeout(0.1):
+                await world.settled()
+        logins = [text for text in world.log.texts if text.startswith("Re-authentication has been initiated")]
+        world.sandbox.faults.clear()
+        await world.aio.wait_for('configmaps', 'other', lambda body: body['metadata'].get('annotations'))
+    assert 2 <= len(logins) <= 15
+    assert not any('No longer the leader' in text for text in world.log.texts)
+
+
+@in_virtual_time
+async def test_expired_tokens_are_replaced_while_a_part_of_the_api_refuses_all(world):
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.event, 'other', resource='configmaps')
+    async with world.operator():
+        await world.settled()
+        world.sandbox.faults.error(401, times=None, resource='configmaps')
+        world.sandbox.faults.end_watches(resource='configmaps')
+        for _ in range(10):
+            await asyncio.sleep(20)
+            world.sandbox.faults.expire_tokens()
+            async with asyncio.timeout(0.1):
+                await world.settled()
+
+
+@in_virtual_time
+async def test_a_discovery_that_is_refused_is_made_later(world):
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.event, 'thing', resource='things')
+    async with world.operator():
+        await world.settled()
+        world.sandbox.faults.error(401, times=None, path='^/apis$')
+        await world.aio.create(kinds.define('things', 'Thing', group='other.dev'))
+        await asyncio.sleep(60)
+        await world.settled()
+        world.sandbox.faults.clear()
+        await world.aio.create({'apiVersion': 'other.dev/v1', 'kind': 'Thing', 'metadata': {'name': 'one'}})
+        await world.until_called('thing')
 
 
 @in_virtual_time

@@ -7,6 +7,7 @@ stored: startup handlers may change them after the client is created.
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 import time
@@ -227,7 +228,7 @@ class ApiClient:
             method, _encode_query(path, params), payload, headers, unsampled, guard, self.instruments.meters
         )
         attempts = _Attempts(self._settings.networking, logger or default_logger, backoffs)
-        number = 0
+        number, refused = 0, False
         while True:
             # Take them for each attempt, because the credentials (and with them, the server of the gate) can be
             # replaced between attempts.
@@ -238,16 +239,21 @@ class ApiClient:
             try:
                 # Why twice? Without spans, an attempt costs neither a context manager nor a copy of the request.
                 if unsampled is not None or not self.instruments.requests:
-                    return await self._attempt(request, session, gate, slot)
-                with self._observe(session, request, number, asked) as span:
-                    return await self._attempt(request._replace(span=span), session, gate, slot)
+                    body = await self._attempt(request, session, gate, slot)
+                else:
+                    with self._observe(session, request, number, asked) as span:
+                        body = await self._attempt(request._replace(span=span), session, gate, slot)
+                if refused:
+                    self._vault.note_accepting_part(pacing.find_kind(path))
+                return body
             except errors.APIUnauthorizedError as e:
-                refusal = e
+                refusal, refused = e, True
             except (errors.APITooManyRequestsError, errors.APIServerError, errors.APIConnectionError) as e:
                 failure = e
             try:
                 if refusal is not None:
-                    await self._replace(session, refusal)
+                    if not await self._replace(session, refusal, path):
+                        raise refusal
                 elif failure is not None:
                     # Why not let the next attempt fail? It comes only after a pause, and the end of the operator waits.
                     if self._closed:
@@ -371,6 +377,8 @@ class ApiClient:
             else:
                 if not session.is_approved:
                     self._approve(session)
+                if number:
+                    self._vault.note_accepting_part(pacing.find_kind(path))
                 self._streams.add(stream)
                 try:
                     yield sessions.Lines(stream)
@@ -383,7 +391,8 @@ class ApiClient:
             (logger or default_logger).debug("The stream needs other credentials: %r", refusal)
             number += 1
             try:
-                await self._replace(session, refusal)
+                if not await self._replace(session, refusal, path):
+                    raise refusal
             finally:
                 del refusal  # otherwise, this frame and its traceback would be a reference cycle
 
@@ -515,11 +524,9 @@ class ApiClient:
         if self._landmark is None:
             return False
         path, uid = self._landmark
-        networking = self._settings.networking
-        limits = [limit for limit in (LANDMARK_TIMEOUT, networking.request_timeout) if limit is not None]
-        timeouts = sessions.Timeouts(connecting=networking.connect_timeout, answering=min(limits))
+        request = sessions.Request('GET', path, meters=self.instruments.meters)
         try:
-            body = await session.request(sessions.Request('GET', path, meters=self.instruments.meters), timeouts)
+            body = await session.request(request, self._make_short_timeouts())
             found = decode_object('GET', path, body)
         # Why not try it again? To leave the cluster is safe, and the requests of others wait for this one.
         except errors.APIError:
@@ -546,12 +553,45 @@ class ApiClient:
             self._retired.discard(session)
             await session.close()
 
-    async def _replace(self, session: sessions.Session, refusal: errors.APIUnauthorizedError) -> None:
+    async def _replace(self, session: sessions.Session, refusal: errors.APIUnauthorizedError, path: str) -> bool:
+        """Wait for credentials; return false if another attempt makes no sense, as only this part refuses them."""
+        if self._vault.note_refusing_part(pacing.find_kind(path)):
+            return await self._vault.refresh(session.key, session.info)
         # The server usually refuses many requests of a session at once; only the first of them retires it.
         if self._sessions.get(session.key) is session:
             del self._sessions[session.key]
             await self._retire(session)
-        await self._vault.invalidate(session.key, session.info, refusal, backoffs=self._login_backoffs)
+        await self._vault.invalidate(
+            session.key,
+            session.info,
+            refusal,
+            backoffs=self._login_backoffs,
+            check=functools.partial(self._is_accepted, session.key, session.info),
+        )
+        return True
+
+    async def _is_accepted(self, key: credentials.VaultKey, info: credentials.KubeContext) -> bool:
+        """Check whether the server accepts the credentials for its version, which all known users may read."""
+        if self._closed:
+            return False
+        try:
+            session = sessions.open_session(key, info)
+        except credentials.LoginError:
+            return False
+        try:
+            await session.request(
+                sessions.Request('GET', '/version', meters=self.instruments.meters), self._make_short_timeouts()
+            )
+        except errors.APIError:
+            return False
+        finally:
+            await session.close()
+        return True
+
+    def _make_short_timeouts(self) -> sessions.Timeouts:
+        networking = self._settings.networking
+        limits = [limit for limit in (LANDMARK_TIMEOUT, networking.request_timeout) if limit is not None]
+        return sessions.Timeouts(connecting=networking.connect_timeout, answering=min(limits))
 
     @property
     def _login_backoffs(self) -> Iterable[float]:

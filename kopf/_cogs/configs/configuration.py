@@ -555,7 +555,8 @@ class NetworkingSettings(_Group):
     have no others: it can be a fault of the server; or if their new ones are refused, too. The login handlers are
     called again each time, and all requests wait. When there are no more delays, the operator ends; and after the first
     one already if the server has not accepted any credentials yet. They restart after a success. Any object that can be
-    iterated several times is accepted; with none of them, the operator ends at the first refusal.
+    iterated several times is accepted; with none of them, the operator ends at the first refusal. If the server accepts
+    the credentials for other requests, neither happens: only the refused requests fail.
     """
 
     enforce_retry_after: bool = False

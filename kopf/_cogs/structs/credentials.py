@@ -53,10 +53,19 @@ _SHORT_LIFE = 10.0
 
 _SHORT_LIVES = 5
 """
-The number of short-lived credentials in a row before logins are slowed down.
+The number of short-lived credentials in a row before further refusals are no reason to drop accepted credentials.
 
-This happens if one part of the API refuses credentials that other parts accept: new logins do not help then.
+This happens if parts of the API refuse credentials that other parts accept: new logins do not help then.
 """
+
+_PARTIAL_PAUSES = (1, 2, 4, 8, 15, 30, 60)
+"""The pauses between logins for the parts of the API that refuse accepted credentials (in seconds)."""
+
+_PARTIAL_MEMORY = 600.0
+"""How long it is remembered that a part of the API has refused the credentials (in seconds)."""
+
+_DOUBTS = 3
+"""The number of refusals in a row from which on the server is asked whether it accepts the credentials at all."""
 
 _FRUITLESS_LOGINS = 3
 """The number of repeated logins if the login handlers return nothing, or only expired credentials."""
@@ -230,6 +239,18 @@ class ConnectionInfo(KubeContext):
 
 VaultKey = NewType('VaultKey', str)
 Authenticator: TypeAlias = Callable[[], Awaitable[Mapping[ids.HandlerId, KubeContext]]]
+Check: TypeAlias = Callable[[], Awaitable[bool]]
+
+
+@dataclasses.dataclass(slots=True)
+class _PartState:
+    """The refusals by one part of the API."""
+
+    acceptances: int
+    """The number of acceptances by any part before the first refusal by this one."""
+    refused_at: float
+    """The time of the last refusal."""
+    is_reported: bool = False
 
 
 class Vault:
@@ -245,6 +266,10 @@ class Vault:
     login handlers have no other credentials, the refused ones are retried with growing delays. If no credentials
     were accepted before, they are retried only once, as they are most likely wrong. The same delays apply if login
     handlers return new credentials each time, which are refused each time.
+
+    A refusal can also be a failure of one part of the API, such as an aggregated API server. A part that has refused
+    the credentials before and after they were accepted by others is no evidence against them any more: only its own
+    requests wait for the next login, or fail. If no other requests are made, the server is asked.
 
     If credentials were accepted before, a failing login is retried endlessly, unless a login handler forbids it.
     Meanwhile, the requests wait, and the operator does only work that needs no requests. But before the first success,
@@ -275,6 +300,13 @@ class Vault:
         self._lenient = False
         self._short_lives = 0  # the number of short-lived credentials in a row
         self._born_at = 0.0
+        self._acceptances = 0  # the number of credentials that were accepted after their logins
+        self._acceptances_at_login = 0
+        self._parts: dict[str, _PartState] = {}  # the parts of the API that have refused credentials lately
+        self._partial_pauses = Delays(_PARTIAL_PAUSES)
+        self._partial_pause = 0.0  # the least age of the last login before another one for such a part
+        # the last refused credentials, and how to ask the server about them
+        self._doubted: tuple[VaultKey, KubeContext, Check] | None = None
         self._distrust: Delays | None = None  # from the first untrusted certificate to a success
         self._distrusted_until = 0.0
         self._unusable: LoginError | None = None  # the reason why the last credentials are malformed
@@ -316,6 +348,7 @@ class Vault:
         exc: Exception | None = None,
         *,
         backoffs: Iterable[float] = (),
+        check: Check | None = None,
     ) -> None:
         """
         Drop the credentials that the server has refused, and wait until there are credentials to try.
@@ -328,6 +361,7 @@ class Vault:
             info: the credentials, as they were selected.
             exc: the refusal; or a `LoginError` if the credentials are malformed, and cannot be sent to the server.
             backoffs: the delays (in seconds) before each next attempt with the refused credentials.
+            check: the function that asks the server whether it accepts the credentials for anything else.
 
         Raises:
             LoginError: if there are no other credentials, and no more attempts; caused by `exc`.
@@ -339,6 +373,7 @@ class Vault:
                 self._unusable = exc
             else:
                 self._note_refusal(key, info, backoffs)
+                self._doubted = None if check is None else (key, info, check)
             self._rank()
         try:
             await self.select()
@@ -354,6 +389,70 @@ class Vault:
             self._chances = itertools.islice(backoffs, None if self._proven else 1)
             self._renewed = self._lenient = False
         self._refused.setdefault(key, collections.deque(maxlen=_REMEMBERED)).append(_reduce(info))
+
+    def note_refusing_part(self, part: str) -> bool:
+        """
+        Remember that the part of the API has refused credentials; return true if others accept them: see `refresh`.
+
+        Args:
+            part: any name of the part of the API, the same for all requests that probably share its failures.
+        """
+        now = time.monotonic()
+        state = self._parts.get(part)
+        if state is None:
+            self._parts = {key: each for key, each in self._parts.items() if now - each.refused_at < _PARTIAL_MEMORY}
+            if not self._parts:
+                self._partial_pauses = Delays(_PARTIAL_PAUSES)
+                self._partial_pause = self._partial_pauses.next()
+        # Why forget it after a while? If the credentials have expired, its next refusal is the first sign of that.
+        if state is None or now - state.refused_at >= _PARTIAL_MEMORY:
+            state = self._parts[part] = _PartState(self._acceptances, now)
+        state.refused_at = now
+        # One part after another can refuse them, too, and each of them would stop all requests once.
+        is_partial = self._acceptances > state.acceptances or (
+            self._short_lives >= _SHORT_LIVES
+            and self._acceptances > self._acceptances_at_login
+            and now - self._born_at < _SHORT_LIFE
+        )
+        if is_partial and not state.is_reported:
+            state.is_reported = True
+            logger.warning(
+                "The API accepts the credentials for some requests, and refuses them for %s. Only requests for that "
+                "wait for the next login, or fail.",
+                part,
+            )
+        return is_partial
+
+    def note_accepting_part(self, part: str) -> None:
+        """Called when a part of the API accepts credentials after it has refused others."""
+        self._parts.pop(part, None)
+
+    async def refresh(self, key: VaultKey, info: KubeContext) -> bool:
+        """
+        Log in for a part of the API that refuses the credentials, while they stay in use for the other parts.
+
+        Args:
+            key: the key of the credentials, as they were selected.
+            info: the credentials, as they were selected.
+
+        Returns:
+            Whether there are credentials to try; false if the last login is so recent that another would not help.
+
+        Raises:
+            LoginError: if a login handler has forbidden further attempts.
+        """
+        if self._current.get(key) is not info:
+            return True
+        if not self._is_logging_in:
+            if time.monotonic() - self._born_at < self._partial_pause or self.authenticate is None:
+                return False
+            self._partial_pause = self._partial_pauses.next()
+        await self._renew()
+        return True
+
+    @property
+    def _is_logging_in(self) -> bool:
+        return self._login is not None and not self._login.done()
 
     def distrust(self, key: VaultKey, info: KubeContext) -> bool:
         """
@@ -379,7 +478,13 @@ class Vault:
     def approve(self, key: VaultKey, info: KubeContext) -> None:
         """Called when the server has accepted the credentials. Their earlier refusals are forgotten."""
         self._proven = True
+        # Another request can have dropped them meanwhile, as a part of the API refuses them. They stay in use then.
+        if key not in self._current and self._is_logging_in and _reduce(info) in self._refused.get(key, ()):
+            self._current[key] = info
+            self._rank()
         if self._current.get(key) is info:
+            self._acceptances += 1
+            self._doubted = None
             self._chances, self._refusals = None, 0
             self._pauses = self._distrust = None
             refused = self._refused.get(key)
@@ -422,22 +527,35 @@ class Vault:
     async def _authenticate(self) -> Exception | None:
         # Why not simply raise the error? Several requests can wait for the login, or none if all were cancelled
         # meanwhile.
-        if self._short_lives >= _SHORT_LIVES:
-            await self._pause_after_short_lives()
         error: Exception | None
         error, self._unusable = self._unusable, None
         try:
             if error is None:
                 error = await self._log_in()
             while error is not None:
+                if not isinstance(error, FinalLoginError) and (self._best or await self._check_doubted()):
+                    logger.warning("The login has failed. The former credentials stay in use: %s", error)
+                    break
                 if not self._is_retried(error):
                     return error
                 await self._pause_after_failure(error)
                 error = await self._log_in()
         except Exception as e:
-            return e
+            if isinstance(e, FinalLoginError) or not await self._check_doubted():
+                return e
         self._failing_since, self._born_at = None, time.monotonic()
+        self._acceptances_at_login = self._acceptances
         return None
+
+    async def _check_doubted(self) -> bool:
+        """Ask the server about the refused credentials; take them again if it accepts them for anything else."""
+        if self._doubted is None or not self._proven:
+            return False
+        key, info, check = self._doubted
+        if _is_expired(info, datetime.datetime.now(datetime.UTC)) or not await check():
+            return False
+        self.approve(key, info)
+        return True
 
     def _is_retried(self, error: Exception) -> bool:
         count = 0 if self._pauses is None else self._failures
@@ -504,17 +622,11 @@ class Vault:
             _join(keys),
             delay,
         )
+        # Why not at the first one? It can be a short failure of the server, after which nothing refuses them.
+        if self._refusals >= _DOUBTS:
+            await self._check_doubted()
         await asyncio.sleep(delay)
         self._renewed, self._lenient = False, True
-
-    async def _pause_after_short_lives(self) -> None:
-        delay = min(60.0, 2.0 ** (self._short_lives - _SHORT_LIVES))
-        logger.warning(
-            "The API accepts the credentials for some requests, and refuses them for others. "
-            "The next login is in %g seconds.",
-            delay,
-        )
-        await asyncio.sleep(delay)
 
     def _explain_refusals(self, keys: Iterable[str]) -> str:
         times = f" {self._refusals} times in a row" if self._refusals > 1 else ""

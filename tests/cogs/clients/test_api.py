@@ -453,6 +453,83 @@ async def test_refused_streams_get_new_credentials(server, settings, make_vault)
     assert [seen.headers['Authorization'] for seen in server.seen] == ['Bearer worse', 'Bearer bad', 'Bearer good']
 
 
+@pytest.mark.parametrize('method', ['GET', 'PATCH', 'WATCH'])
+async def test_parts_of_the_api_that_refuse_accepted_credentials_fail_alone(server, settings, make_vault, method):
+    logins, down = [], True
+
+    async def answer(request):
+        return web.json_response({'code': 401}, status=401) if down else web.json_response({})
+
+    async def login():
+        logins.append('login')
+        return {'login0': ConnectionInfo(server=server.url, token=str(len(logins)))}
+
+    async def ask(path):
+        if method == 'WATCH':
+            await read_all(client, path)
+        else:
+            await client.request(method, path)
+
+    for name in ['namespaces/ns/metrics/one', 'namespaces/ns/metrics/two/status', 'metrics', 'metrics/three']:
+        server.add(method.replace('WATCH', 'GET'), f'/apis/m.dev/v1/{name}', answer)
+    server.add('GET', '/x', by_token(old=200, **{str(n): 200 for n in range(9)}))
+    vault = make_vault(ConnectionInfo(server=server.url, token='old'))
+    vault.authenticate = login
+    async with api.ApiClient(vault, settings) as client:
+        await client.request('GET', '/x')
+        refused = asyncio.create_task(ask('/apis/m.dev/v1/namespaces/ns/metrics/one'))
+        while not refused.done():
+            await client.request('GET', '/x')
+        assert isinstance(refused.exception(), errors.APIUnauthorizedError)
+        known = len(logins)
+        for path in ['namespaces/ns/metrics/two/status', 'metrics', 'metrics/three']:
+            with pytest.raises(errors.APIUnauthorizedError):
+                await ask(f'/apis/m.dev/v1/{path}')
+        assert (await client.get_json('/x'))['token'] == str(known)
+        assert len(logins) == known <= 2
+        down = False
+        await ask('/apis/m.dev/v1/metrics')
+
+
+@pytest.mark.parametrize('streaming', [False, True])
+async def test_expired_tokens_are_not_taken_for_failures_of_a_part(server, settings, make_vault, caplog, streaming):
+    valid = ['0']
+
+    async def answer(request):
+        is_valid = request.headers['Authorization'] == f'Bearer {valid[-1]}'
+        return web.json_response({}, status=200 if is_valid else 401)
+
+    async def login():
+        return {'login0': ConnectionInfo(server=server.url, token=valid[-1])}
+
+    server.add('GET', '/x', answer)
+    vault = make_vault(ConnectionInfo(server=server.url, token='0'))
+    vault.authenticate = login
+    async with api.ApiClient(vault, settings) as client:
+        for number in range(5):
+            await (read_all(client, '/x') if streaming else client.get_json('/x'))
+            valid.append(str(number + 1))
+    assert 'The API accepts the credentials for some requests' not in caplog.text
+
+
+@pytest.mark.parametrize('status, error', [(200, errors.APIUnauthorizedError), (401, LoginError), (403, LoginError)])
+async def test_the_version_tells_whether_credentials_are_accepted(server, settings, make_vault, status, error):
+    server.add('GET', '/version', by_token(good=status))
+    server.add('GET', '/y', by_token(good=200))
+    server.add('GET', '/x', by_token(good=401))
+    settings.networking.login_backoffs = []
+    vault = make_vault(good := ConnectionInfo(server=server.url, token='good'))
+
+    async def login():
+        return {'login0': dataclasses.replace(good)}
+
+    vault.authenticate = login
+    async with api.ApiClient(vault, settings) as client:
+        await client.get_json('/y')
+        with pytest.raises(error):
+            await client.get_json('/x')
+
+
 async def test_streams_and_requests_in_flight_outlive_their_credentials(server, settings, make_vault):
     gate, begun = asyncio.Event(), asyncio.Event()
 

@@ -505,20 +505,161 @@ async def test_vault_does_not_count_failures_as_refusals(proven):
         await vault.invalidate(*await vault.select())
 
 
-@pytest.mark.looptime
-async def test_vault_pauses_when_only_some_requests_are_refused(proven):
-    began = now()
-    vault = await proven(*[{'a': info(f'{n}')} for n in range(100)], refused=[0])
-    for _ in range(10):
-        key, creds = await vault.select()
-        vault.approve(key, creds)
-        await vault.invalidate(key, creds, backoffs=[0])
-    assert round(now() - began) == 1 + 2 + 4 + 8 + 16 + 32
+async def accepted(vault):
+    """Return the selected credentials, which the server has accepted for other requests."""
+    key, creds = await vault.select()
+    vault.approve(key, creds)
+    return key, creds
 
 
-async def test_vault_logs_in_again_because_of_certificates_but_not_too_often(monkeypatch):
+@pytest.fixture
+def clock(monkeypatch):
+    """Return a list with the time, which only the test changes."""
     moment = [0.0]
     monkeypatch.setattr(time, 'monotonic', lambda: moment[0])
+    return moment
+
+
+@pytest.fixture
+def partial():
+    """Return a vault whose credentials a part of the API refuses, before and after others have accepted them."""
+
+    async def make(*found, **kwargs):
+        vault = Vault({'a': info('old')})
+        vault.authenticate = Login(*found, **kwargs)
+        assert not vault.note_refusing_part('part')
+        await vault.invalidate(*await accepted(vault))
+        await accepted(vault)
+        return vault
+
+    return make
+
+
+async def test_vault_keeps_what_others_accept_but_logs_in_less_and_less_often_for_the_refused(partial, clock):
+    vault = await partial(*[{'a': info(f'{n}')} for n in range(100)])
+    moments = {}
+    while clock[0] < 240:
+        assert vault.note_refusing_part('part')
+        if await vault.refresh(*await accepted(vault)):
+            moments[vault.authenticate.calls] = clock[0]
+        clock[0] += 1
+    assert list(moments.values()) == [1, 3, 7, 15, 30, 60, 120, 180]
+    assert vault.authenticate.calls == 9
+
+
+async def test_vault_gives_what_others_accept_during_the_logins_for_the_refused(partial, clock):
+    vault = await partial({'a': info('new')}, {'a': info('newer')})
+    key, creds = await vault.select()
+    clock[0] += 5
+    vault.authenticate.gate = asyncio.Event()
+    waiting = [asyncio.create_task(vault.refresh(key, creds)) for _ in range(100)]
+    await asyncio.sleep(0)
+    assert await vault.select() == (key, creds)
+    vault.authenticate.gate.set()
+    assert all(await asyncio.gather(*waiting))
+    assert await vault.select() == (key, info('newer'))
+    assert vault.authenticate.calls == 2
+
+
+@pytest.mark.parametrize('error', [LoginError("503"), PassingLoginError("503"), ValueError("503")])
+async def test_vault_keeps_what_others_accept_though_the_logins_fail(partial, clock, caplog, error):
+    vault = await partial({'a': info('new')}, error)
+    key, creds = await vault.select()
+    clock[0] += 5
+    assert await vault.refresh(key, creds)
+    assert await vault.select() == (key, creds)
+    assert vault.failing_for == 0
+    assert "The former credentials stay in use: 503" in caplog.text
+
+
+async def test_vault_ends_if_logins_for_the_refused_are_forbidden(partial, clock):
+    vault = await partial({'a': info('new')}, FinalLoginError("fired"))
+    key, creds = await vault.select()
+    clock[0] += 5
+    with pytest.raises(LoginError, match="fired"):
+        await vault.refresh(key, creds)
+
+
+async def test_vault_tells_once_what_is_refused(partial, caplog):
+    vault = await partial({'a': info('new')})
+    for _ in range(3):
+        assert vault.note_refusing_part('part')
+    assert caplog.text.count("refuses them for part.") == 1
+
+
+async def test_vault_forgets_parts_that_accept_the_credentials(partial):
+    vault = await partial({'a': info('new')})
+    vault.note_accepting_part('part')
+    assert not vault.note_refusing_part('part')
+
+
+async def test_vault_forgets_parts_after_a_while(partial, clock):
+    vault = await partial({'a': info('new')})
+    clock[0] += 1000
+    assert not vault.note_refusing_part('part')
+
+
+@pytest.mark.looptime
+async def test_vault_keeps_what_is_refused_by_one_part_after_another(proven):
+    vault = await proven({'a': info('new')}, refused=[0])
+    for number in range(20):
+        key, creds = await accepted(vault)
+        if vault.note_refusing_part(f'part{number}'):
+            await vault.refresh(key, creds)
+        else:
+            await vault.invalidate(key, creds, backoffs=[0])
+    assert vault.authenticate.calls < 12
+    assert await vault.select() == (key, creds)
+
+
+async def test_vault_keeps_what_others_accept_while_a_login_waits(proven):
+    vault = await proven({'a': info('new')})
+    key, creds = await vault.select()
+    vault.authenticate.gate = asyncio.Event()
+    waiting = asyncio.create_task(vault.invalidate(key, creds))
+    await asyncio.sleep(0)
+    vault.approve(key, creds)  # a request that was in flight
+    assert await asyncio.wait_for(vault.select(), 1) == (key, creds)
+    waiting.cancel()
+    await vault.close()
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize('found', [{'a': info('old')}, {}, LoginError("503")])
+@pytest.mark.parametrize('refused', [[], [0] * 9])
+async def test_vault_asks_the_server_about_the_refused_before_it_gives_up(found, refused):
+    async def check():
+        return True
+
+    began = now()
+    vault = Vault({'a': info('old')})
+    vault.authenticate = Login(found)
+    await accepted(vault)
+    while not vault.note_refusing_part('part'):
+        await vault.invalidate(*await vault.select(), backoffs=refused, check=check)
+    assert await vault.select() == ('a', info('old'))
+    assert now() == began
+    assert vault.authenticate.calls <= 5
+
+
+@pytest.mark.parametrize('refused, calls', [([], 1), ([0, 0], 1), ([0] * 4, 3)])
+async def test_vault_gives_up_what_the_server_refuses_anyhow(refused, calls):
+    asked = []
+
+    async def check():
+        asked.append('check')
+        return False
+
+    vault = Vault({'a': info('old')})
+    vault.authenticate = Login({'a': info('old')})
+    await accepted(vault)
+    with pytest.raises(LoginError, match="No new credentials"):
+        while not vault.note_refusing_part('part'):
+            await vault.invalidate(*await vault.select(), backoffs=refused, check=check)
+    assert len(asked) == calls
+
+
+async def test_vault_logs_in_again_because_of_certificates_but_not_too_often(clock):
     vault = make_vault({'a': info('a')})
     key, creds = await vault.select()
     assert not vault.distrust(key, creds)  # most likely, it is the wrong server
@@ -530,13 +671,13 @@ async def test_vault_logs_in_again_because_of_certificates_but_not_too_often(mon
         creds = dataclasses.replace(creds)
         vault.authenticate.found[0] = {'a': creds}
         assert await vault.select() == (key, creds)
-        began = moment[0]
+        began = clock[0]
         while not vault.distrust(key, creds):
-            moment[0] += 1
+            clock[0] += 1
         vault.authenticate.found[0] = {'a': (creds := dataclasses.replace(creds))}
         await vault.select()
-        pauses.append(round(moment[0] - began))
-        moment[0] += 1000
+        pauses.append(round(clock[0] - began))
+        clock[0] += 1000
     assert pauses == [1, 5, 20, 60, 60, 60, 60, 60]
 
 

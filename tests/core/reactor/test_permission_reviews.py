@@ -259,6 +259,21 @@ def test_failed_reviews_are_told_once_and_tried_again(guarded):
     assert sum("cannot be reviewed; trying again" in text for text in guarded.log.texts) == 1
 
 
+def test_refusals_of_the_credentials_for_reviews_do_not_end_the_operator(guarded):
+    @in_virtual_time
+    async def run(world):
+        declare(world)
+        await grant(world, RULES[:-1])
+        world.sandbox.faults.error(401, resource='selfsubjectaccessreviews', times=None)
+        async with world.operator(clusterwide=True):
+            await world.until_logged("cannot be reviewed; trying again")
+            world.sandbox.faults.clear()
+            await asyncio.sleep(200)
+            await world.until_logged("A permission of the operator is missing")
+
+    run(world=guarded)
+
+
 def test_malformed_reviews_do_not_end_the_operator(guarded, monkeypatch):
     @in_virtual_time
     async def run(world):
