@@ -1,7 +1,8 @@
 """
 The gate that delays handlers until the indices that they can use are complete.
 
-When an operator starts, all handlers wait for all indices. Later, only the handlers that can use an index wait for it.
+When an operator starts, all handlers wait for all indices. Later, also after a pause, only the handlers that can use an
+index wait for it.
 """
 
 import asyncio
@@ -17,6 +18,9 @@ logger = logging.getLogger(__name__)
 REMINDER_INTERVAL = 30.0
 """The interval of log messages about the lists that handlers wait for (in seconds)."""
 
+LIST_PATIENCE = 30.0
+"""The time limit for a list that brings no objects; after it, it does not delay all handlers any more (in seconds)."""
+
 EXIT_TIMEOUT = 2.0
 """How long cancelled index functions may take to end (in seconds)."""
 
@@ -24,7 +28,7 @@ EXIT_TIMEOUT = 2.0
 class AwaitedList:
     """A list that handlers wait for, and the number of its objects that are being indexed."""
 
-    __slots__ = ('indices', 'initial', 'listing', 'objects', 'refilling', 'title')
+    __slots__ = ('begun', 'indices', 'initial', 'listing', 'objects', 'patience', 'refilling', 'title')
 
     def __init__(self, title: str, indices: Collection[str], *, refilling: bool) -> None:
         self.title = title
@@ -37,6 +41,16 @@ class AwaitedList:
         """Whether the list is not complete yet."""
         self.objects = 0
         """The number of the listed objects that are being indexed."""
+        self.begun = 0
+        """The number of the listed objects whose indexing has begun so far."""
+        self.patience: asyncio.TimerHandle | None = None
+        """The timer of `LIST_PATIENCE`, while all handlers wait for the list."""
+
+    def cancel_patience(self) -> None:
+        """Cancel the time limit of the list."""
+        if self.patience is not None:
+            self.patience.cancel()
+            self.patience = None
 
 
 class IndexingGate:
@@ -44,9 +58,9 @@ class IndexingGate:
     The gate of one operator, and the owner of the tasks that index objects.
 
     The gate counts the incomplete lists, and their objects that are being indexed. When the operator starts, all
-    handlers wait for all of them, as the documentation promises. For lists of later resources and namespaces, and for
-    lists that fail, only handlers that can use the indices wait: their functions name an index, or have ``**kwargs``
-    and read it. All handlers of a resource wait together.
+    handlers wait for all of them, as the documentation promises. For lists of later resources and namespaces, for lists
+    after a pause, and for lists that fail or hang, only handlers that can use the indices wait: their functions name an
+    index, or have ``**kwargs`` and read it. All handlers of a resource wait together.
     """
 
     def __init__(self) -> None:
@@ -123,6 +137,9 @@ class IndexingGate:
             self._initial -= awaited.initial
         awaited.listing, awaited.initial = True, initial
         self._initial += initial
+        awaited.cancel_patience()
+        if initial:
+            self._be_patient(key, awaited)
         if self._reminder is None:
             self._remind_later()
 
@@ -130,7 +147,13 @@ class IndexingGate:
         """Stop waiting for the list, but not for its listed objects: the list is complete, or cannot be completed."""
         if (awaited := self._awaited.get(key)) is not None and awaited.listing:
             awaited.listing = False
+            awaited.cancel_patience()
             self._check(key, awaited)
+
+    def is_delaying_all(self, key: Hashable) -> bool:
+        """Check whether all handlers wait for the list, not only those that can use its indices."""
+        awaited = self._awaited.get(key)
+        return awaited is not None and awaited.initial
 
     def stop_delaying_all(self, key: Hashable) -> bool:
         """Let the list delay only handlers that can use its indices; return whether it delayed all handlers before."""
@@ -138,9 +161,30 @@ class IndexingGate:
         if awaited is None or not awaited.initial:
             return False
         awaited.initial = False
+        awaited.cancel_patience()
         self._initial -= 1
         self._notify(not self._initial)
         return True
+
+    def _be_patient(self, key: Hashable, awaited: AwaitedList) -> None:
+        # Why not wait until the request fails? The API server, or a proxy, can hold it for minutes, and then it is
+        # repeated.
+        awaited.patience = asyncio.get_running_loop().call_later(
+            LIST_PATIENCE, self._lose_patience, key, awaited, awaited.begun
+        )
+
+    def _lose_patience(self, key: Hashable, awaited: AwaitedList, begun: int) -> None:
+        """Let handlers that cannot use the indices run if the list has brought nothing since `_be_patient`."""
+        if awaited.begun > begun:
+            self._be_patient(key, awaited)  # the list is long, but it keeps bringing objects
+        elif self.stop_delaying_all(key):
+            logger.warning(
+                "Only the handlers that can use the indices %s wait for the list of %s from now on, as it has brought "
+                "nothing for %g seconds.",
+                join_names(awaited.indices),
+                awaited.title,
+                LIST_PATIENCE,
+            )
 
     def start(self, work: Coroutine[None, None, None], key: Hashable = None) -> None:
         """Start a task that indexes an object; the gate also waits for the task if it waits for the list of the key."""
@@ -156,6 +200,7 @@ class IndexingGate:
         else:
             # Why a counter? To check a flag for each object whenever a task ends would be quadratic.
             awaited.objects += 1
+            awaited.begun += 1
             task.add_done_callback(functools.partial(self._end_counted, key, awaited))
 
     def _end_counted(self, key: Hashable, awaited: AwaitedList, task: asyncio.Task[None]) -> None:
@@ -198,6 +243,8 @@ class IndexingGate:
         """Cancel all indexing tasks. Those that do not end in time are logged and abandoned."""
         self._closed = True
         self._cancel_reminder()
+        for awaited in self._awaited.values():
+            awaited.cancel_patience()
         self.failure.cancel()
         await end(list(self._tasks), timeout=EXIT_TIMEOUT, what="The functions of indices")
 

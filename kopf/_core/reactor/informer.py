@@ -205,7 +205,9 @@ class Informer(ForwardingSink):
             if record.indexing is not None:
                 for event, listed_since in record.indexing.take_outdated():
                     self._sink.receive(record, event, listed_since=listed_since)
-        self.expect(str(watch), refilling=not self._counting)
+        # Why does the list not delay all handlers? The indices were complete before, unless it still delays them.
+        initial = self._indexing_gate.is_delaying_all(self)
+        self.expect(str(watch), initial=initial, refilling=not self._counting)
         self._sink.resumed(watch)
 
     def relisting(self, watch: ResourceWatch, taken: Callable[[ObjectRecord], bool]) -> None:

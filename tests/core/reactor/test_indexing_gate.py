@@ -103,6 +103,29 @@ async def test_an_excused_list_delays_only_handlers_that_can_use_its_indices(gat
     assert not gate.stop_delaying_all('pods') and not gate.stop_delaying_all('unknown')
 
 
+@pytest.mark.looptime
+async def test_a_list_that_brings_nothing_delays_all_handlers_only_for_a_while(gate, openings, caplog):
+    gate.expect('pods', 'the pods', ['idx'])
+    await asyncio.sleep(indexing_gate.LIST_PATIENCE - 1)
+    gate.start(asyncio.sleep(0), 'pods')  # a long list, whose objects keep coming
+    await asyncio.sleep(indexing_gate.LIST_PATIENCE)
+    assert is_open(gate) == [False, False, False] and openings() == 0
+    await asyncio.sleep(indexing_gate.LIST_PATIENCE)
+    assert is_open(gate) == [True, False, False] and openings() == 1
+    assert "Only the handlers that can use the indices 'idx' wait for the list of the pods" in caplog.text
+    gate.dismiss('pods')
+    assert gate.is_complete and is_open(gate) == [True, True, True]
+
+
+@pytest.mark.looptime
+async def test_objects_of_a_complete_list_delay_all_handlers_until_they_are_indexed(gate):
+    gate.expect('pods', 'pods', ['idx'])
+    gate.start(asyncio.sleep(999), 'pods')
+    gate.dismiss('pods')
+    await asyncio.sleep(indexing_gate.LIST_PATIENCE * 3)
+    assert is_open(gate) == [False, False, False]
+
+
 async def test_objects_of_a_list_delay_handlers_until_they_are_indexed(gate):
     async def index():
         await going.wait()
@@ -152,6 +175,7 @@ async def test_a_closed_gate_cancels_its_tasks_and_starts_no_others(gate):
 @pytest.mark.looptime
 async def test_handlers_that_wait_are_reported_until_the_gate_opens(gate, caplog):
     gate.expect('pods', 'list of pods', ['idx'])
+    gate.start(asyncio.sleep(0), 'pods')
     await asyncio.sleep(indexing_gate.REMINDER_INTERVAL + 1)
     assert "No handlers are run until all indices are complete" in caplog.text and "list of pods" in caplog.text
     gate.stop_delaying_all('pods')

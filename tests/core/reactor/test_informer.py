@@ -409,12 +409,11 @@ async def test_dropped_watches_are_not_waited_for_and_leave_nothing(setup: Setup
 async def test_waiting_is_reported(setup: Setup, caplog: Any) -> None:
     declare(setup, [])
     pods = setup.serve(PODS)
-    pods.feed('pod1')
-    await asyncio.sleep(31)
-    await asyncio.sleep(30)
+    for number in (1, 2):
+        pods.feed(f'pod{number}')
+        await asyncio.sleep(30.5)
     warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(warnings) == 2
-    assert all(str(PODS) in text and '1 objects' in text for text in warnings)
+    assert [str(PODS) in text and f'{number} objects' in text for number, text in enumerate(warnings, 1)] == [True] * 2
 
 
 # What comes later, or fails.
@@ -467,6 +466,24 @@ async def test_only_users_wait_for_a_list_that_fails(setup: Setup, caplog: Any) 
     pods.listed()
     await settle()
     assert seen == ['svc', ('kex', ['pod1'])]
+
+
+@pytest.mark.parametrize('complete', [True, False])
+async def test_only_users_wait_for_a_complete_index_after_a_pause(setup: Setup, complete: bool) -> None:
+    seen: list[Any] = []
+    declare_users(setup, seen)
+    services, kexes, pods = setup.serve(SERVICES), setup.serve(KEXES), setup.serve(PODS)
+    if complete:
+        pods.listed()
+    pods.sink.paused(pods.watch)
+    pods.sink.resumed(pods.watch)
+    kexes.feed('kex')
+    services.feed('svc')
+    await settle()
+    assert seen == (['svc'] if complete else [])
+    pods.listed()
+    await settle()
+    assert sorted(seen, key=str) == [('kex', []), 'svc']
 
 
 async def test_objects_that_wait_for_an_index_can_go(setup: Setup) -> None:
