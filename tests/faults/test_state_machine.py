@@ -225,7 +225,7 @@ class Process:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for record in self.watch.records.values():
             record.cancel_wakeup()
-        self.workers._closed = True
+        self.workers.ending = True
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)

@@ -20,6 +20,7 @@ from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
+from kopf._cogs.aiokits.cancellations import StrayCancellationError, withdraw_cancellation
 from kopf._cogs.helpers import typedefs
 from kopf._cogs.helpers.clocks import utcnow as utcnow
 from kopf._cogs.helpers.explanations import INTERRUPTIONS, ExplainedError, get_text, name_error
@@ -291,6 +292,11 @@ class Execution(NamedTuple):
     """
     running: 'invocation.ThreadCalls | None' = None
     """Where to note the functions that run in threads for objects; ``None`` for functions without this restriction."""
+    is_cancelled: Callable[[], bool] | None = None
+    """
+    Checks whether the owner of the current task has cancelled it; any other cancellation is an error of the function.
+    ``None`` if the code around the handler can cancel the task, too.
+    """
 
 
 _UNPOSTED = {'k8s_skip': True}
@@ -356,7 +362,8 @@ async def run_handler(
         The outcome, including any error of the function.
 
     Raises:
-        asyncio.CancelledError: if the task is cancelled. No other exception is raised.
+        asyncio.CancelledError: if the task is cancelled; see also `Execution.is_cancelled`. No other exception is
+            raised.
     """
     unsampled = meters = None
     began = 0.0
@@ -386,10 +393,13 @@ async def run_handler(
             raise
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError) and _is_task_cancelled():
-                logger.warning("%s is cancelled. Will escalate.", handler)
-                if meters is not None:
-                    _measure(meters, handler, context, 'cancelled', began)
-                raise
+                if rules.is_cancelled is None or rules.is_cancelled():
+                    logger.warning("%s is cancelled. Will escalate.", handler)
+                    if meters is not None:
+                        _measure(meters, handler, context, 'cancelled', began)
+                    raise
+                await withdraw_cancellation(rules.is_cancelled)
+                error = StrayCancellationError.of(error)
             # If another task is cancelled, which the function has awaited, this is an error of the function.
             # Why no variable for the outcome? It has the error, whose traceback has this frame: only the garbage
             # collector would free this cycle.
@@ -412,6 +422,17 @@ async def run_handler(
             attempts[0] += 1
             attempts[1] += monotonic() - began
     return Outcome(final=True, result=result, carried=None if unsampled is None else state.carried)
+
+
+async def outlive(rules: Execution) -> None:
+    """
+    Let the task go on if the function of a handler has cancelled it, and has not waited for anything since then.
+
+    Why not in `run_handler`? It would take a fifth longer, and it is called for each event, mostly as the last thing in
+    its task.
+    """
+    if rules.is_cancelled is not None and _is_task_cancelled() and not rules.is_cancelled():
+        await withdraw_cancellation(rules.is_cancelled)
 
 
 async def _run_told(
@@ -623,6 +644,7 @@ def _invoke(handler: Handler, kwargs: dict[str, Any], rules: Execution) -> Await
         asynchronous=handler.asynchronous,
         is_halted=rules.is_halted,
         running=rules.running,
+        is_cancelled=rules.is_cancelled,
     )
 
 
@@ -640,7 +662,8 @@ async def _call_in_time(handler: Handler, kwargs: dict[str, Any], limits: _Limit
 
 async def _call_briefly(handler: Handler, kwargs: dict[str, Any], rules: Execution, timeout: float) -> Any:
     """Call the function with a time limit; after it, cancel an async function, or leave a sync one in its thread."""
-    call = _invoke(handler, kwargs, rules)
+    # The call of a sync function is awaited by another task, which no other code cancels.
+    call = _invoke(handler, kwargs, rules if handler.asynchronous else rules._replace(is_cancelled=None))
     text, delay = f"the run has timed out after {timeout:g} seconds", rules.find_backoff()
     if handler.asynchronous:
         deadline = asyncio.timeout(timeout)
@@ -657,7 +680,12 @@ async def _call_briefly(handler: Handler, kwargs: dict[str, Any], rules: Executi
     try:
         await asyncio.wait({task}, timeout=timeout)
     except asyncio.CancelledError:
-        task.cancel()
+        try:
+            if rules.is_cancelled is not None and not rules.is_cancelled():
+                await asyncio.wait({task})  # the next run must not begin beside the thread
+        finally:
+            task.cancel()
+            task.add_done_callback(_retrieve)
         raise
     if task.done():
         result, leaving = task.result()

@@ -26,6 +26,9 @@ from kopf._cogs.aiokits.loop_monitors import rouse
 HALTED_DELAY = 0.1
 """How long to wait (in seconds) before a sync function that may not begin is given up."""
 
+OUTWAITING_INTERVAL = 0.1
+"""How often to check whether a thread has ended that its task does not wait for any more (in seconds)."""
+
 
 class CallNotBegun(Exception):
     """Raised when a function was not called, because the operator has paused, or is ending."""
@@ -155,6 +158,7 @@ async def invoke(
     asynchronous: bool | None = None,
     is_halted: Callable[[], bool] | None = None,
     running: 'ThreadCalls | None' = None,
+    is_cancelled: Callable[[], bool] | None = None,
 ) -> Any:
     """
     Call the function, in a thread if it is sync, and return its result.
@@ -167,6 +171,8 @@ async def invoke(
         is_halted: checks, in the thread, whether the operator is paused or must pause, so that the function may not
             begin.
         running: where to note the function while it runs in a thread.
+        is_cancelled: checks whether the owner of the current task has cancelled it. After any other cancellation, the
+            function is called again, so its thread must end first.
 
     Raises:
         CallNotBegun: if the function may not begin.
@@ -184,12 +190,18 @@ async def invoke(
     # Why not check only before? The function can wait for a thread for long, and the operator can pause meanwhile, or
     # the whole process can be frozen.
     call = functools.partial(run_in_executor, executor, context.run, _call, fn, kwargs, is_halted, running)
-    while (result := await call()) is _HALTED:
-        # After a suspension, the operator first finds out whether it must pause.
-        await asyncio.sleep(HALTED_DELAY)
-        # Why not wait for the end of the pause? The operator that takes over waits until no handlers are running here.
-        if is_halted is not None and is_halted():
-            raise CallNotBegun
+    try:
+        while (result := await call()) is _HALTED:
+            # After a suspension, the operator first finds out whether it must pause.
+            await asyncio.sleep(HALTED_DELAY)
+            # Why not wait for the end of the pause? The operator that takes over waits until no handlers are running
+            # here.
+            if is_halted is not None and is_halted():
+                raise CallNotBegun
+    except asyncio.CancelledError:
+        if running is not None and is_cancelled is not None and not is_cancelled():
+            await running.outwait(kwargs)
+        raise
     if type(result) is _Raised:
         try:
             raise result.error
@@ -241,6 +253,12 @@ class ThreadCalls:
             yield
         finally:
             del self._calls[thread]
+
+    async def outwait(self, kwargs: Mapping[str, Any]) -> None:
+        """Wait until the call with these very kwargs has ended."""
+        # Why not an event? Each call would have to set it, but nearly none is waited for.
+        while any(call.kwargs is kwargs for call in list(self._calls.values())):  # noqa: ASYNC110
+            await asyncio.sleep(OUTWAITING_INTERVAL)
 
     def find(self) -> list[str]:
         """Return the names of the functions, with those of their objects."""

@@ -20,6 +20,7 @@ from kopf._core.actions.execution import (
     Logger,
     Outcome,
     TemporaryError,
+    outlive,
     run_handler,
     utcnow,
 )
@@ -62,9 +63,10 @@ class Step:
 
     def narrowed(self, parent: ChangingHandler) -> 'Step':
         """Return the step for the sub-handlers: they inherit the field that the parent is declared for."""
-        if not parent.field:
-            return self
-        step = Step(self.cause.narrowed(parent.field), self.state, self.rules, self.lifecycle, self._is_halted)
+        cause = self.cause.narrowed(parent.field) if parent.field else self.cause
+        # The parent can have a time-out around them, which cancels the task.
+        rules = self.rules._replace(is_cancelled=None)
+        step = Step(cause, self.state, rules, self.lifecycle, self._is_halted)
         # Why not copied? The outcomes of sub-handlers belong to the whole step, and are delivered together.
         step.outcomes = self.outcomes
         return step
@@ -83,6 +85,7 @@ class Step:
             # Note the outcomes after each handler, so that a cancelled step keeps the successes so far.
             self.state.note_outcome(handler.id, outcome, utcnow())
             self.outcomes[handler.id] = outcome = outcome.without_exception()
+            await outlive(self.rules)
 
     def _pick(self, due: Sequence[ChangingHandler], lifecycle: LifeCycleFn) -> Iterable[ChangingHandler]:
         try:

@@ -11,7 +11,17 @@ import asyncio
 import collections
 import copy
 import datetime
-from collections.abc import Collection, Hashable, ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import (
+    Callable,
+    Collection,
+    Hashable,
+    ItemsView,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+    ValuesView,
+)
 from typing import Any, Generic, Protocol, TypeVar
 
 from kopf._cogs.structs import ephemera
@@ -240,6 +250,8 @@ class ResourceIndexing:
             if state is None:
                 state = HandlerState(started=utcnow())
             outcome = await self._run(handler, cause, state)
+            if len(self._groups) > 1:
+                await execution.outlive(self._rules)
             if len(cause.patch):
                 self._drop_patch(handler, cause)
             if outcome.exception is not None:
@@ -295,9 +307,16 @@ async def wait_for_indexing(objects: Collection[Indexed]) -> None:
                 pass  # the indices get the object later, as after events of the watch
 
 
-def make_rules(context: OperatorContext) -> Execution:
-    """Return the rules for running indexing functions: by default, their errors are ignored."""
-    return context.make_rules(executor=context.index_threads)._replace(default_errors=ErrorsMode.IGNORED)
+def make_rules(context: OperatorContext, is_cancelled: Callable[[], bool]) -> Execution:
+    """
+    Return the rules for running indexing functions: by default, their errors are ignored.
+
+    Args:
+        context: what the operator shares.
+        is_cancelled: checks whether the indexing tasks are cancelled, as the operator is ending.
+    """
+    rules = context.make_rules(executor=context.index_threads, is_cancelled=is_cancelled)
+    return rules._replace(default_errors=ErrorsMode.IGNORED)
 
 
 def get_retry_delay(excluded: Mapping[HandlerId, HandlerState]) -> float | None:

@@ -26,7 +26,7 @@ from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.packed_objects import PackedObject, ParsedCache
 from kopf._cogs.structs.patches import Patch
 from kopf._cogs.structs.references import Namespace, Resource, Selector
-from kopf._core.actions.execution import Outcome, RunTimeoutError, TemporaryError, run_handler, utcnow
+from kopf._core.actions.execution import Outcome, RunTimeoutError, TemporaryError, outlive, run_handler, utcnow
 from kopf._core.actions.handler_states import HandlerState, digest_essence
 from kopf._core.actions.loggers import ObjectLogger
 from kopf._core.engines.adoption import Adopter, ChildKey
@@ -99,6 +99,9 @@ class Host(Protocol):
 
     def call(self, record: Any, /, *, urgent: bool) -> bool:
         """Request a worker for the object; return false if the object already has one, busy or throttled."""
+
+    def is_cancelled(self) -> bool:
+        """Check whether the current task, which runs handlers, is cancelled by its owner."""
 
     def get_memo(self, record: Any, /) -> Any:
         """Return the memo of the object."""
@@ -761,7 +764,7 @@ class Leveler:
         """The controllers of handlers of the same objects in other versions; few operators have any."""
         self._place: Place | None = None
         self._is_selective = not all(filters.is_unconditional(handler) for handler in handlers)
-        self._rules = levels.context.make_rules(levels.is_halted)
+        self._rules = levels.context.make_rules(levels.is_halted, is_cancelled=host.is_cancelled)
         self._reports = filters.FailureReports()
 
     @property
@@ -1146,6 +1149,7 @@ class Leveler:
         guard = BodyGuard(run.raw)
         try:
             outcome = await run_handler(handler, cause, state, rules)
+            await outlive(rules)
             if run.children is not None and outcome.verdict not in ('succeeded', 'waiting'):
                 run.children.yield_unapplied()
         finally:

@@ -93,7 +93,13 @@ class OperatorContext:
         """The threads of sync handlers of probes: if they waited for slow webhooks, the operator would be restarted."""
         return _make_threads(self.settings.execution.max_workers)
 
-    def make_rules(self, is_halted: Callable[[], bool] | None = None, *, executor: Executor | None = None) -> Execution:
+    def make_rules(
+        self,
+        is_halted: Callable[[], bool] | None = None,
+        *,
+        executor: Executor | None = None,
+        is_cancelled: Callable[[], bool] | None = None,
+    ) -> Execution:
         """
         Create the rules for running handlers by the settings.
 
@@ -101,6 +107,7 @@ class OperatorContext:
             is_halted: checks whether the operator is paused or must pause, for handlers that do not begin then;
                 callable from any thread.
             executor: the executor for sync handlers, instead of the default one of the settings.
+            is_cancelled: checks whether the owner of the current task has cancelled it; see `Execution.is_cancelled`.
         """
         return Execution(
             find_executor=functools.partial(self._find_executor, executor),
@@ -109,6 +116,7 @@ class OperatorContext:
             is_halted=is_halted,
             # The others are also called while another replica handles the objects, so it need not wait for their end.
             running=None if is_halted is None else self.thread_calls,
+            is_cancelled=is_cancelled,
         )
 
     def _find_executor(self, executor: Executor | None) -> Executor:

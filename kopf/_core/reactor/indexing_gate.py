@@ -239,6 +239,10 @@ class IndexingGate:
                 if not waiter.done():
                     waiter.set_result(None)
 
+    def is_cancelled(self) -> bool:
+        """Check whether the indexing tasks are cancelled."""
+        return self._closed
+
     async def close(self) -> None:
         """Cancel all indexing tasks. Those that do not end in time are logged and abandoned."""
         self._closed = True

@@ -138,7 +138,8 @@ class Informer(ForwardingSink):
         self._resource = table.resource
         self._selected = table.label_selector is not None
         self._names = frozenset(handler.id for handler in table.indexing)
-        self._indexing = ResourceIndexing(table.indexing, indexers, make_rules(context))
+        rules = make_rules(context, indexing_gate.is_cancelled)
+        self._indexing = ResourceIndexing(table.indexing, indexers, rules)
         self._indices = indexers.indices
         self._settings = context.settings
         self._copy_memo = context.copy_memo

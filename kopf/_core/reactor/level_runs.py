@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
+from kopf._cogs.aiokits.cancellations import StrayCancellationError, withdraw_cancellation
 from kopf._cogs.clients.errors import APIConflictError
 from kopf._cogs.clients.pacing import background
 from kopf._cogs.clients.patching import discard_unstorable
@@ -65,6 +66,11 @@ class LevelRunner:
             outcome = await self._execute(record, run, is_due)
         except LoginError:
             raise
+        except asyncio.CancelledError as error:
+            if self._workers.is_cancelled():
+                raise
+            await withdraw_cancellation(self._workers.is_cancelled)
+            outcome = self._leveler.fail(run, StrayCancellationError.of(error), "The run of %s has failed")
         # `_execute` handles the errors of the function. Any other error must affect neither other objects nor the
         # operator.
         except Exception as error:

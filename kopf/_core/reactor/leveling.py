@@ -197,6 +197,9 @@ class LevelProcessor(Processor):
         self._workers.start(self, record, urgent=urgent, at_once=False)  # the caller can be in the middle of receiving
         return not is_busy
 
+    def is_cancelled(self) -> bool:
+        return self._workers.is_cancelled()
+
     def get_memo(self, record: ObjectRecord) -> Any:
         return self._host.get_memo(record)
 

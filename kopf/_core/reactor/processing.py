@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection
 from typing import TYPE_CHECKING
 
+from kopf._cogs.aiokits.cancellations import StrayCancellationError, withdraw_cancellation
 from kopf._cogs.clients.api import ApiClient
 from kopf._cogs.structs.bodies import RawBody, RawEvent
 from kopf._cogs.structs.credentials import LoginError
@@ -304,15 +305,17 @@ class Processor(ObjectSink):
             # Why not throttle the object? Without credentials, no object can be handled, so the operator ends.
             except LoginError:
                 raise
+            except asyncio.CancelledError as error:
+                if self._workers.is_cancelled():
+                    raise
+                await withdraw_cancellation(self._workers.is_cancelled)
+                # Other events need not be kept: their state is in the record since their handlers have ended.
+                if event is not None and event['type'] == 'DELETED':
+                    record.put_back(event, observed=True)
+                self._fail(record, event, StrayCancellationError.of(error))
+                return
             except Exception as error:
-                if self.meter is not None and self.is_observer:
-                    self.meter.note_error(record.uid)
-                delay = self._throttling.fail(record, error)
-                # The object can have changed while the step ran, e.g. because a user has corrected what made it fail.
-                # Without this check, the refused patch would be sent for that state, too, and would be refused again.
-                newer = record.peek_pending()
-                hastened = None if newer is None or newer is event else self._hasten(record, newer)
-                self._wake_later(record, delay if hastened is None else min(delay, hastened), reason='failed')
+                self._fail(record, event, error)
                 return
             # Why not return here? An event that came during the step must be processed now, not after the delay.
             if delay is not None:
@@ -329,6 +332,17 @@ class Processor(ObjectSink):
         if self._release is not None and self._release.is_due(record):
             if not self._dropped and not self._workers.must_stop(record):
                 await self._release.release(record)
+
+    def _fail(self, record: ObjectRecord, event: RawEvent | None, error: Exception) -> None:
+        """Throttle the object after the error of a step with this event."""
+        if self.meter is not None and self.is_observer:
+            self.meter.note_error(record.uid)
+        delay = self._throttling.fail(record, error)
+        # The object can have changed while the step ran, e.g. because a user has corrected what made it fail. Without
+        # this check, the refused patch would be sent for that state, too, and would be refused again.
+        newer = record.peek_pending()
+        hastened = None if newer is None or newer is event else self._hasten(record, newer)
+        self._wake_later(record, delay if hastened is None else min(delay, hastened), reason='failed')
 
     def release_later(self, record: ObjectRecord) -> None:
         """Request a worker for another attempt to delete the remote children of the object."""

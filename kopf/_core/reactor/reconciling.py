@@ -23,7 +23,7 @@ from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.instruments import Instruments, ObjectStep, Unsampled, get_current_activity
 from kopf._cogs.structs.patches import Patch, is_merged
 from kopf._cogs.structs.references import Resource
-from kopf._core.actions.execution import ErrorsMode, Outcome, run_handler, utcnow
+from kopf._core.actions.execution import ErrorsMode, Outcome, outlive, run_handler, utcnow
 from kopf._core.actions.handler_states import HandlerState
 from kopf._core.actions.loggers import LocalObjectLogger, ObjectLogger
 from kopf._core.engines.changing import Step
@@ -74,10 +74,11 @@ class Reconciler:
         self._copy_memo = context.copy_memo
         self._managing = decider.table.managing
         self._instruments = context.instruments
-        self._rules = context.make_rules(workers.is_halted)
-        self._lenient_rules = context.make_rules(workers.is_pausing)._replace(default_errors=ErrorsMode.IGNORED)
+        self._rules = context.make_rules(workers.is_halted, is_cancelled=workers.is_cancelled)
+        self._lenient_rules = self._rules._replace(is_halted=workers.is_pausing, default_errors=ErrorsMode.IGNORED)
         self._unobserved_rules = self._lenient_rules._replace(observed=False)
         self._selftriggers = SelfTriggerDetector(settings, decider)
+        self._watching_is_single = len(decider.table.watching) == 1 and not self._managing
         self._watching_is_distinct = filters.are_distinct(decider.table.watching)  # the same after `revise`
         self._reports = filters.FailureReports()
 
@@ -145,6 +146,8 @@ class Reconciler:
             if matching:
                 state = HandlerState(started=utcnow())
                 outcome = (await run_handler(handler, cause, state, rules)).without_exception()
+                if not self._watching_is_single:
+                    await outlive(rules)
                 # A result that equals the stored one is not patched: handlers of raw events usually return the same
                 # result for each event.
                 deliver_results({handler.id: outcome}, patch, local, stored=body)

@@ -13,6 +13,7 @@ them while enough of their requests are queued in the API client. Workers that w
 import asyncio
 import functools
 import logging
+import weakref
 from collections.abc import Callable, Collection, Coroutine
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -102,6 +103,8 @@ class WorkerPool:
         # Why not a task group? It would cancel all workers at the first failure and at the end of the operator. But the
         # threads of sync handlers cannot be cancelled, and `close` gives other handlers time to finish.
         self._tasks: dict[asyncio.Task[None], ObjectRecord] = {}
+        # The tasks that the pool has cancelled. Why weak references? To remove each task at its end would take time.
+        self._cancelled: weakref.WeakSet[asyncio.Task[None]] = weakref.WeakSet()
         self._not_urgent: set[ObjectRecord] = set()  # running or queued, but not urgent
         self._queue: FairPriorityQueue[ObjectRecord, ObjectProcessor] = FairPriorityQueue()
         # Objects held at the indexing gate, by the arguments of their handlers.
@@ -277,7 +280,12 @@ class WorkerPool:
         self.paused = True
         self.background.abort()
         for task in list(self._tasks):
+            self._cancelled.add(task)
             task.cancel()
+
+    def is_cancelled(self) -> bool:
+        """Check whether the pool has cancelled the current worker, or can do so, as the operator is ending."""
+        return self.ending or asyncio.current_task() in self._cancelled
 
     def find_running(self) -> list[str]:
         """Return the names of the running workers and daemons, including those that ignore their cancellation."""

@@ -69,7 +69,16 @@ def run(executor, caplog):
     """Run a handler that does this: raises it, calls it, or returns it."""
     caplog.set_level(logging.DEBUG)
 
-    async def run(what, *, after=None, default_errors=kopf.ErrorsMode.TEMPORARY, retries_done=0, age=0.0, **options):
+    async def run(
+        what,
+        *,
+        after=None,
+        default_errors=kopf.ErrorsMode.TEMPORARY,
+        is_cancelled=None,
+        retries_done=0,
+        age=0.0,
+        **options,
+    ):
         async def fn(**kwargs):
             if what is ENDLESS:
                 await asyncio.Event().wait()
@@ -78,7 +87,12 @@ def run(executor, caplog):
             return await what(**kwargs) if callable(what) else what
 
         state = HandlerState(started=START - datetime.timedelta(seconds=age), retries=retries_done)
-        rules = Execution(find_executor=lambda: executor, default_errors=default_errors, find_backoff=lambda: 33)
+        rules = Execution(
+            find_executor=lambda: executor,
+            default_errors=default_errors,
+            find_backoff=lambda: 33,
+            is_cancelled=is_cancelled,
+        )
         return await run_handler(Handler(id='fn', fn=fn, **options), Cause(), state, rules, after=after)
 
     return run
@@ -304,6 +318,26 @@ async def test_cancellations_of_the_task_are_raised(run, caplog):
     with pytest.raises(asyncio.CancelledError):
         await task
     assert messages(caplog) == ["Handler 'fn' is cancelled. Will escalate."]
+
+
+@pytest.mark.parametrize('options', [{}, {'timeout': 9}])
+async def test_stray_cancellations_of_the_task_are_errors_of_the_function(run, caplog, options):
+    async def fn(**_):
+        asyncio.current_task().cancel()
+        await asyncio.sleep(9)
+
+    outcome = await run(fn, backoff=5, is_cancelled=lambda: False, **options)
+    assert (outcome.final, outcome.delay) == (False, 5) and 'not by the operator' in outcome.message
+    assert "will try again in 5 seconds" in messages(caplog)[-1] and caplog.records[-1].exc_info
+    assert not asyncio.current_task().cancelling()
+
+
+async def test_cancellations_by_the_owner_of_the_task_are_raised(run):
+    task = asyncio.create_task(run(ENDLESS, is_cancelled=lambda: True))
+    await asyncio.sleep(1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 @pytest.mark.parametrize('options', [{}, {'timeout': 9}])

@@ -40,6 +40,9 @@ class World:
         self.called += 1
         return True
 
+    def is_cancelled(self):
+        return False
+
     def get_memo(self, record):
         return None
 

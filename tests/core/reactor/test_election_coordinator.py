@@ -255,6 +255,7 @@ async def test_a_leader_that_cannot_renew_stops_before_another_one_can_begin(wor
         assert 8 <= now() - last <= 10.1
         await replicas.until_logged('All work of this replica has ended')
         assert len(cancelled) == 3 and all(8 <= time - last <= 10.2 for time in cancelled)
+        assert not any("failed" in line for line in world.log.texts if 'slow' in line)
         world.sandbox.faults.clear()
         # It is not restarted, and works again as soon as it is elected again.
         await replicas.until_called('a', 'leading', times=2)

@@ -787,6 +787,14 @@ async def test_exclusions_end_with_the_object(setup: Setup) -> None:
     assert record.indexing is None
 
 
+async def test_functions_that_run_at_the_end_are_cancelled(setup: Setup, caplog: Any) -> None:
+    declare(setup, [], errors=kopf.ErrorsMode.TEMPORARY)
+    setup.serve(PODS).feed('pod1')
+    await settle()
+    await setup.indexing_gate.close()
+    assert [record.message for record in caplog.records] == ["Indexer 'idx' is cancelled. Will escalate."]
+
+
 async def test_sync_functions_fill_indices_in_order(setup: Setup) -> None:
     @kopf.index('pods', registry=setup.registry, id='idx')
     def idx(name: str, **_: Any) -> Any:

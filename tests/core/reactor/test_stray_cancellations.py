@@ -1,0 +1,180 @@
+"""Functions and libraries that cancel the task in which the operator serves an object, and no other code does."""
+
+import asyncio
+import time
+
+import pytest
+from operatorworld import Gate, in_virtual_time
+
+import kopf
+
+
+async def cancel(**_):
+    """Cancel the task; if nothing else is awaited then, this becomes effective only later."""
+    asyncio.current_task().cancel()
+
+
+async def cancel_and_wait(**_):
+    await cancel()
+    await asyncio.sleep(9)
+
+
+def is_done(obj):
+    """Check whether a handler has noted on the object that it is done."""
+    return 'done' in obj['metadata'].get('annotations', {})
+
+
+@pytest.mark.parametrize('kind', [kopf.on.create, kopf.on.update, kopf.on.delete, kopf.on.reconcile])
+@in_virtual_time
+async def test_the_handler_is_called_again(world, kind):
+    world.settings.execution.default_backoff = 5
+    world.declare(kopf.on.create, 'before')
+    world.declare(kind, 'handler', does=[cancel_and_wait, None])
+    world.declare(kopf.on.create, 'after')
+    async with world.operator():
+        await world.create()
+        await world.handled()
+        if kind is kopf.on.update:
+            await world.edit(field='edited')
+        elif kind is kopf.on.delete:
+            await world.delete()
+        began = asyncio.get_running_loop().time()
+        await world.until_called('handler', times=2)
+        assert asyncio.get_running_loop().time() - began < 6
+    assert [world.ids.count(id) for id in ('before', 'handler', 'after')] == [1, 2, 1]
+
+
+@pytest.mark.parametrize('kind', [kopf.on.create, kopf.on.reconcile])
+@in_virtual_time
+async def test_a_handler_that_has_ended_has_succeeded(world, kind):
+    async def does(patch, **_):
+        patch.metadata.annotations['done'] = 'yes'
+        await cancel()
+
+    world.declare(kind, 'handler', does=does)
+    async with world.operator():
+        await world.create()
+        await world.aio.wait_for('kopfexamples', 'obj', is_done)
+        await asyncio.sleep(9)
+    assert world.ids == ['handler']
+    assert not any("hrottling" in line for line in world.log.texts)
+
+
+@pytest.mark.parametrize('does', [cancel_and_wait, cancel])
+@pytest.mark.parametrize('kind', [kopf.on.event, kopf.index])
+@in_virtual_time
+async def test_other_handlers_are_called_nevertheless(world, kind, does):
+    world.declare(kind, 'first', does=[does, None, None, None])
+    world.declare(kind, 'second', does=lambda **_: asyncio.sleep(1))
+    world.declare(kopf.on.create, 'create', does=lambda **_: asyncio.sleep(1))
+    async with world.operator():
+        await world.create()
+        await world.handled()
+    assert len(world.called('create')) == 1
+    assert not any("'second' failed" in line for line in world.log.texts)
+
+
+@in_virtual_time
+async def test_time_outs_around_sub_handlers_work(world):
+    async def create(**_):
+        try:
+            async with asyncio.timeout(1):
+                await kopf.execute(fns={'sub': Gate()})
+        except TimeoutError:
+            world.note('timeout', 'obj')
+
+    world.declare(kopf.on.create, 'create', does=create)
+    async with world.operator():
+        await world.create()
+        await world.handled()
+    assert world.ids == ['create', 'timeout']
+
+
+@in_virtual_time
+async def test_a_sub_handler_that_cancels_the_task_is_called_again_with_its_parent(world):
+    async def create(**_):
+        await kopf.execute(fns={'sub': sub})
+
+    async def sub(retry, **_):
+        world.note('sub', 'obj')
+        if len(world.called('sub')) == 1:
+            await cancel_and_wait()
+
+    world.declare(kopf.on.create, 'create', does=create, backoff=5)
+    async with world.operator():
+        await world.create()
+        await world.handled()
+    assert world.ids == ['create', 'sub', 'create', 'sub']
+
+
+@pytest.mark.parametrize('kind', [kopf.on.create, kopf.on.delete, kopf.on.event, kopf.on.reconcile])
+@in_virtual_time
+async def test_a_request_that_is_cancelled_later_is_sent_again(world, kind):
+    async def does(patch, **_):
+        patch.metadata.annotations['done'] = 'yes'
+        if len(world.called('handler')) == 1:
+            world.sandbox.faults.drop(verb='patch', name='obj')
+            world.sandbox.faults.delay(1, verb='patch', name='obj')
+            asyncio.get_running_loop().call_later(0.5, asyncio.current_task().cancel)
+
+    world.settings.networking.error_backoffs = [0.1]
+    world.declare(kind, 'handler', does=does)
+    async with world.operator():
+        await world.create()
+        if kind is kopf.on.delete:
+            await world.aio.wait_for('kopfexamples', 'obj', lambda obj: obj['metadata'].get('finalizers'))
+            await world.delete()
+            await world.gone()
+        else:
+            await world.until_logged("not by the operator")
+            await world.aio.wait_for('kopfexamples', 'obj', is_done)
+    assert any("not by the operator" in line for line in world.log.texts)
+
+
+@in_virtual_time
+async def test_an_object_that_leaves_the_selection_is_left_alone_although_its_last_request_is_cancelled(world):
+    async def create(**_):
+        world.sandbox.faults.error(500, times=None, verb='patch', condition=lambda seen: b'"app"' not in seen.body)
+        raise kopf.TemporaryError('boo', delay=5)
+
+    async def leak(type, **_):
+        if type == 'DELETED':
+            world.sandbox.faults.clear()
+            world.sandbox.faults.delay(1, verb='patch', name='obj')
+            asyncio.get_running_loop().call_later(0.5, asyncio.current_task().cancel)
+
+    world.settings.watching.label_selectors['kopfexamples'] = 'app=x'
+    world.settings.queueing.error_delays = [9]
+    world.declare(kopf.on.create, 'create', does=create)
+    world.declare(kopf.on.event, 'event', does=leak)
+    async with world.operator():
+        await world.create(labels={'app': 'x'})
+        await world.until_called('create')
+        await world.edit(metadata={'labels': {'app': 'y'}})
+        await world.until_logged("not by the operator")
+        await asyncio.sleep(99)
+    assert len(world.called('create')) == 1
+    assert [kwargs['type'] for kwargs in world.called('event')].count('DELETED') == 1
+
+
+@pytest.mark.parametrize(
+    'kind, options', [(kopf.on.create, {}), (kopf.on.reconcile, {}), (kopf.on.reconcile, {'timeout': 99})]
+)
+@in_virtual_time
+async def test_a_function_in_a_thread_is_not_called_beside_itself(world, kind, options):
+    async def leak(**_):
+        if len(world.called('event')) == 1:
+            asyncio.get_running_loop().call_later(0.5, asyncio.current_task().cancel)
+
+    @kind('kopfexamples', registry=world.registry, **options)
+    def handle(name, **_):
+        world.note('begun', name)
+        time.sleep(9)
+        world.note('ended', name)
+
+    world.settings.execution.default_backoff = 1
+    world.declare(kopf.on.event, 'event', does=leak)
+    async with world.operator():
+        await world.create()
+        await world.until_called('ended', times=2)
+    assert [id for id in world.ids if id != 'event'] == ['begun', 'ended', 'begun', 'ended']
