@@ -29,7 +29,7 @@ CRD = define(
         },
     },
 )
-NOTE = "{apiVersion: example.dev/v1, kind: Note, metadata: {name: n, namespace: default}, spec: {size: %s}}"
+NOTE = "{apiVersion: example.dev/v1, kind: Note, metadata: {name: 'n', namespace: default}, spec: {size: %s}}"
 HANDLERS = """
 import os, kopf
 
@@ -268,7 +268,7 @@ def created(spec, **_):
 
 def test_loaded_objects_are_checked_by_the_webhooks_of_the_operator(tmp_path, monkeypatch):
     (tmp_path / "handlers.py").write_text(WEBHOOKS.format(managed='check.example.dev'))
-    (tmp_path / "refused.yaml").write_text((NOTE % 1).replace("name: n,", "name: refused,"))
+    (tmp_path / "refused.yaml").write_text((NOTE % 1).replace("name: 'n',", "name: refused,"))
     args = ["--sandbox", "--crd", "crd.yaml", "--load", "refused.yaml", "--load", "good.yaml", "handlers.py"]
     with OperatorProcess(*args, log=tmp_path / "log", kubeconfig="/nonexistent") as operator:
         monkeypatch.setenv("KUBECONFIG", operator.wait_output(r"(?m)^export KUBECONFIG=(/\S+)$")[1])
@@ -340,7 +340,7 @@ def created(spec, **_):
 @pytest.mark.parametrize("options", [[], ["--reload"]], ids=["once", "reload"])
 def test_loaded_objects_of_former_versions_wait_for_their_conversion(tmp_path, options):
     (tmp_path / "handlers.py").write_text(CONVERSIONS)
-    old = "{apiVersion: alarms.example.dev/v1, kind: Alarm, metadata: {name: n, namespace: default}, spec: {at: '7'}}"
+    old = "{apiVersion: alarms.example.dev/v1, kind: Alarm, metadata: {name: 'n', namespace: default}, spec: {at: '7'}}"
     (tmp_path / "old.yaml").write_text(old)
     args = ["--sandbox", *options, "--load", "old.yaml", "handlers.py"]
     with OperatorProcess(*args, log=tmp_path / "log", kubeconfig="/nonexistent") as operator:

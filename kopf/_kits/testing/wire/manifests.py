@@ -6,6 +6,8 @@ from typing import Any
 
 import orjson
 
+from kopf._kits.testing.wire import clientyaml
+
 Source = str | Path | Mapping[str, Any]
 """A file or folder with YAML or JSON files, a text of YAML (with at least one line break), or an object as a dict."""
 
@@ -44,9 +46,7 @@ def _parse(place: str, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
     import yaml
 
     try:
-        # The loader in C is ten times faster, and most sandboxes load CRDs.
-        loaded = yaml.load_all(text, Loader=getattr(yaml, 'CSafeLoader', yaml.SafeLoader))
-        documents = [document for document in loaded if document is not None]
+        documents = list(clientyaml.load_all(text))
     except yaml.YAMLError as error:
         raise ManifestError(f'{place}: not YAML: {error}') from error
     for number, document in enumerate(documents, 1):
