@@ -891,9 +891,9 @@ def grafana(*, alerts: bool, title: str) -> None:
     from kopf._kits import boards
 
     if alerts:
-        import yaml
+        from kopf._kits.yaml_texts import dump_yaml
 
-        click.echo(yaml.safe_dump(boards.make_alerts(), sort_keys=False, width=1000), nl=False)
+        click.echo(dump_yaml([boards.make_alerts()], width=1000), nl=False)
     else:
         import json
 

@@ -1,7 +1,7 @@
 """The commands for declared kinds: ``kopf crd``, and ``kopf run --apply-crds``."""
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import click
@@ -21,6 +21,7 @@ from kopf._kits.definitions.crd_changes import find_breaking_changes
 from kopf._kits.definitions.crd_conversions import Service, add_conversions, find_gaps
 from kopf._kits.definitions.crd_documents import make_crds
 from kopf._kits.provisioning import ensure_crds, ensure_crds_by, read_crds
+from kopf._kits.yaml_texts import dump_yaml
 
 _PLACEHOLDER_NOTE = (
     "Note: {}: the operator replaces the address in spec.conversion, which is a placeholder. If the operator has "
@@ -70,18 +71,6 @@ def print_crds(registry: OperatorRegistry, *, former: str | None, service: str |
     if not changes:
         click.echo('There are no breaking changes.', err=True)
     return 1 if changes else 0
-
-
-def dump_yaml(documents: Iterable[Mapping[str, Any]]) -> str:
-    """Return the objects as a stream of YAML documents; the result is equal for equal objects."""
-    import yaml
-
-    class Dumper(yaml.SafeDumper):
-        def ignore_aliases(self, data: Any) -> bool:
-            return True
-
-    texts = [yaml.dump(each, Dumper=Dumper, sort_keys=False, width=120, allow_unicode=True) for each in documents]
-    return '---\n'.join(texts)
 
 
 def _parse_service(text: str) -> Service:

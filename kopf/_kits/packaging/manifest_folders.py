@@ -8,8 +8,8 @@ from typing import Any
 
 from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.helpers.versions import version
-from kopf._kits.definitions.crd_commands import dump_yaml
 from kopf._kits.packaging.deployment_manifests import Options
+from kopf._kits.yaml_texts import dump_yaml
 
 _FILES = {
     'CustomResourceDefinition': 'crds',
@@ -124,7 +124,7 @@ def _make_template(text: str, options: Options) -> str:
     text = text.replace('{{', '{{ "{{" }}')
     text = re.sub(rf"(?m)^( +)namespace: ('?){namespace}\2$", r'\1namespace: {{ .Release.Namespace | quote }}', text)
     text = re.sub(rf'(?m)^( +- )--namespace={namespace}$', r'\1--namespace={{ .Release.Namespace }}', text)
-    text = re.sub(rf'(?m)^( +)image: {image}\n', _put_image, text)
+    text = re.sub(rf"(?m)^( +)image: ('?){image}\2\n", _put_image, text)
     guard = '' if options.coordinated else _GUARD
     text = re.sub(r'(?m)^  replicas: \d+$', f'{guard}  replicas: {{{{ .Values.replicas }}}}', text)
     resources = r'(?m)^( +)resources:\n(?:\1 +(?:requests|limits):\n(?:\1  +\w+: .*\n)+)+'

@@ -75,7 +75,7 @@ def write_role(path: pathlib.Path, needed: Iterable[Needed]) -> None:
     Raises:
         OSError: if the file cannot be written.
     """
-    from kopf._kits.definitions.crd_commands import dump_yaml
+    from kopf._kits.yaml_texts import dump_yaml
 
     head = "# The permissions that the tests have used; made by `pytest --kopf-rbac`.\n"
     path.write_text(head + dump_yaml([make_role(needed, path.stem)]))

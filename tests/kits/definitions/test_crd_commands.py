@@ -4,6 +4,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from kopf._kits.testing.wire import clientyaml
 from kopf.cli import main
 
 APP = """
@@ -38,6 +39,13 @@ def test_crds_are_printed_as_yaml(write, invoke):
     assert result.exit_code == 0
     [crd] = yaml.safe_load_all(result.stdout)
     assert crd['metadata']['name'] == 'webapps.example.com'
+
+
+def test_fields_keep_their_names_when_kubectl_reads_them(write, invoke):
+    result = invoke(write('app1.py', APP.replace('size: int = SIZE', 'x: int; y: int; n: str = "1e3"')))
+    [crd] = clientyaml.load_all(result.stdout)
+    spec = crd['spec']['versions'][0]['schema']['openAPIV3Schema']['properties']['spec']
+    assert (spec['required'], spec['properties']['n']['default']) == (['x', 'y'], '1e3')
 
 
 def test_the_check_finds_breaking_changes_and_exits_with_1(write, invoke):

@@ -8,6 +8,7 @@ import yaml
 from click.testing import CliRunner
 
 from kopf._kits.packaging.manifest_commands import guess_name
+from kopf._kits.testing.wire import clientyaml
 from kopf.cli import main
 
 APP = """
@@ -259,6 +260,23 @@ def test_variables_are_values_of_charts(make, tmp_path):
     text = (tmp_path / 'templates' / 'deployment.yaml').read_text()
     assert (text.count('env:'), text.count('envFrom:')) == (1, 1)
     assert 'secretRef' not in text
+
+
+def test_variables_are_strings_for_kubectl(make):
+    [deployment] = [
+        each
+        for each in clientyaml.load_all(make('--env', 'A=y', '--env', 'y=12e45').stdout)
+        if each['kind'] == 'Deployment'
+    ]
+    [container] = deployment['spec']['template']['spec']['containers']
+    assert container['env'] == [{'name': 'A', 'value': 'y'}, {'name': 'y', 'value': '12e45'}]
+
+
+def test_images_that_look_like_numbers_are_values_of_charts_too(make, tmp_path):
+    make('--helm', str(tmp_path), '--image', '1e3')
+    text = (tmp_path / 'templates' / 'deployment.yaml').read_text()
+    assert 'image: "{{ .Values.image.repository }}:{{ .Values.image.tag }}"' in text
+    assert clientyaml.load((tmp_path / 'values.yaml').read_bytes())['image'] == {'repository': '1e3', 'tag': 'latest'}
 
 
 def test_equal_operators_have_equal_manifests(make):

@@ -44,6 +44,7 @@ from kopf._kits.testing.storing.states import Row, State
 from kopf._kits.testing.storing.webhook_calls import Callouts
 from kopf._kits.testing.wire import clientjson, clientyaml, json_patches, protobuf, queries, statuses
 from kopf._kits.testing.wire.httpexchanges import Response
+from kopf._kits.yaml_texts import dump_yaml
 
 HEALTH = frozenset(
     f'/{name}{check}' for name in ('healthz', 'livez', 'readyz') for check in ('', '/ping', '/log', '/etcd')
@@ -387,9 +388,7 @@ def text_response(text: str, status: int = 200) -> Response:
 
 
 def _yaml_response(raw: bytes, status: int) -> Response:
-    import yaml
-
-    text = yaml.safe_dump(orjson.loads(raw), sort_keys=True, allow_unicode=True)
+    text = dump_yaml([orjson.loads(raw)], sort_keys=True, width=80)
     return Response(status, text.encode(), [('Content-Type', 'application/yaml')])
 
 
