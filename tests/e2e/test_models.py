@@ -114,6 +114,9 @@ def make_shapes(library: Library) -> dict[str, Any]:
         "literal_int": Literal[1, 2],
         "literal_null": Literal["a", None],
         "literal_mixed": Literal[1, "a"],
+        "literal_mixed_null": Literal[1, "a"] | None,
+        "literals_null": list[Literal[1, "a"] | None],
+        "level_null": Level | None,
         "enum": Colour,
         "enum_int": Level,
         "enum_null": Colour | None,
@@ -245,7 +248,8 @@ def is_known(name: str, shape: str, value: Any, problem: str | None) -> bool:
     if problem is None:
         # Pydantic takes true for 1 in sets of values. Fields of the other classes of a union are ignored by models, but
         # have their types.
-        is_number = name == "pydantic" and shape in ("literal_int", "literal_mixed", "enum_int") and value is True
+        numbers = ("literal_int", "literal_mixed", "literal_mixed_null", "literals_null", "enum_int", "level_null")
+        is_number = name == "pydantic" and shape in numbers and (value is True or value == [True])
         return is_number or shape.startswith("tagged")
     # The server checks no type of lists where there is a format, and compares integers with the integer part of limits.
     has_format = shape in ("uuid", "date", "address", "address_null")

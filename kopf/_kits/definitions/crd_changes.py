@@ -140,7 +140,16 @@ def _compare_fields(place: str, path: str, old: Mapping[str, Any], new: Mapping[
         )
 
 
+def _lift_enum(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the schema with the enum at its top if it is the only branch of ``allOf``, as in nullable fields."""
+    branches: Sequence[Mapping[str, Any]] = schema.get('allOf') or ()
+    if 'enum' in schema or len(branches) != 1 or branches[0].keys() != {'enum'}:
+        return schema
+    return {**schema, 'allOf': None, 'enum': branches[0]['enum']}
+
+
 def _compare_values(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    old, new = _lift_enum(old), _lift_enum(new)
     if old.get('nullable') and not new.get('nullable'):
         yield "null is not permitted any more; stored nulls are invalid."
     if 'enum' in new:

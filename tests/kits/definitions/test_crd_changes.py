@@ -96,6 +96,11 @@ BREAKING = {
     'a pattern': ((*PROPERTIES, 'name', 'pattern'), '^a', r"the pattern becomes '\^a'"),
     'a format': ((*PROPERTIES, 'name', 'format'), 'uuid', "the format becomes 'uuid'"),
     'a value of an enum': ((*PROPERTIES, 'mode', 'enum'), ['a', 'c'], "the values 'b' are removed from the enum"),
+    'a value of an enum in a branch': (
+        (*PROPERTIES, 'mode'),
+        {'type': 'string', 'nullable': True, 'allOf': [{'enum': ['a']}]},
+        "the values 'b' are removed from the enum",
+    ),
     'an enum': ((*PROPERTIES, 'name', 'enum'), ['a'], 'the values are restricted by an enum'),
     'a null': ((*PROPERTIES, 'mode', 'nullable'), False, 'null is not permitted any more'),
     'a default': ((*PROPERTIES, 'size', 'default'), 4, 'the default changes from 3 to 4'),
@@ -124,6 +129,10 @@ HARMLESS = {
     'no maximum': ((*PROPERTIES, 'size', 'maximum'), None),
     'a wider type': ((*PROPERTIES, 'size'), {'type': 'number', 'minimum': 1, 'maximum': 9, 'default': 3}),
     'another value of an enum': ((*PROPERTIES, 'mode', 'enum'), ['a', 'b', 'c']),
+    'an enum in a branch': (
+        (*PROPERTIES, 'mode'),
+        {'type': 'string', 'nullable': True, 'allOf': [{'enum': ['b', 'a']}]},
+    ),
     'no enum': ((*PROPERTIES, 'mode', 'enum'), None),
     'a new default': ((*PROPERTIES, 'name', 'default'), 'x'),
     'a description': ((*PROPERTIES, 'name', 'description'), 'The name.'),

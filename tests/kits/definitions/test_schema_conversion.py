@@ -97,12 +97,22 @@ def test_times_of_msgspec_have_a_format_if_they_must_have_a_zone(type, schema):
     assert converted['properties']['spec'] == schema
 
 
-def test_nulls_in_enums_of_numbers_are_permitted_by_a_rule(convert):
-    assert convert(Literal[1, 2, None]) == {
-        'type': 'integer',
-        'nullable': True,
-        'x-kubernetes-validations': [{'rule': 'self in [1, 2]', 'message': 'must be null or one of [1, 2]'}],
-    }
+def test_enums_of_others_than_strings_are_in_a_branch_if_they_are_nullable(convert):
+    assert convert(Literal[1, 2, None]) == {'type': 'integer', 'nullable': True, 'allOf': [{'enum': [1, 2]}]}
+    mixed = {'x-kubernetes-int-or-string': True, 'nullable': True, 'allOf': [{'enum': ['a', 1]}]}
+    assert convert(Literal['a', 1] | None) == mixed
+    assert convert(list[Literal['a', 1] | None]) == {'type': 'array', 'items': mixed}
+
+
+def test_nullable_enums_of_numbers_hold_for_their_own_class_of_a_union(convert):
+    one = dataclasses.make_dataclass('One', [('size', Literal[1, None])])
+    two = dataclasses.make_dataclass('Two', [('size', Literal[2, None])])
+    union = convert(one | two)
+    assert union['properties'] == {'size': {'type': 'integer', 'nullable': True}}
+    assert [each['properties']['size'] for each in union['anyOf']] == [
+        {'allOf': [{'enum': [1]}]},
+        {'allOf': [{'enum': [2]}]},
+    ]
 
 
 def test_exclusive_limits_are_spelled_as_openapi_3_0_has_them(convert):
