@@ -63,6 +63,10 @@ CONFLICT_DELAY: Final = 30
 """The delay of the next run if another handler or another object applies the same child (in seconds)."""
 
 
+UNSERVED_DELAY: Final = 1
+"""The delay of the next run if the API server does not serve the kind of a child any more (in seconds)."""
+
+
 class ChildConflictError(TemporaryError):
     """Raised if another handler, or the handler for another object, applies the same child."""
 
@@ -297,6 +301,12 @@ class ChildrenHost(Protocol):
     def serves(self, key: ChildKey, /) -> bool:
         """Check whether the operator watches the child, so that it notices changes."""
 
+    def is_watched(self, resource: Resource, /) -> bool:
+        """Check whether the operator watches the resource in any namespace."""
+
+    def retry_when_watched(self) -> None:
+        """Trigger the handler when the watch of one of the kinds begins, in any namespace."""
+
     def find_served(self) -> Collection[Resource]:
         """Return the kinds of children of all handlers of the object."""
 
@@ -367,7 +377,7 @@ class ChildrenRun:
     async def apply(self, obj: Any, *, ready: bool | ReadyFn, replace: bool) -> Body:
         """Apply the object if needed; return its newest state. See `AsyncChildren.apply`."""
         desired = check_object(obj)
-        relations, resource, objects = self.kinds.find_for(desired)
+        relations, resource, objects = self._find_for(desired)
         key = find_key(desired, resource, self.adopter.body)
         self._check_served(key)
         adopted = adopt(desired, key, self.adopter)
@@ -410,7 +420,7 @@ class ChildrenRun:
     def keep(self, child: Any) -> None:
         """Do not delete the child, although it is not applied in this run."""
         desired = check_object(child, 'children.keep')
-        _, resource, _ = self.kinds.find_for(desired)
+        _, resource, _ = self._find_for(desired)
         self.kept.add(find_key(desired, resource, self.adopter.body))
 
     async def prune(self, others: Mapping[str, Collection[ChildKey] | None]) -> None:
@@ -577,10 +587,24 @@ class ChildrenRun:
         self._marks.end_writing()
         self._has_marked = True
 
+    def _find_for(self, desired: Mapping[str, Any]) -> tuple[Relations, Resource, OwnedObjects]:
+        try:
+            return self.kinds.find_for(desired)
+        except ChildRefusedError:
+            self._host.retry_when_watched()
+            raise
+
     def _check_served(self, key: ChildKey) -> None:
         # Such a child would be created, but never restored when other clients change or delete it. Why is the error not
         # permanent? A namespace that was created just now can match the patterns of the operator soon.
         if not self._host.serves(key):
+            self._host.retry_when_watched()
+            if not self._host.is_watched(key.resource):
+                raise ChildRefusedError(
+                    f"children.apply(): {key} is of a kind that the API server does not serve now, so the operator "
+                    f"does not watch it: its CRD was deleted, or is not established yet.",
+                    delay=CONFLICT_DELAY,
+                )
             raise ChildRefusedError(
                 f"children.apply(): {key} is in a namespace that the operator does not serve, so changes of it would "
                 f"not be noticed: serve it with --namespace={key.namespace}, too, or all with --all-namespaces.",
@@ -619,6 +643,14 @@ class ChildrenRun:
         except APIForbiddenError as error:
             raise ChildRefusedError(
                 explain_forbidden(key, self.adopter.resource, error), delay=REFUSAL_DELAY
+            ) from error
+        except APINotFoundError as error:
+            if error.code is not None:
+                raise  # e.g. its namespace is gone
+            self._host.retry_when_watched()
+            raise ChildRefusedError(
+                f"children.apply(): {key} is not applied, as the API server does not serve {key.resource} now.",
+                delay=UNSERVED_DELAY,
             ) from error
         finally:
             owners = {self._get_owner(), *(() if raw is None else relations.find_owners(raw))}

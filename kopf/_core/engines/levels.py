@@ -369,6 +369,8 @@ class Controller:
         """
         self._waiting: dict[HandlerPlan, dict[ChildKey, set[str]]] = {}
         """The uids of the objects that wait until the owner of the plan does not want a child any more."""
+        self._unwatched: set[HandlerPlan] = set()
+        """The plans of the objects that wait until one more kind or namespace is watched."""
         self._owns = any(source.fn is None for source in handler.sources)
         self._watches = any(source.fn is not None for source in handler.sources)
         self._is_warned = self._is_warned_of_loop = False
@@ -396,6 +398,7 @@ class Controller:
     def discard(self, plan: HandlerPlan) -> None:
         """Remove the object, and drop its plan."""
         self.planner.drop(plan)
+        self._unwatched.discard(plan)
         self.trigger_all_waiting(plan)
         for key in self._iter_keys(plan):
             self._discard_key(key, plan)
@@ -450,6 +453,17 @@ class Controller:
         for uids in self._waiting.pop(plan, {}).values():
             self.trigger_all(uids, Trigger.OWNED, None)
 
+    def retry_when_watched(self, plan: HandlerPlan) -> None:
+        """Trigger the handler for the object as soon as another watch of its children begins."""
+        self._unwatched.add(plan)
+
+    def trigger_unwatched(self) -> None:
+        """Called when the watch of a kind begins: trigger the handler for all objects that wait for one."""
+        plans, self._unwatched = self._unwatched, set()
+        for plan in plans:
+            if plan.digest:
+                self.trigger(plan, Trigger.OWNED, None)
+
     def trigger(self, plan: HandlerPlan, reason: Trigger, cause: OwnPatch | None) -> None:
         """Trigger the handler for the object; pause it if its patches keep triggering runs."""
         if cause is None:
@@ -500,6 +514,9 @@ class Watches(Protocol):
 
     def serves(self, resource: Resource, namespace: Namespace, /) -> bool:
         """Check whether the objects of the resource in the namespace are watched."""
+
+    def is_watched(self, resource: Resource, /) -> bool:
+        """Check whether objects of the resource are watched, in any namespace."""
 
     def find_namespaces(self) -> Collection[str]:
         """Return the served namespaces; none if the whole cluster is served, or if some are not known yet."""
@@ -599,6 +616,7 @@ class Levels:
             controller = self.get_controller(handler)
             relations = controller.relations[source]
             relations.serve(resource)
+            controller.trigger_unwatched()
             found.append((controller, relations))
         return found
 
@@ -635,6 +653,14 @@ class ChildrenOfPlan:
     def serves(self, key: ChildKey) -> bool:
         """Check whether the operator watches the child, and so receives changes by other clients."""
         return self._plan.level.leveler.watches.serves(key.resource, key.namespace)
+
+    def is_watched(self, resource: Resource) -> bool:
+        """Check whether the operator watches the resource in any namespace."""
+        return self._plan.level.leveler.watches.is_watched(resource)
+
+    def retry_when_watched(self) -> None:
+        """Trigger the handler when the watch of one of its kinds begins, in any namespace."""
+        self._plan.controller.retry_when_watched(self._plan)
 
     def find_served(self) -> Collection[Resource]:
         """Return the kinds of children of all handlers of the object."""

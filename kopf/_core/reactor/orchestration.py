@@ -424,6 +424,10 @@ class Orchestrator:
         """Check whether the objects of the resource in the namespace are watched."""
         return any((resource, scope) in self._watches for scope in {namespace, None})
 
+    def is_watched(self, resource: Resource) -> bool:
+        """Check whether the objects of the resource are watched, in any namespace."""
+        return any(each == resource for each, _ in self._watches)
+
     def find_namespaces(self) -> Collection[str]:
         """Return the served namespaces; none if the whole cluster is served, or if some are not known yet."""
         return () if self._lacks_namespaces() else {name for name in self._namespaces if name is not None}

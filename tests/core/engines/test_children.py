@@ -660,7 +660,7 @@ async def test_a_child_applied_twice_in_one_run_is_sent_once_or_refused(world, f
 
 @in_virtual_time
 async def test_children_of_an_unknown_kind_are_applied_when_it_is_created(world, family, monkeypatch):
-    monkeypatch.setattr(children, 'CONFLICT_DELAY', 0.1)
+    monkeypatch.setattr(children, 'CONFLICT_DELAY', 10_000)
     part = {'apiVersion': 'example.dev/v1', 'kind': 'Part', 'metadata': {'name': 'part'}, 'spec': {}}
     family.declare(owns=['configmaps', 'example.dev/v1/parts'], wanted=[config_map(key='x'), part])
     async with world.operator():
@@ -1411,6 +1411,23 @@ async def test_objects_are_released_if_the_kind_of_their_remote_children_is_gone
         await world.gone()
 
 
+@in_virtual_time
+async def test_children_of_a_kind_that_is_created_anew_are_applied_when_it_is_watched_again(world, family):
+    await world.aio.create(define('parts', 'Part'))
+    family.declare(owns=['parts'], wanted=[PART])
+    async with world.operator():
+        await world.create()
+        await world.until_called('fn succeeded')
+        await world.aio.delete('customresourcedefinitions', 'parts.example.dev')
+        await world.until_logged("is of a kind that the API server does not serve now")
+        begun = asyncio.get_running_loop().time()
+        await world.aio.create(define('parts', 'Part'))
+        await world.aio.wait_for('parts', 'part', lambda body: True, namespace='default')
+        assert asyncio.get_running_loop().time() - begun < 5
+    texts = [text for text in world.log.texts if 'namespace that' in text or 'Traceback' in text or 'page not' in text]
+    assert texts == []
+
+
 async def serve_parts(world, served):
     crd = define('parts', 'Part')
     versions = [{**version, 'served': served} for version in crd['spec']['versions']]
@@ -1779,7 +1796,7 @@ async def test_children_in_namespaces_that_are_not_served_are_not_created_to_be_
 
 @in_virtual_time
 async def test_children_in_namespaces_that_match_later_are_applied_then(world, family, monkeypatch):
-    monkeypatch.setattr(children, 'CONFLICT_DELAY', 0.1)
+    monkeypatch.setattr(children, 'CONFLICT_DELAY', 10_000)
     family.declare(wanted=[config_map('remote', metadata={'namespace': 'other'})])
     async with world.operator(namespaces=['default', 'o*']):
         await world.create()
