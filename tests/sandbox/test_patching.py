@@ -54,6 +54,7 @@ async def test_the_type_of_a_value_is_a_change(patch):
     [
         ({"metadata": {"resourceVersion": "1"}}, 409, "the object has been modified"),
         ({"metadata": {"resourceVersion": "abc"}}, 500, "invalid syntax"),
+        ({"metadata": {"resourceVersion": "0"}}, 422, "must be specified for an update"),
         ({"metadata": {"uid": "other"}}, 422, "field is immutable"),
         ({"metadata": {"deletionTimestamp": "2020-01-01T00:00:00Z"}}, 422, "field is immutable"),
         ({"metadata": {"name": "b"}}, 400, "does not match the name on the URL"),
@@ -104,6 +105,8 @@ async def test_json_patches_apply_all_operations(patch):
     [
         {"op": "test", "path": "/metadata/resourceVersion", "value": "1"},
         {"op": "test", "path": "/metadata/labels/absent", "value": "1"},
+        {"op": "test", "path": "/spec/size", "value": 1.0},
+        {"op": "test", "path": "/spec/size", "value": True},
         {"op": "remove", "path": "/spec/absent"},
         {"op": "add", "path": "/no/where", "value": 1},
         {"op": "dance", "path": "/spec"},

@@ -88,7 +88,7 @@ def check(new: Any, kind: Kind, namespace: str, name: str, source: Patched) -> B
             raise statuses.invalid(
                 group, str(given), name, [statuses.value_invalid(field, f'"{value}"', f'must be {expected}')]
             )
-    if kind.custom and not meta.get('resourceVersion'):
+    if kind.custom and meta.get('resourceVersion') in (None, '', '0'):
         raise unversioned(kind, name)
     return {**body, 'kind': kind.name, 'apiVersion': kind.api_version}
 

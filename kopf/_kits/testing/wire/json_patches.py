@@ -9,6 +9,8 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import orjson
+
 from kopf._kits.testing.wire import statuses
 
 
@@ -125,7 +127,7 @@ def _apply_one(root: dict[str, Any], operation: Mapping[str, Any]) -> None:
         case 'remove':
             _remove(root, path)
         case 'test':
-            if (found := _get(root, path, None)) != (wanted := operation.get('value')):
+            if not _is_same(found := _get(root, path, None), wanted := operation.get('value')):
                 raise ValueError(f'{found!r} is not {wanted!r}')
         case 'copy':
             _add(root, path, copy.deepcopy(_get(root, operation['from'], None)))
@@ -133,6 +135,13 @@ def _apply_one(root: dict[str, Any], operation: Mapping[str, Any]) -> None:
             _add(root, path, _remove(root, operation['from']))
         case other:
             raise ValueError(f'unknown operation {other!r}')
+
+
+def _is_same(one: Any, another: Any) -> bool:
+    """Check whether both values are the same JSON: 2 and 2.0 are not, and neither are 1 and true."""
+    return bool(one == another) and orjson.dumps(one, option=orjson.OPT_SORT_KEYS) == orjson.dumps(
+        another, option=orjson.OPT_SORT_KEYS
+    )
 
 
 _ABSENT = object()
