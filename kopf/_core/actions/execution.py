@@ -291,7 +291,7 @@ class Execution(NamedTuple):
     thread. ``None`` if the handler is called in a paused operator, too.
     """
     running: 'invocation.ThreadCalls | None' = None
-    """Where to note the functions that run in threads for objects; ``None`` for functions without this restriction."""
+    """Where to note the functions that must end before another replica works, while they run in threads."""
     is_cancelled: Callable[[], bool] | None = None
     """
     Checks whether the owner of the current task has cancelled it; any other cancellation is an error of the function.

@@ -234,7 +234,9 @@ class _RunningCall(NamedTuple):
 
 class ThreadCalls:
     """
-    The handlers of one operator that are running in threads for objects or schedules.
+    The handlers of one operator that are running in threads and must end before another replica works.
+
+    They are those of objects, of schedules, and of the beginning of a leadership.
 
     Cancelled tasks do not wait for their threads, so this is the only way to know whether the threads have ended. Why
     not all calls in the executor? Several operators of a process can share it, and so can index functions, probes and

@@ -150,6 +150,9 @@ def make_rules(context: OperatorContext, activity: Activity) -> Execution:
     is_apart = activity is Activity.AUTHENTICATION or activity in _ENDS
     rules = context.make_rules(executor=context.activity_threads if is_apart else None)
     return rules._replace(
+        # Their threads are work of the leader: no other replica may begin before they have ended. All other activities
+        # belong to no leadership, and those of its end are awaited.
+        running=context.thread_calls if activity is Activity.LEADING else None,
         # A pod is usually killed after 30 seconds, so there would be no second attempt after the usual 60 seconds.
         find_backoff=(lambda: FINAL_BACKOFF) if activity in _ENDS else rules.find_backoff,
         find_mistake=find_mistake if activity is Activity.STARTUP else None,

@@ -41,7 +41,7 @@ class OperatorContext:
     """The instruments that observe the operator, such as metrics."""
 
     thread_calls: ThreadCalls = dataclasses.field(default_factory=ThreadCalls, init=False)
-    """The handlers that are running in threads for objects or schedules."""
+    """The handlers that are running in threads for objects, for schedules, or for the beginning of a leadership."""
 
     _complaints: set[type] = dataclasses.field(default_factory=set, init=False)
     """The types of memos for which a failed copy was logged."""

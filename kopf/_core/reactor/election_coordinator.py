@@ -302,9 +302,11 @@ class ElectionCoordinator(Coordinator):
             self._note()
 
     def _find_running(self) -> Collection[str]:
-        """Return the names of the work that still runs, with that of the handlers for the end of the leadership."""
-        is_yielding = self._yielding is not None and not self._yielding.done()
-        return [*self._controls.find_running(), *(['on.yielding'] if is_yielding else [])]
+        """Return the names of the work that still runs, with those of the handlers of the leadership itself."""
+        # Cancelled tasks do not wait for their threads: those are among the running handlers of the operator.
+        own = {'on.leading': self._preparing, 'on.yielding': self._yielding}
+        still = [name for name, task in own.items() if task is not None and not task.done()]
+        return [*self._controls.find_running(), *still]
 
     async def _outwait(self, find_running: Callable[[], Collection[str]]) -> None:
         """Wait until no work is running; exit from the process if some work is still running when the term is over."""
@@ -315,8 +317,15 @@ class ElectionCoordinator(Coordinator):
                 end_process(running)
             await asyncio.sleep(ENDING_INTERVAL)
 
-    async def _yield(self) -> None:
-        """Call the handlers for the end of the leadership, if those for its beginning were called."""
+    async def _yield(self, preparing: asyncio.Task[None] | None = None) -> None:
+        """
+        Call the handlers for the end of the leadership, if those for its beginning were called.
+
+        Args:
+            preparing: the cancelled task with the handlers for the beginning, if they have to end before.
+        """
+        if preparing is not None:
+            await asyncio.wait({preparing})
         if self._prepared:
             self._prepared = False
             await self._controls.run_activity(Activity.YIELDING)
@@ -329,7 +338,7 @@ class ElectionCoordinator(Coordinator):
     async def leave(self) -> None:
         """Release the Lease when all work has ended; end the process if the Lease expires before."""
         if self._phase in (Phase.PREPARING, Phase.LEADING):
-            self._yielding = asyncio.create_task(self._yield(), name='yielding')
+            self._yielding = asyncio.create_task(self._yield(self._preparing), name='yielding')
         yielding = self._yielding
         try:
             if yielding is not None:
@@ -339,8 +348,9 @@ class ElectionCoordinator(Coordinator):
             tasks = list(self._own_tasks)
             for task in tasks:
                 task.cancel()
-            if tasks:
-                await asyncio.wait(tasks)
+            # Handlers that ignore their cancellation are waited for below, with a limit.
+            if own := [task for task in tasks if task is not self._preparing]:
+                await asyncio.wait(own)
             # The operator exits without waiting for slow threads, but other replicas must not begin while these run.
             if self._phase is not Phase.STANDING_BY and (running := self._find_running()):
                 logger.warning("The Lease is released when these have ended: %s.", ', '.join(running))

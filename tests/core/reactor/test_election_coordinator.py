@@ -373,6 +373,124 @@ async def test_handlers_in_a_former_executor_end_the_process_when_the_lease_expi
         leave.set()
 
 
+def declare_leading(blocked, registry):
+    """Declare a sync handler for the beginning of the leadership, which runs until it may leave; return its calls."""
+    entered, leave = blocked
+    calls = []
+
+    @kopf.on.leading(registry=registry)
+    def blocking():
+        calls.append('begun')
+        entered.set()
+        leave.wait()
+        calls.append('ended')
+
+    return calls
+
+
+@in_virtual_time
+async def test_threads_of_the_handlers_of_the_leadership_end_the_process_when_the_lease_expires(
+    world, replicas, ends, blocked
+):
+    def declare(registry, settings, note):
+        declare_leading(blocked, registry)
+
+    async with replicas.run('a', declare):
+        await until_set(blocked[0])
+        world.sandbox.faults.error(500, times=None, method='PUT', resource='leases')
+        last = now()
+        await world.until(lambda: ends, timeout=600)
+        assert len(ends[0][0]) == 1 and 'blocking()' in ends[0][0][0]
+        assert 13 <= ends[0][1] - last <= 15.1
+        blocked[1].set()
+
+
+@in_virtual_time
+async def test_a_sync_handler_of_the_leadership_ends_before_it_is_called_again(world, replicas, ends, blocked):
+    every = []
+
+    def declare(registry, settings, note):
+        every.append(declare_leading(blocked, registry))
+
+    async with replicas.run('a', declare):
+        await until_set(blocked[0])
+        world.sandbox.faults.error(500, times=None, method='PUT', resource='leases')
+        await replicas.until_called('a', 'yielding')
+        world.sandbox.faults.clear()
+        await asyncio.sleep(3)
+        assert every[0] == ['begun']
+        blocked[1].set()
+        await replicas.until_called('a', 'leading', times=2)
+        await world.until(lambda: len(every[0]) == 4, timeout=60)
+    assert every[0] == ['begun', 'ended'] * 2
+    assert ends == []
+
+
+async def release_later(replicas, leave):
+    """Let the sync handler go on when the operator waits for it."""
+    await replicas.until_logged('The Lease is released when these have ended: ')
+    assert await replicas.holder() == 'a'
+    leave.set()
+
+
+@in_virtual_time
+async def test_a_leader_that_ends_waits_for_the_threads_of_its_beginning(world, replicas, ends, blocked):
+    def declare(registry, settings, note):
+        declare_leading(blocked, registry)
+
+    async with asyncio.TaskGroup() as group:
+        async with replicas.run('a', declare):
+            await until_set(blocked[0])
+            group.create_task(release_later(replicas, blocked[1]))
+    assert replicas.called('a', 'yielding')
+    assert not await replicas.holder()
+    assert ends == []
+
+
+@in_virtual_time
+@pytest.mark.parametrize('is_lost', [True, False])
+async def test_handlers_of_the_leadership_that_ignore_their_cancellation_end_the_process(
+    world, replicas, ends, is_lost
+):
+    ending = asyncio.Event()
+
+    def declare(registry, settings, note):
+        @kopf.on.leading(registry=registry)
+        async def stubborn():
+            note('begun')
+            while not ending.is_set():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await ending.wait()
+
+    with contextlib.suppress(asyncio.CancelledError):  # the process would end here
+        async with replicas.run('a', declare):
+            await replicas.until_called('a', 'begun')
+            if is_lost:
+                world.sandbox.faults.error(500, times=None, method='PUT', resource='leases')
+                await world.until(lambda: ends, timeout=60)
+                ending.set()
+    ending.set()
+    assert 'on.leading' in ends[0][0]
+
+
+@in_virtual_time
+async def test_the_end_of_the_leadership_is_told_after_its_beginning_has_ended(world, replicas):
+    def declare(registry, settings, note):
+        @kopf.on.leading(registry=registry)
+        async def slow():
+            note('begun')
+            try:
+                await asyncio.sleep(1000)
+            finally:
+                await asyncio.sleep(3)
+                note('ended')
+
+    async with replicas.run('a', declare):
+        await replicas.until_called('a', 'begun')
+    assert [call for _, call, _ in replicas.calls] == ['leading', 'begun', 'ended', 'yielding']
+    assert not await replicas.holder()
+
+
 @in_virtual_time
 async def test_nothing_is_written_without_the_lease(world, replicas):
     def declare(registry, settings, note):
