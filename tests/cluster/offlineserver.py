@@ -35,6 +35,7 @@ class OfflineServer:
                     'uid': 'uid1',
                     'operation': operation,
                     'userInfo': {},
+                    'namespace': obj['metadata'].get('namespace', ''),
                     'object': None if operation == 'DELETE' else obj,
                     'oldObject': None if operation == 'CREATE' else obj,
                     'resource': {'group': 'kopf.dev', 'version': 'v1', 'resource': resource},

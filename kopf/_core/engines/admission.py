@@ -22,7 +22,7 @@ from kopf._cogs.structs.body_guards import BodyGuard
 from kopf._cogs.structs.credentials import Vault
 from kopf._cogs.structs.diffs import diff
 from kopf._cogs.structs.patches import Patch
-from kopf._cogs.structs.references import Resource
+from kopf._cogs.structs.references import Namespace, Resource
 from kopf._cogs.structs.reviews import Headers, Request, Response, ResponsePayload, SSLPeer, time_limit_var
 from kopf._core.actions.execution import HandlerTimeoutError, PermanentError, TemporaryError
 from kopf._core.engines.indexing import IndexBarrier
@@ -289,7 +289,7 @@ class AdmissionReviewer(Responder):
             # If callbacks are among the filters, they can use indices, too.
             if not any(handler.iter_callbacks()) and not _matches(handler, cause, verdict):
                 return
-            if not await _await_indices(self._barrier, handler, deadline, limit):
+            if not await _await_indices(self._barrier, handler, cause.namespace, deadline, limit):
                 verdict.add_failure(
                     handler, HandlerTimeoutError(f"{handler} is not called, as its indices are not complete."), cause
                 )
@@ -363,15 +363,17 @@ class AdmissionReviewer(Responder):
         cause.logger.warning("%s %s", handler, text, extra={'message_code': 'webhook-result-ignored'})
 
 
-async def _await_indices(barrier: IndexBarrier, handler: WebhookHandler, deadline: float, limit: float) -> bool:
+async def _await_indices(
+    barrier: IndexBarrier, handler: WebhookHandler, namespace: Namespace, deadline: float, limit: float
+) -> bool:
     """Wait until the indices are complete that the handler can use; return false if they are not in time."""
     arguments = find_arguments([handler])
     if handler.ignore_failures:
         deadline -= limit / 2  # the other handlers of the request, which matter more, need some of the time
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout_at(deadline):
-            await barrier.wait_filled(arguments)
-    return barrier.is_filled(arguments)
+            await barrier.wait_filled(arguments, namespace)
+    return barrier.is_filled(arguments, namespace)
 
 
 def _matches(handler: WebhookHandler, cause: WebhookCause, verdict: '_Verdict') -> bool:

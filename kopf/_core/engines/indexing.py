@@ -26,6 +26,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from kopf._cogs.structs import ephemera
 from kopf._cogs.structs.ids import HandlerId
+from kopf._cogs.structs.references import Namespace
 from kopf._core.actions import execution
 from kopf._core.actions.execution import ErrorsMode, Execution, Outcome, TemporaryError, utcnow
 from kopf._core.actions.handler_states import HandlerState
@@ -51,11 +52,15 @@ class IndexBarrier(Protocol):
     def is_complete(self) -> bool:
         """Return whether all indices are complete."""
 
-    def is_filled(self, arguments: frozenset[str] | None) -> bool:
-        """Check whether the indices among these arguments are complete; ``None`` means all arguments."""
+    def is_filled(self, arguments: frozenset[str] | None, namespace: Namespace = None) -> bool:
+        """
+        Check whether the indices among these arguments are complete for handlers of objects in the namespace.
 
-    async def wait_filled(self, arguments: frozenset[str] | None) -> None:
-        """Wait until the indices among these arguments are complete; ``None`` means all arguments."""
+        ``None`` means all arguments, and no namespace.
+        """
+
+    async def wait_filled(self, arguments: frozenset[str] | None, namespace: Namespace = None) -> None:
+        """Wait until `is_filled` is true."""
 
 
 class Store(ephemera.Store[_V], Generic[_V]):

@@ -2,7 +2,7 @@
 The gate that delays handlers until the indices that they can use are complete.
 
 When an operator starts, all handlers wait for all indices. Later, also after a pause, only the handlers that can use an
-index wait for it.
+index wait for it. If only the list of a single namespace is missing, only the handlers of objects there wait for long.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Collection, Coroutine, Hashable, Iterable
 
 from kopf._cogs.aiokits.loops import end
+from kopf._cogs.structs.references import Namespace
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +22,9 @@ REMINDER_INTERVAL = 30.0
 LIST_PATIENCE = 30.0
 """The time limit for a list that brings no objects; after it, it does not delay all handlers any more (in seconds)."""
 
+NAMESPACE_PATIENCE = 5.0
+"""The same for the list of a namespace that is new; after it, it delays only handlers of objects there (in seconds)."""
+
 EXIT_TIMEOUT = 2.0
 """How long cancelled index functions may take to end (in seconds)."""
 
@@ -28,11 +32,26 @@ EXIT_TIMEOUT = 2.0
 class AwaitedList:
     """A list that handlers wait for, and the number of its objects that are being indexed."""
 
-    __slots__ = ('begun', 'indices', 'initial', 'listing', 'objects', 'patience', 'refilling', 'title')
+    __slots__ = (
+        'begun',
+        'indices',
+        'initial',
+        'listing',
+        'namespace',
+        'objects',
+        'patience',
+        'refilling',
+        'scope',
+        'title',
+    )
 
-    def __init__(self, title: str, indices: Collection[str], *, refilling: bool) -> None:
+    def __init__(self, title: str, indices: Collection[str], *, namespace: Namespace, refilling: bool) -> None:
         self.title = title
         self.indices = indices
+        self.namespace = namespace
+        """The namespace whose handlers wait longer than others; ``None`` if there is none."""
+        self.scope: Namespace = None
+        """The namespace whose handlers wait for the list; ``None`` for all namespaces."""
         self.refilling = refilling
         """Whether its indices were complete before: they have only missed the last changes."""
         self.initial = True
@@ -44,13 +63,68 @@ class AwaitedList:
         self.begun = 0
         """The number of the listed objects whose indexing has begun so far."""
         self.patience: asyncio.TimerHandle | None = None
-        """The timer of `LIST_PATIENCE`, while all handlers wait for the list."""
+        """The timer of the time limit, while handlers wait that would not wait after it."""
+
+    @property
+    def limit(self) -> float | None:
+        """The time limit; after it, fewer handlers wait for the list (in seconds)."""
+        if self.initial:
+            return LIST_PATIENCE
+        if self.namespace == self.scope:
+            return None
+        # Why longer? After a pause, all lists are requested at once, and handlers of other namespaces may have used the
+        # objects of this one. Those of a new namespace are new to them anyway.
+        return LIST_PATIENCE if self.refilling else NAMESPACE_PATIENCE
 
     def cancel_patience(self) -> None:
         """Cancel the time limit of the list."""
         if self.patience is not None:
             self.patience.cancel()
             self.patience = None
+
+
+class ListCounts:
+    """The numbers of incomplete lists by their indices, for the handlers of all namespaces and of single ones."""
+
+    __slots__ = ('_counts',)
+
+    def __init__(self) -> None:
+        # Why not keep counters of zero? Checks look only at the keys.
+        self._counts: dict[Namespace, collections.Counter[str]] = {}
+
+    def add(self, awaited: AwaitedList) -> None:
+        """Count the list."""
+        if awaited.indices:
+            self._counts.setdefault(awaited.scope, collections.Counter()).update(awaited.indices)
+
+    def remove(self, awaited: AwaitedList) -> bool:
+        """Stop counting the list; return whether any of its indices has no other lists."""
+        if not awaited.indices:
+            return False
+        counter = self._counts[awaited.scope]
+        counter.subtract(awaited.indices)
+        filled = [index for index in awaited.indices if not counter[index]]
+        for index in filled:
+            del counter[index]
+        if not counter:
+            del self._counts[awaited.scope]
+        return bool(filled)
+
+    def concern(self, arguments: frozenset[str] | None, namespace: Namespace) -> bool:
+        """Check whether the lists fill indices among these arguments, for the handlers of the namespace."""
+        if not self._counts:
+            return False
+        scopes = (None,) if namespace is None else (None, namespace)
+        counters = [self._counts[scope] for scope in scopes if scope in self._counts]
+        return any(arguments is None or not arguments.isdisjoint(counter) for counter in counters)
+
+    def find_indices(self) -> frozenset[str]:
+        """Return the names of all indices."""
+        return frozenset().union(*self._counts.values())
+
+    def find_namespaces(self) -> Collection[str]:
+        """Return the namespaces whose handlers wait, if handlers of other namespaces do not."""
+        return () if None in self._counts else [each for each in self._counts if each is not None]
 
 
 class IndexingGate:
@@ -61,6 +135,10 @@ class IndexingGate:
     handlers wait for all of them, as the documentation promises. For lists of later resources and namespaces, for lists
     after a pause, and for lists that fail or hang, only handlers that can use the indices wait: their functions name an
     index, or have ``**kwargs`` and read it. All handlers of a resource wait together.
+
+    A namespace that appears later can be without the permissions of the operator, for ever or until a moment later. So,
+    if its list fails or hangs, only handlers of its own objects wait for it, and not those of all other namespaces. Why
+    do these wait at all? Usually, the list is complete at once, and nothing is missing in the indices.
     """
 
     def __init__(self) -> None:
@@ -70,8 +148,8 @@ class IndexingGate:
         """Fails with the error of an indexing task that must end the operator."""
         self._awaited: dict[Hashable, AwaitedList] = {}
         self._initial = 0  # the number of lists that delay all handlers
-        self._filling: collections.Counter[str] = collections.Counter()  # the number of lists by index
-        self._incomplete: collections.Counter[str] = collections.Counter()  # the same without refilling lists
+        self._filling = ListCounts()
+        self._incomplete = ListCounts()  # the same without refilling lists
         self._waiters: set[asyncio.Future[None]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -82,25 +160,25 @@ class IndexingGate:
         """Return whether all indices are complete."""
         return not self._awaited
 
-    def is_open(self, arguments: frozenset[str] | None) -> bool:
-        """Check whether handlers that can use these arguments may run; ``None`` means all arguments."""
-        if not self._awaited:
-            return True
-        if self._initial or arguments is None:
-            return False
-        return arguments.isdisjoint(self._filling)
-
-    def is_filled(self, arguments: frozenset[str] | None) -> bool:
+    def is_open(self, arguments: frozenset[str] | None, namespace: Namespace = None) -> bool:
         """
-        Check whether the indices among these arguments are complete; ``None`` means all arguments.
+        Check whether handlers that can use these arguments may run for objects of the namespace.
+
+        ``None`` means all arguments, and objects that are in no namespace.
+        """
+        return not self._awaited or not (self._initial or self._filling.concern(arguments, namespace))
+
+    def is_filled(self, arguments: frozenset[str] | None, namespace: Namespace = None) -> bool:
+        """
+        Check whether the indices among these arguments are complete, as far as `is_open` requires it.
 
         Unlike `is_open`, this is for webhooks and schedules: they also work while all objects are listed once more.
         """
-        return not self._incomplete or (arguments is not None and arguments.isdisjoint(self._incomplete))
+        return not self._incomplete.concern(arguments, namespace)
 
-    async def wait_filled(self, arguments: frozenset[str] | None) -> None:
-        """Wait until the indices among these arguments are complete; ``None`` means all arguments."""
-        while not self.is_filled(arguments):
+    async def wait_filled(self, arguments: frozenset[str] | None, namespace: Namespace = None) -> None:
+        """Wait until `is_filled` is true."""
+        while not self.is_filled(arguments, namespace):
             waiter = asyncio.get_running_loop().create_future()
             self._waiters.add(waiter)
             try:
@@ -115,6 +193,7 @@ class IndexingGate:
         indices: Collection[str] = (),
         *,
         initial: bool = True,
+        namespace: Namespace = None,
         refilling: bool = False,
     ) -> None:
         """
@@ -125,23 +204,30 @@ class IndexingGate:
             title: the name of the list for log messages.
             indices: the names of the indices that get values from it.
             initial: whether to delay all handlers, or only those that can use these indices.
+            namespace: the namespace of the objects, if the list may delay only its handlers when it fails or hangs.
             refilling: whether the list was complete before.
         """
         awaited = self._awaited.get(key)
         if awaited is None:
-            awaited = self._awaited[key] = AwaitedList(title, indices, refilling=refilling)
-            self._filling.update(awaited.indices)
-            if not refilling:
-                self._incomplete.update(awaited.indices)
+            awaited = self._awaited[key] = AwaitedList(title, indices, namespace=namespace, refilling=refilling)
+            self._count(awaited)
         else:
             self._initial -= awaited.initial
-        awaited.listing, awaited.initial = True, initial
+        awaited.listing, awaited.initial, awaited.namespace = True, initial, namespace
         self._initial += initial
-        awaited.cancel_patience()
-        if initial:
-            self._be_patient(key, awaited)
+        self._be_patient(key, awaited)
         if self._reminder is None:
             self._remind_later()
+
+    def _count(self, awaited: AwaitedList) -> None:
+        self._filling.add(awaited)
+        if not awaited.refilling:
+            self._incomplete.add(awaited)
+
+    def _discount(self, awaited: AwaitedList) -> bool:
+        """Stop counting the list; return whether any of its indices has no other lists."""
+        is_filled = self._filling.remove(awaited)
+        return not awaited.refilling and self._incomplete.remove(awaited) or is_filled
 
     def dismiss(self, key: Hashable) -> None:
         """Stop waiting for the list, but not for its listed objects: the list is complete, or cannot be completed."""
@@ -161,29 +247,52 @@ class IndexingGate:
         if awaited is None or not awaited.initial:
             return False
         awaited.initial = False
+        # Why has it no time limit from now on? What is missing at the start is not new to the handlers that use it.
         awaited.cancel_patience()
         self._initial -= 1
         self._notify(not self._initial)
         return True
 
+    def stop_delaying_others(self, key: Hashable) -> bool:
+        """Let the list delay only handlers of its namespace; return whether it delayed those of all others before."""
+        awaited = self._awaited.get(key)
+        if awaited is None or awaited.initial or awaited.namespace == awaited.scope:
+            return False
+        awaited.cancel_patience()
+        is_filled = self._discount(awaited)
+        awaited.scope = awaited.namespace
+        self._count(awaited)
+        self._notify(is_filled)
+        return True
+
     def _be_patient(self, key: Hashable, awaited: AwaitedList) -> None:
         # Why not wait until the request fails? The API server, or a proxy, can hold it for minutes, and then it is
         # repeated.
-        awaited.patience = asyncio.get_running_loop().call_later(
-            LIST_PATIENCE, self._lose_patience, key, awaited, awaited.begun
-        )
+        awaited.cancel_patience()
+        if (limit := awaited.limit) is not None:
+            awaited.patience = asyncio.get_running_loop().call_later(
+                limit, self._lose_patience, key, awaited, awaited.begun, limit
+            )
 
-    def _lose_patience(self, key: Hashable, awaited: AwaitedList, begun: int) -> None:
-        """Let handlers that cannot use the indices run if the list has brought nothing since `_be_patient`."""
+    def _lose_patience(self, key: Hashable, awaited: AwaitedList, begun: int, limit: float) -> None:
+        """Let other handlers run if the list has brought nothing since `_be_patient`."""
         if awaited.begun > begun:
             self._be_patient(key, awaited)  # the list is long, but it keeps bringing objects
+        elif self.stop_delaying_others(key):
+            logger.warning(
+                "Only the handlers of objects in the namespace %r wait for the list of %s from now on, as it has "
+                "brought nothing for %g seconds.",
+                awaited.namespace,
+                awaited.title,
+                limit,
+            )
         elif self.stop_delaying_all(key):
             logger.warning(
                 "Only the handlers that can use the indices %s wait for the list of %s from now on, as it has brought "
                 "nothing for %g seconds.",
                 join_names(awaited.indices),
                 awaited.title,
-                LIST_PATIENCE,
+                limit,
             )
 
     def start(self, work: Coroutine[None, None, None], key: Hashable = None) -> None:
@@ -219,15 +328,8 @@ class IndexingGate:
             return
         del self._awaited[key]
         self._initial -= awaited.initial
-        self._filling.subtract(awaited.indices)
-        filled = [index for index in awaited.indices if not self._filling[index]]
-        if not awaited.refilling:
-            self._incomplete.subtract(awaited.indices)
-        # Why not keep counters of zero? `is_open` checks only the keys.
-        for index in filled:
-            del self._filling[index]
-        self._incomplete = +self._incomplete
-        self._notify(bool(filled) or not self._awaited or (awaited.initial and not self._initial))
+        is_filled = self._discount(awaited)
+        self._notify(is_filled or not self._awaited or (awaited.initial and not self._initial))
 
     def _notify(self, is_opening: bool) -> None:
         if not self._awaited:
@@ -264,9 +366,12 @@ class IndexingGate:
         if self._initial:
             logger.warning("No handlers are run until all indices are complete; still waiting for: %s.", waiting)
         else:
+            namespaces = self._filling.find_namespaces()
             logger.warning(
-                "The handlers that can use the indices %s are not run until these are complete; still waiting for: %s.",
-                join_names(self._filling),
+                "The handlers that can use the indices %s are not run%s until these are complete; "
+                "still waiting for: %s.",
+                join_names(self._filling.find_indices()),
+                f" in the namespaces {join_names(namespaces)}" if namespaces else "",
                 waiting,
             )
         self._remind_later()

@@ -17,6 +17,7 @@ from kopf._cogs.clients.errors import APIError, APIForbiddenError
 from kopf._cogs.structs.bodies import Body, RawEvent
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.patches import Patch
+from kopf._cogs.structs.references import Namespace
 from kopf._core.actions.handler_states import HandlerState
 from kopf._core.actions.loggers import LocalObjectLogger
 from kopf._core.engines.indexing import OperatorIndexers, ResourceIndexing, get_retry_delay, make_rules
@@ -39,6 +40,8 @@ MAX_FORBIDDEN = QUICK_REFUSALS + 2
 MAX_FAILURES = 2
 """
 The number of lists failed for other reasons, after which only handlers that can use the indices wait for it.
+
+If the list of one namespace fails or is refused so often after the start, only the handlers of its objects wait for it.
 """
 
 
@@ -146,13 +149,15 @@ class Informer(ForwardingSink):
         self._indexing_gate = indexing_gate
         self._counting = True  # whether the gate waits for the objects, not only for the list
         self._refusals = self._failures = 0
+        self._namespace: Namespace = None  # see `IndexingGate.expect`
         self._dropped = False
         self._successor: ObjectSink | None = None
 
-    def expect(self, title: str, *, initial: bool = True, refilling: bool = False) -> None:
+    def expect(self, title: str, *, initial: bool = True, namespace: Namespace = None, refilling: bool = False) -> None:
         """Delay handlers until all objects of the watch are listed and indexed; see `IndexingGate.expect`."""
         self._counting, self._refusals, self._failures = True, 0, 0
-        self._indexing_gate.expect(self, title, self._names, initial=initial, refilling=refilling)
+        self._namespace = namespace
+        self._indexing_gate.expect(self, title, self._names, initial=initial, namespace=namespace, refilling=refilling)
 
     def receive(self, record: ObjectRecord, event: RawEvent, *, listed_since: float | None) -> None:
         state = record.indexing
@@ -185,10 +190,14 @@ class Informer(ForwardingSink):
                 error,
             )
             self._stop_waiting()
+        elif self._refusals == MAX_REFUSALS:
+            self._stop_delaying_others(watch, error)
         return self._sink.refused(watch, error)
 
     def failed(self, watch: ResourceWatch, error: Exception) -> None:
         self._failures += 1
+        if self._failures == MAX_FAILURES:
+            self._stop_delaying_others(watch, error)
         if self._failures == MAX_FAILURES and self._indexing_gate.stop_delaying_all(self):
             logger.error(
                 "Only the handlers that can use the indices %s wait for %s from now on, as it cannot be listed: %s",
@@ -197,6 +206,15 @@ class Informer(ForwardingSink):
                 error,
             )
         self._sink.failed(watch, error)
+
+    def _stop_delaying_others(self, watch: ResourceWatch, error: Exception) -> None:
+        if self._indexing_gate.stop_delaying_others(self):
+            logger.warning(
+                "Only the handlers of objects in the namespace %r wait for %s from now on, as it cannot be listed: %s",
+                self._namespace,
+                watch,
+                error,
+            )
 
     def resumed(self, watch: ResourceWatch) -> None:
         # Why now, before they are indexed? Another operator could handle these objects in the pause: their handlers can
@@ -207,8 +225,9 @@ class Informer(ForwardingSink):
                 for event, listed_since in record.indexing.take_outdated():
                     self._sink.receive(record, event, listed_since=listed_since)
         # Why does the list not delay all handlers? The indices were complete before, unless it still delays them.
-        initial = self._indexing_gate.is_delaying_all(self)
-        self.expect(str(watch), initial=initial, refilling=not self._counting)
+        initial, refilling = self._indexing_gate.is_delaying_all(self), not self._counting
+        namespace = watch.namespace if refilling else self._namespace
+        self.expect(str(watch), initial=initial, namespace=namespace, refilling=refilling)
         self._sink.resumed(watch)
 
     def relisting(self, watch: ResourceWatch, taken: Callable[[ObjectRecord], bool]) -> None:

@@ -1012,7 +1012,8 @@ class Orchestrator:
         sink.processor.attach_watch(watch)
         # This comes before the watch runs: the gate must expect the list before the list can be complete.
         if informer is not None:
-            informer.expect(str(watch), initial=self._starting)
+            namespace = scope[1] if not self._starting and self._is_listed(scope[0]) else None
+            informer.expect(str(watch), initial=self._starting, namespace=namespace)
         if former is not None:
             self._take_over(watch, sink, former)
         # A watch that begins during a pause runs nevertheless: webhooks and probes use the indices, which must be up to
@@ -1021,6 +1022,10 @@ class Orchestrator:
             sink.paused(watch)
             watch.pause(True)
         return watch, sink, self._run_watch(watch)
+
+    def _is_listed(self, resource: Resource) -> bool:
+        """Check whether the resource is listed in any namespace, so that its indices lack only new namespaces."""
+        return any(watch.complete for (each, _), (watch, _, _) in self._watches.items() if each == resource)
 
     def _make_sink(self, table: HandlerTable) -> ObjectSink:
         """Create the processor of the resource, which gets its events after they are indexed."""

@@ -196,7 +196,7 @@ class WorkerPool:
             self._not_urgent.add(record)
         if self._instruments.queue:
             self.tell('object_queued', processor, record)
-        if not self._is_gate_open(processor):
+        if not self._is_gate_open(processor, record):
             self._note_waiting(processor, record)
             self._hold(processor, record)
         elif self._slots.are_taken(processor, record):
@@ -324,7 +324,7 @@ class WorkerPool:
                 break
             record, processor = self._queue.pop(urgent_only=not is_low)
             # The gate is checked once more: a new resource can have closed it since the object was queued.
-            if not self._is_gate_open(processor):
+            if not self._is_gate_open(processor, record):
                 self._hold(processor, record)
             elif self._slots.are_taken(processor, record):
                 self._wait_for_slot(processor, record)
@@ -339,8 +339,9 @@ class WorkerPool:
         record.fold_pending()
         self._slots.wait(processor, record, urgent=record not in self._not_urgent)
 
-    def _is_gate_open(self, processor: ObjectProcessor) -> bool:
-        return self._indexing_gate.is_complete or self._indexing_gate.is_open(processor.arguments)
+    def _is_gate_open(self, processor: ObjectProcessor, record: ObjectRecord) -> bool:
+        gate = self._indexing_gate
+        return gate.is_complete or gate.is_open(processor.arguments, record.namespace)
 
     def _hold(self, processor: ObjectProcessor, record: ObjectRecord) -> None:
         """Hold the object until the indices that its handlers can use are complete."""
@@ -349,9 +350,13 @@ class WorkerPool:
 
     def _queue_held(self) -> None:
         """Queue the objects for whose handlers the indexing gate is open now."""
+        # Without a namespace, only the lists are considered that handlers of all namespaces wait for.
         for arguments in [arguments for arguments in self._held if self._indexing_gate.is_open(arguments)]:
             for record, processor in self._held.pop(arguments).items():
-                self._queue.push(record, processor, urgent=record not in self._not_urgent)
+                if self._is_gate_open(processor, record):
+                    self._queue.push(record, processor, urgent=record not in self._not_urgent)
+                else:
+                    self._held.setdefault(arguments, {})[record] = processor
         self._start_queued()
 
     def _unqueue(self, record: ObjectRecord) -> ObjectProcessor | None:

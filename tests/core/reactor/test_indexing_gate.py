@@ -126,6 +126,52 @@ async def test_objects_of_a_complete_list_delay_all_handlers_until_they_are_inde
     assert is_open(gate) == [False, False, False]
 
 
+@pytest.mark.looptime
+@pytest.mark.parametrize('refilling, patience', [(False, 'NAMESPACE_PATIENCE'), (True, 'LIST_PATIENCE')])
+async def test_a_namespace_that_brings_nothing_delays_handlers_of_others_only_for_a_while(
+    gate, openings, caplog, refilling, patience
+):
+    limit = getattr(indexing_gate, patience)
+    gate.expect('pods', 'the pods', ['idx'], initial=False, namespace='ns', refilling=refilling)
+    await asyncio.sleep(limit - 1)
+    gate.start(asyncio.sleep(0), 'pods')  # a long list, whose objects keep coming
+    await asyncio.sleep(limit)
+    assert is_open(gate) == [True, False, False]
+    others = [asyncio.create_task(gate.wait_filled(USER, namespace)) for namespace in ('other', None)]
+    own = asyncio.create_task(gate.wait_filled(USER, 'ns'))
+    await asyncio.sleep(limit)
+    assert is_open(gate) == [True, True, True] and gate.is_open(ANY, 'other')
+    assert [gate.is_open(arguments, 'ns') for arguments in (NONE, USER, ANY)] == [True, False, False]
+    assert all(task.done() for task in others) and own.done() == refilling and openings() == 1
+    assert "in the namespace 'ns' wait for the list of the pods" in caplog.text
+    await asyncio.sleep(indexing_gate.REMINDER_INTERVAL)
+    assert "'idx' are not run in the namespaces 'ns' until these are complete" in caplog.text
+    gate.dismiss('pods')
+    await own
+    assert gate.is_complete and gate.is_open(ANY, 'ns') and openings() == 2
+
+
+async def test_only_lists_of_later_namespaces_can_stop_delaying_handlers_of_others(gate):
+    gate.expect('initial', 'initial', ['idx'], namespace='ns')
+    gate.expect('pods', 'pods', ['idx'], initial=False)
+    assert not any(gate.stop_delaying_others(key) for key in ('initial', 'pods', 'unknown'))
+    gate.dismiss('initial')
+    gate.dismiss('pods')
+    gate.expect('pods', 'pods', ['idx'], initial=False, namespace='ns')
+    assert gate.stop_delaying_others('pods') and not gate.stop_delaying_others('pods')
+    gate.expect('pods', 'pods', ['idx'], initial=False, namespace='ns')  # after a pause
+    assert gate.is_open(USER) and not gate.is_open(USER, 'ns')
+
+
+async def test_waits_for_new_lists_end_while_former_ones_are_repeated(gate):
+    gate.expect('pods', 'pods', ['idx'], refilling=True)
+    gate.expect('jobs', 'jobs', ['idx'])
+    waiting = asyncio.create_task(gate.wait_filled(USER))
+    await asyncio.sleep(0)
+    gate.dismiss('jobs')
+    await asyncio.wait_for(waiting, 5)
+
+
 async def test_objects_of_a_list_delay_handlers_until_they_are_indexed(gate):
     async def index():
         await going.wait()

@@ -42,7 +42,9 @@ class Scope:
         self.records: dict[str, ObjectRecord] = {}
         self.watch = cast(
             ResourceWatch,
-            types.SimpleNamespace(records=self.records, get_known=self.records.values, __str__=lambda: title),
+            types.SimpleNamespace(
+                namespace='ns', records=self.records, get_known=self.records.values, __str__=lambda: title
+            ),
         )
 
     def feed(self, name: str, type: Any = None, *, listed_since: float | None = None, **body: Any) -> ObjectRecord:
@@ -484,6 +486,22 @@ async def test_only_users_wait_for_a_complete_index_after_a_pause(setup: Setup, 
     pods.listed()
     await settle()
     assert sorted(seen, key=str) == [('kex', []), 'svc']
+
+
+@pytest.mark.looptime
+async def test_handlers_of_other_namespaces_wait_only_for_a_while_after_a_pause(setup: Setup) -> None:
+    seen: list[Any] = []
+    declare_users(setup, seen)
+    kexes, pods = setup.serve(KEXES), setup.serve(PODS)
+    pods.watch.namespace = 'other'
+    pods.listed()
+    pods.sink.paused(pods.watch)
+    pods.sink.resumed(pods.watch)
+    kexes.feed('kex')
+    await asyncio.sleep(29)
+    assert seen == []
+    await asyncio.sleep(2)
+    assert seen == [('kex', [])] and not setup.indexing_gate.is_complete
 
 
 async def test_objects_that_wait_for_an_index_can_go(setup: Setup) -> None:
