@@ -4,6 +4,7 @@ import pytest
 
 MERGE = "application/merge-patch+json"
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+DRY = f"{DEFINITIONS}?dryRun=All"
 GROUP = "things.example.dev"
 
 RICH = {
@@ -33,7 +34,11 @@ RICH = {
             "type": "array",
             "x-kubernetes-list-type": "map",
             "x-kubernetes-list-map-keys": ["k"],
-            "items": {"type": "object", "properties": {"k": {"type": "string"}, "v": {"type": "integer"}}},
+            "items": {
+                "type": "object",
+                "required": ["k"],
+                "properties": {"k": {"type": "string"}, "v": {"type": "integer"}},
+            },
         },
         "embedded": {
             "type": "object",
@@ -155,6 +160,195 @@ async def test_invalid_definitions_are_refused_with_the_field(client, make_crd, 
     assert answer.status == 422
     assert field in answer.fields
     assert message in answer.message
+
+
+TEXT = {"type": "string"}
+INT_OR_STRING = {"x-kubernetes-int-or-string": True}
+EMBEDDED = {"type": "object", "x-kubernetes-embedded-resource": True}
+ATOMIC = "must be atomic as item of a list with x-kubernetes-list-type=set"
+KEY = "this property is in x-kubernetes-list-map-keys, so it"
+NAMES = "must not specify anything other than name and generateName, but metadata is implicitly specified"
+UNKNOWN = "must not have unknown fields"
+
+
+def fields(**properties):
+    return {"type": "object", "properties": properties}
+
+
+def items_of(kind, /, *keys, **schema):
+    return {"type": "array", "x-kubernetes-list-type": kind, "x-kubernetes-list-map-keys": keys, "items": schema}
+
+
+@pytest.mark.parametrize(
+    "schema, causes",
+    [
+        (items_of("map", "k", **fields(k=TEXT), required=["k"]), {}),
+        (items_of("map", "k", **fields(k={**TEXT, "default": "x"})), {}),
+        (items_of("map", "k", **fields(k=INT_OR_STRING), required=["k"]), {}),
+        (
+            items_of("map", "k", **fields(k=TEXT)),
+            {".items.properties[k].default": f"Required value: {KEY} must have a default or be a required property"},
+        ),
+        (
+            items_of("map", "k", **fields(k={**TEXT, "nullable": True}), required=["k"]),
+            {".items.properties[k].nullable": f"Forbidden: {KEY} cannot be nullable"},
+        ),
+        (
+            items_of("map", "k", **fields(k=TEXT), required=["k"], nullable=True),
+            {".items.nullable": "Forbidden: cannot be nullable when x-kubernetes-list-type is map"},
+        ),
+        (
+            items_of("map", "k", **fields(k={"type": "array", "items": TEXT}), required=["k"]),
+            {
+                ".items.properties[k].type": 'Invalid value: "object": must be a scalar type if parent array\'s '
+                "x-kubernetes-list-type is map"
+            },
+        ),
+        (
+            items_of("map", "q", **fields(k=TEXT)),
+            {".x-kubernetes-list-map-keys": 'Invalid value: ["q"]: entries must all be names of item properties'},
+        ),
+        (
+            items_of("map", "k", "k", **fields(k=TEXT), required=["k"]),
+            {".x-kubernetes-list-map-keys": 'Invalid value: ["k","k"]: must not contain duplicate entries'},
+        ),
+        (
+            items_of("atomic", "k", **fields(k=TEXT)),
+            {
+                ".x-kubernetes-list-type": 'Invalid value: "atomic": must be map if x-kubernetes-list-map-keys is '
+                "non-empty"
+            },
+        ),
+        (items_of("set", **fields(), **{"x-kubernetes-map-type": "atomic"}), {}),
+        (items_of("set", type="array", items=TEXT), {}),
+        (items_of("set", **fields()), {".items.x-kubernetes-map-type": f"Invalid value: null: {ATOMIC}"}),
+        (
+            items_of("set", **items_of("set", **TEXT)),
+            {".items.x-kubernetes-list-type": f'Invalid value: "set": {ATOMIC}'},
+        ),
+        (
+            items_of("set", **TEXT, nullable=True),
+            {".items.nullable": "Forbidden: cannot be nullable when x-kubernetes-list-type is set"},
+        ),
+        (
+            {"type": "array", "items": {}},
+            {".items.type": "Required value: must not be empty for specified array items"},
+        ),
+        ({**fields(y=TEXT), "default": {"y": "x"}}, {}),
+        (
+            {**fields(y=TEXT), "default": {"y": "x", "a": 1}},
+            {".default": f'Invalid value: {{"a":1,"y":"x"}}: {UNKNOWN}'},
+        ),
+        ({"type": "object", "default": {"x": 1}}, {".default": f'Invalid value: {{"x":1}}: {UNKNOWN}'}),
+        ({**INT_OR_STRING, "default": True}, {}),
+        ({**fields(p=INT_OR_STRING), "default": {"p": [1]}}, {}),
+        (
+            {**INT_OR_STRING, "enum": [1], "default": True},
+            {".default": 'Unsupported value: true: supported values: "1"'},
+        ),
+        ({**EMBEDDED, **fields(metadata={"type": "object", "default": {"name": "a"}})}, {}),
+        ({**EMBEDDED, **fields(metadata=fields(labels={"type": "object"}))}, {}),
+        (
+            {**EMBEDDED, **fields(metadata=TEXT)},
+            {".properties[metadata].type": 'Invalid value: "string": must be object'},
+        ),
+        (
+            {**TEXT, "pattern": "^(?!x)"},
+            {
+                ".pattern": 'Invalid value: "^(?!x)": must be a valid regular expression, but isn\'t: error parsing '
+                "regexp: invalid or unsupported Perl syntax: `(?!`"
+            },
+        ),
+    ],
+)
+async def test_schemas_of_fields_are_structural(client, make_crd, schema, causes):
+    answer = await client("POST", DRY, make_crd("wrongs", "Wrong", spec=fields(a=schema)))
+    base = "spec.validation.openAPIV3Schema.properties[spec].properties[a]"
+    assert find_causes(answer) == {f"{base}{place}": message for place, message in causes.items()}
+
+
+@pytest.mark.parametrize(
+    "schema, causes",
+    [
+        (fields(metadata=fields(name={**TEXT, "maxLength": 5}, generateName=TEXT)), {}),
+        (fields(kind={**TEXT, "enum": ["Wrong"]}), {}),
+        (fields(kind={"type": "integer"}), {".properties[kind].type": 'Invalid value: "integer": must be string'}),
+        (fields(metadata=TEXT), {".properties[metadata].type": 'Invalid value: "string": must be object'}),
+        (fields(metadata=fields(labels={"type": "object"})), {".properties[metadata]": f"Forbidden: {NAMES}"}),
+        (fields(metadata={"type": "object", "required": ["name"]}), {".properties[metadata]": f"Forbidden: {NAMES}"}),
+        (
+            fields(metadata={"type": "object", "default": {}}),
+            {".properties[metadata].default": "Forbidden: must not be set in top-level metadata"},
+        ),
+        (
+            fields(metadata=fields(name={**TEXT, "default": "a"})),
+            {".properties[metadata].properties[name].default": "Forbidden: must not be set in top-level metadata"},
+        ),
+    ],
+)
+async def test_schemas_of_objects_restrict_only_the_names_in_the_metadata(client, make_crd, schema, causes):
+    definition = make_crd("wrongs", "Wrong")
+    definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"] = schema
+    answer = await client("POST", DRY, definition)
+    assert find_causes(answer) == {f"spec.validation.openAPIV3Schema{place}": why for place, why in causes.items()}
+
+
+def find_causes(answer):
+    assert answer.status == (422 if "details" in answer.body else 201)
+    return {cause["field"]: cause["message"] for cause in answer.body.get("details", {}).get("causes", ())}
+
+
+@pytest.mark.parametrize(
+    "group, approval, reason",
+    [
+        ("x.k8s.io", None, "Required value: "),
+        ("a.b.kubernetes.io", "", "Required value: "),
+        ("k8s.io", "soon", 'Invalid value: "soon": '),
+        ("x.k8s.io", "http://", 'Invalid value: "http://": '),
+        ("x.k8s.io", "unapproved, for a test", None),
+        ("x.k8s.io", "https://example.dev/1", None),
+        ("xk8s.io", None, None),
+    ],
+)
+async def test_groups_of_kubernetes_need_an_approval(client, make_crd, group, approval, reason):
+    definition = make_crd("wrongs", "Wrong")
+    definition["spec"]["group"] = group
+    annotations = {} if approval is None else {"api-approved.kubernetes.io": approval}
+    definition["metadata"] = {"name": f"wrongs.{group}", "annotations": annotations}
+    causes = find_causes(await client("POST", DRY, definition))
+    assert set(causes) == ({"metadata.annotations[api-approved.kubernetes.io]"} if reason else set())
+    assert all(message.startswith(f"{reason}protected groups must have approval") for message in causes.values())
+
+
+@pytest.mark.parametrize(
+    "paths, causes",
+    [
+        ((".spec.a", ".status.b", ".spec.c"), {}),
+        ((".spec.a", ".status.b", None), {}),
+        (
+            (".status.a", ".spec", ".metadata.c"),
+            {
+                "specReplicasPath": 'Invalid value: ".status.a": should be a json path under .spec',
+                "statusReplicasPath": 'Invalid value: ".spec": should be a json path under .status',
+                "labelSelectorPath": 'Invalid value: ".metadata.c": should be a json path under either .spec or .status',
+            },
+        ),
+        (
+            (".specs.a", ".status.b", "status.c"),
+            {
+                "specReplicasPath": 'Invalid value: ".specs.a": should be a json path under .spec',
+                "labelSelectorPath": 'Invalid value: "status.c": must be a simple json path starting with .',
+            },
+        ),
+    ],
+)
+async def test_paths_of_scales_are_in_the_spec_and_in_the_status(client, make_crd, paths, causes):
+    definition, keys = make_crd("wrongs", "Wrong"), ("specReplicasPath", "statusReplicasPath", "labelSelectorPath")
+    definition["spec"]["versions"][0]["subresources"] = {
+        "scale": {key: path for key, path in zip(keys, paths, strict=True) if path}
+    }
+    answer = await client("POST", DRY, definition)
+    assert find_causes(answer) == {f"spec.subresources.scale.{key}": why for key, why in causes.items()}
 
 
 async def test_definitions_are_completed_and_established(client, make_crd):

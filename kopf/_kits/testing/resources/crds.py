@@ -1,5 +1,7 @@
 """CRDs: their defaults, validation and conditions, and the kinds that they define."""
 
+import re
+import urllib.parse
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,6 +15,10 @@ from kopf._kits.testing.wire.statuses import Cause
 
 GROUP, PLURAL = 'apiextensions.k8s.io', 'customresourcedefinitions'
 FINALIZER = 'customresourcecleanup.apiextensions.k8s.io'
+APPROVAL = 'api-approved.kubernetes.io'
+"""The annotation that definitions in the groups of Kubernetes must have."""
+
+_POLICY = 'https://github.com/kubernetes/enhancements/pull/1111'
 SIMPLE = 'must be a simple json path starting with .'
 
 
@@ -76,6 +82,8 @@ def _problems(body: Body, *, is_new: bool) -> Iterator[Cause]:
         yield statuses.value_invalid('spec.group', f'"{group}"', problems[0])
     elif '.' not in group:
         yield statuses.value_invalid('spec.group', f'"{group}"', 'should be a domain with at least one dot')
+    elif is_new and re.search(r'(^|\.)(k8s|kubernetes)\.io$', group):
+        yield from _approval_problems(body['metadata'].get('annotations') or {})
     if not (scope := spec.get('scope')):
         yield statuses.value_required('spec.scope')
     elif scope not in ('Cluster', 'Namespaced'):
@@ -112,6 +120,17 @@ def _problems(body: Body, *, is_new: bool) -> Iterator[Cause]:
             statuses.text(body['status']['storedVersions']),
             f'must have the storage version {storage[-1]}',
         )
+
+
+def _approval_problems(annotations: Mapping[str, str]) -> Iterator[Cause]:
+    """Yield the error of a group of Kubernetes itself that has not been approved."""
+    field, value = f'metadata.annotations[{APPROVAL}]', annotations.get(APPROVAL) or ''
+    why, see = f'protected groups must have approval annotation "{APPROVAL}"', f'see {_POLICY}'
+    if not value:
+        yield statuses.value_required(field, f'{why}, {see}')
+    elif not value.startswith('unapproved') and not all(urllib.parse.urlsplit(value)[:2]):
+        reason = f'{why} with either a URL or a reason starting with "unapproved", {see}'
+        yield statuses.value_invalid(field, statuses.text(value), reason)
 
 
 def change_problems(body: Body, old: Body) -> Iterator[Cause]:
@@ -194,11 +213,17 @@ def _column_problems(version: Mapping[str, Any], place: str) -> Iterator[Cause]:
 def _scale_problems(version: Mapping[str, Any], place: str) -> Iterator[Cause]:
     if (scale := (version.get('subresources') or {}).get('scale')) is None:
         return
-    for key in ('specReplicasPath', 'statusReplicasPath'):
+    for key, roots, where in (
+        ('specReplicasPath', ('.spec.',), '.spec'),
+        ('statusReplicasPath', ('.status.',), '.status'),
+        ('labelSelectorPath', ('.spec.', '.status.'), 'either .spec or .status'),
+    ):
         if not (path := scale.get(key)):
-            yield statuses.value_required(f'{place}.subresources.scale.{key}')
-        elif not path.startswith('.'):
-            yield statuses.value_invalid(f'{place}.subresources.scale.{key}', statuses.text(path), SIMPLE)
+            if key != 'labelSelectorPath':
+                yield statuses.value_required(f'{place}.subresources.scale.{key}')
+        elif not path.startswith(roots):
+            why = f'should be a json path under {where}' if path.startswith('.') else SIMPLE
+            yield statuses.value_invalid(f'{place}.subresources.scale.{key}', statuses.text(path), why)
 
 
 def _described(versions: list[dict[str, Any]]) -> str:

@@ -29,11 +29,13 @@ class Place:
     The place of a schema in a CRD: its path, and whether it is the schema of whole objects.
 
     ``unmatched`` is the path of the enclosing list whose items cannot be matched with their old values, if any.
+    ``inside_metadata`` is whether it is in the schema of the metadata of an object, which also has fields of its own.
     """
 
     path: str
     root: bool = False
     unmatched: str = ''
+    inside_metadata: bool = False
 
 
 def problems(schema: Schema, place: Place, *, is_valid: bool) -> Iterator[Cause]:

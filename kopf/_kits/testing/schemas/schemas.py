@@ -9,7 +9,7 @@ it has just been decoded. Rules in CEL are evaluated afterwards: see `kopf._kits
 import copy
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import orjson
@@ -124,13 +124,20 @@ def _validate(value: Any, schema: Schema, path: str, old: Any = ABSENT) -> Itera
         yield from _validate_string(value, schema, path)
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
         yield from _validate_number(value, schema, path)
-    if 'enum' in schema and value not in schema['enum']:
+    if 'enum' in schema and not _is_listed(value, schema['enum']):
         yield _refuse_value(value, schema, path)
     yield from _validate_junctors(value, schema, path)
 
 
+def _is_listed(value: Any, values: Collection[Any]) -> bool:
+    if not isinstance(value, bool):
+        return value in values
+    return any(each is value for each in values)  # in Python, true equals 1
+
+
 def _refuse_value(value: Any, schema: Schema, path: str) -> Cause:
-    return statuses.value_unsupported(path, _text(value), [_text(item) for item in schema['enum']])
+    texts = (_text(item) for item in schema['enum'])
+    return statuses.value_unsupported(path, _text(value), [each if each[0] == '"' else f'"{each}"' for each in texts])
 
 
 def _validate_type(value: Any, schema: Schema, path: str) -> Iterator[Cause]:
