@@ -81,6 +81,25 @@ async def test_a_slow_resource_does_not_hold_up_others(world):
 
 
 @in_virtual_time
+async def test_events_that_are_not_answered_hold_up_nothing(world):
+    world.settings.posting.enabled = True
+    world.settings.networking.max_connections = 1
+    world.declare(kopf.on.create, 'create')
+    world.sandbox.faults.delay(300, times=None, path='events')
+    async with world.operator():
+        for number in range(30):
+            await world.create(f'obj{number}')
+            await world.handled(f'obj{number}')
+            # Each has several Events, which begin a little after the handling.
+            await asyncio.sleep(0.2)
+        await world.until_logged('The API server does not accept all events in time')
+    patches = [seen for seen in requests(world) if seen.verb == 'patch']
+    assert patches[-1].time - patches[0].time < 30 * 0.3
+    events = sorted(seen.time for seen in requests(world) if seen.resource == 'events')
+    assert len(events) > 8 and all(later - earlier > 9 for earlier, later in zip(events, events[8:], strict=False))
+
+
+@in_virtual_time
 async def test_no_resource_waits_for_the_storage_of_another_one(world):
     world.settings.networking.error_backoffs = [0.1]
     world.declare(kopf.on.create, 'create')

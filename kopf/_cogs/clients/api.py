@@ -196,6 +196,7 @@ class ApiClient:
         accept: str | None = None,
         logger: AnyLogger | None = None,
         backoffs: Backoffs | None = None,
+        reporting: bool = False,
     ) -> bytes:
         """
         Make a request and return the body of the response.
@@ -214,8 +215,11 @@ class ApiClient:
             logger: the logger for failed attempts.
             backoffs: the pauses between attempts (in seconds) instead of ``settings.networking.error_backoffs``;
                 if empty, there is only one attempt.
+            reporting: whether the request only reports, as Events do: it takes no slot of other requests, has a short
+                time-out, `pacing.REPORT_TIMEOUT`, and is not repeated after that.
 
         Raises:
+            errors.APITimeoutError: if a report is not answered in time.
             errors.APIFencedError: if the operator must not write now; see `fence`.
             errors.APIError: if the last attempt has failed, or if the error is not temporary.
             credentials.LoginError: if there are no (more) credentials.
@@ -233,7 +237,7 @@ class ApiClient:
             # Take them for each attempt, because the credentials (and with them, the server of the gate) can be
             # replaced between attempts.
             asked = time.monotonic() if self.instruments.requests else 0.0
-            session, gate, slot = await self._enter(request)
+            session, gate, slot = await self._enter(request, reporting=reporting)
             refusal: errors.APIUnauthorizedError | None = None
             failure: errors.APIError | None = None
             try:
@@ -248,6 +252,10 @@ class ApiClient:
                 return body
             except errors.APIUnauthorizedError as e:
                 refusal, refused = e, True
+            except errors.APITimeoutError as e:
+                if reporting:
+                    raise
+                failure = e
             except (errors.APITooManyRequestsError, errors.APIServerError, errors.APIConnectionError) as e:
                 failure = e
             try:
@@ -304,9 +312,12 @@ class ApiClient:
     ) -> bytes:
         """Make the request once, and release the session and the gate in any case."""
         networking = self._settings.networking
+        answering = networking.request_timeout
+        if slot.is_report:
+            answering = pacing.REPORT_TIMEOUT if answering is None else min(answering, pacing.REPORT_TIMEOUT)
         try:
             body = await session.request(
-                request, sessions.Timeouts(connecting=networking.connect_timeout, answering=networking.request_timeout)
+                request, sessions.Timeouts(connecting=networking.connect_timeout, answering=answering)
             )
         except errors.APITooManyRequestsError as e:
             # Hold the gate before `leave` below lets the next request begin, because the server would refuse that, too.
@@ -437,7 +448,7 @@ class ApiClient:
         )
 
     async def _enter(
-        self, request: sessions.Request, *, streaming: bool = False
+        self, request: sessions.Request, *, streaming: bool = False, reporting: bool = False
     ) -> tuple[sessions.Session, pacing.Gate, pacing.Slot]:
         """Wait until a request may be made; return the session, the gate and the slot, which the caller releases."""
         while True:
@@ -445,7 +456,10 @@ class ApiClient:
             session = await self._acquire()
             gate = self._gates[session.server]
             try:
-                slot = await (gate.pass_by(request.query) if streaming else gate.enter(request.query))
+                if streaming:
+                    slot = await gate.pass_by(request.query)
+                else:
+                    slot = await (gate.enter_report(request.query) if reporting else gate.enter(request.query))
             # This includes cancellations: a session with a wrong count of users would never be closed.
             except BaseException:
                 await self._release(session)

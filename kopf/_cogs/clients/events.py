@@ -62,7 +62,7 @@ class EventWriter:
         backoffs: api.Backoffs | None = None,
     ) -> PostedEvent | None:
         """
-        Post an Event about an object; if this fails, log the error and return `None`.
+        Post an Event about an object; if this fails, log the error and return `None`; time-outs are not logged.
 
         Args:
             ref: the object.
@@ -72,6 +72,9 @@ class EventWriter:
             count: the number of occurrences.
             first: the time of the first occurrence; by default, now.
             backoffs: the pauses between attempts (in seconds); by default, ``settings.posting.default_backoffs``.
+
+        Raises:
+            errors.APITimeoutError: if the API server does not answer in time.
         """
         posting = self._settings.posting
         now = datetime.datetime.now(datetime.UTC)
@@ -96,6 +99,8 @@ class EventWriter:
             body |= _repeat(count, now)
         try:
             answer = await self._send('POST', f'/api/v1/namespaces/{namespace}/events', body, backoffs)
+        except errors.APITimeoutError:
+            raise
         except (errors.APIError, credentials.LoginError) as e:
             if not self._note_denial('create', namespace, e):
                 logger.warning(
@@ -129,6 +134,9 @@ class EventWriter:
             count: the number of occurrences by now.
             message: the message of the Event.
             backoffs: the pauses between attempts (in seconds); by default, ``settings.posting.default_backoffs``.
+
+        Raises:
+            errors.APITimeoutError: if the API server does not answer in time.
         """
         namespace = _find_namespace(ref)
         if ('patch', namespace) in self._denied:
@@ -141,6 +149,8 @@ class EventWriter:
             await self._send('PATCH', f'/api/v1/namespaces/{namespace}/events/{name}', patch, backoffs)
         except errors.APINotFoundError:
             return False  # events are kept for an hour or so
+        except errors.APITimeoutError:
+            raise
         except (errors.APIError, credentials.LoginError) as e:
             if isinstance(e, errors.APIForbiddenError):
                 self._note_denial('patch', namespace, e)
@@ -157,6 +167,7 @@ class EventWriter:
                 payload=api.encode(body),
                 content_type='application/json' if method == 'POST' else 'application/merge-patch+json',
                 backoffs=self._settings.posting.default_backoffs if backoffs is None else backoffs,
+                reporting=True,
             )
 
     def _note_denial(self, verb: str, namespace: str, error: Exception) -> bool:

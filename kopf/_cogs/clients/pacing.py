@@ -15,6 +15,9 @@ priority level for such requests.
 
 While one resource is slow, e.g. because a webhook hangs, requests about other resources go on: a request that is not
 answered in time (`SLOWNESS`) leaves its slot to them, but not to others about the same resource.
+
+Reports, i.e. Events, wait with all others, but take none of their slots, however slow they are: they have a few places
+of their own (see `Gate.enter_report`).
 """
 
 import asyncio
@@ -37,6 +40,12 @@ MIN_PAUSE = 0.001
 
 SLOWNESS = 1.0
 """The time after which a request in flight leaves its slot to requests about other resources (in seconds)."""
+
+REPORTS_LIMIT = 8
+"""How many reports are in flight at once, unless `settings.posting.worker_limit` says it."""
+
+REPORT_TIMEOUT = 10.0
+"""How long a report waits for a place, and then for its response, until it fails (in seconds)."""
 
 
 class Pressure:
@@ -111,6 +120,9 @@ class Slot:
 
     __slots__ = ('_query', 'future', 'since', 'urgent', 'waited')
 
+    is_report = False
+    """Whether the request only reports, so that it takes no slot of others."""
+
     def __init__(self, query: str) -> None:
         self._query = query
         self.future: asyncio.Future[None]
@@ -127,6 +139,16 @@ class Slot:
         """The resource that the request is about."""
         # Why is it not stored? It is needed only while all slots are taken, or a resource is slow.
         return find_kind(self._query)
+
+
+class _ReportSlot(Slot):
+    __slots__ = ('places',)
+
+    is_report = True
+
+    def __init__(self, query: str) -> None:
+        super().__init__(query)
+        self.places: asyncio.Semaphore | None = None  # where it has a place
 
 
 def _is_exempt(slot: Slot) -> bool:
@@ -153,6 +175,7 @@ class Gate:
         '_held_until',
         '_in_flight',
         '_loop',
+        '_reports',
         '_server',
         '_settings',
         '_slow',
@@ -169,6 +192,7 @@ class Gate:
         # Why not a set? The dict keeps their order, so the oldest ones are found at once.
         self._in_flight: dict[Slot, None] = {}
         self._slow: dict[str, set[Slot]] = {}  # those in flight that have left their slots, by their resources
+        self._reports: asyncio.Semaphore | None = None  # the places of reports
         self._waiting: _Queue = FairPriorityQueue()
         self._blocked: dict[str, _Queue] = {}  # those that wait until requests about the same slow resource end
         self._tokens = float(settings.networking.requests_burst)
@@ -177,18 +201,19 @@ class Gate:
         self._timer: asyncio.TimerHandle | None = None
         self._closing: asyncio.Future[None] = self._loop.create_future()
 
-    async def enter(self, query: str) -> Slot:
+    async def enter(self, query: str, slot: Slot | None = None) -> Slot:
         """
         Wait until a request can be made; return its slot, to be given back to `leave`.
 
         Args:
             query: the path of the request, with or without its parameters.
+            slot: the slot to use, instead of a new one.
 
         Raises:
             errors.APIConnectionError: if the gate is closed, before or meanwhile.
         """
         self._check_open()
-        slot = Slot(query)
+        slot = Slot(query) if slot is None else slot
         # Queued requests go first, even if a slot is free at this moment.
         if not self._waiting and not self._slow and len(self._in_flight) < self._limit and self._delay() <= 0:
             self._take(slot)
@@ -216,6 +241,33 @@ class Gate:
                 pressure.leave()
         return slot
 
+    async def enter_report(self, query: str) -> Slot:
+        """
+        Wait until a report can be made; return its slot, to be given back to `leave`.
+
+        Args:
+            query: the path of the request, with or without its parameters.
+
+        Raises:
+            errors.APITimeoutError: if former reports take too long.
+            errors.APIConnectionError: if the gate is closed, before or meanwhile.
+        """
+        slot = _ReportSlot(query)
+        await self.enter(query, slot)
+        if self._reports is None:
+            self._reports = asyncio.Semaphore(self._settings.posting.worker_limit or REPORTS_LIMIT)
+        slot.waited = slot.waited or self._reports.locked()
+        try:
+            async with asyncio.timeout(REPORT_TIMEOUT):
+                await self._reports.acquire()
+        except TimeoutError:
+            raise errors.APITimeoutError(f"Former requests about {slot.kind} are not answered in time.") from None
+        slot.places = self._reports
+        if self._closing.done():
+            self.leave(slot)
+            raise self._make_error()
+        return slot
+
     def leave(self, slot: Slot) -> None:
         """Release the slot of a finished request, and admit queued requests."""
         # `leave` releases a slot and lets the next request take it without an `await` in between, so no lock is needed.
@@ -223,6 +275,9 @@ class Gate:
             del self._in_flight[slot]
             if self._slow:
                 self._unblock(slot.kind)
+        elif isinstance(slot, _ReportSlot):
+            if slot.places is not None:
+                slot.places.release()
         elif (slow := self._slow.get(slot.kind)) is not None and slot in slow:
             slow.remove(slot)
             if not slow:
@@ -295,9 +350,10 @@ class Gate:
         return max(1, self._settings.networking.max_connections)
 
     def _take(self, slot: Slot) -> None:
-        slot.since = self._loop.time()
-        self._in_flight[slot] = None
         self._tokens -= 1
+        if not slot.is_report:
+            slot.since = self._loop.time()
+            self._in_flight[slot] = None
 
     def _delay(self) -> float:
         """Return how long the gate stays closed (in seconds)."""

@@ -571,8 +571,8 @@ class NetworkingSettings(_Group):
     max_connections: int = 16
     """
     How many requests can be in flight to one server simultaneously, i.e. how many connections are used for them; the
-    streams have connections of their own. Requests that are not answered within a second count only for others about
-    the same resource.
+    streams and the Events have connections of their own. Requests that are not answered within a second count only for
+    others about the same resource.
     """
 
     requests_per_second: float | None = 1000

@@ -3,7 +3,8 @@ Posting of Kubernetes Events: those that handlers post explicitly, and log messa
 
 Handlers never wait for an Event: they put it into the queue of its object and continue. The Events of one object are
 posted one by one, in their order; different objects do not wait for each other's retries. Objects without Events have
-no queues and no tasks. Floods of Events are dropped: see `correlation`.
+no queues and no tasks. Floods of Events are dropped: see `correlation`. So are Events that the API server does not take
+in time, as when their own etcd is down: they never hold up the handling.
 
 The poster of the operator is in a context variable, so that several operators can run in one process. Threads of sync
 handlers inherit it. Threads that handlers start by themselves do not, so nothing is posted from there.
@@ -34,12 +35,17 @@ _DEFAULT_LIMIT = 8
 """
 The number of objects for which Events are posted at once, unless the settings limit it.
 
-The limit is low, as Events must not take the connections away from patches; but it is enough for thousands of Events a
-second.
+The limit is low, as Events are the least important requests; but it is enough for thousands of them a second.
 """
 
 _SLOW_AFTER = 1.0
 """After this time (in seconds), a slow request, usually one with retries, does not count for the limit any more."""
+
+_MAX_WAIT = 60.0
+"""How long an object waits for its turn, until its Events are dropped (in seconds), so that they fill no memory."""
+
+_TELLING_INTERVAL = 60.0
+"""The shortest time between two warnings about dropped Events (in seconds)."""
 
 _POSTING_DELAY = 0.1
 """The delay of a new Event (in seconds), so that the patch of the same handler is sent before it."""
@@ -92,10 +98,12 @@ class Poster:
         self._correlator: Correlator[K8sEvent] = Correlator()
         # An object with Events waits for a slot (in ready), has a slot (in serving), or posts slowly (in neither).
         self._queues: dict[tuple[object, ...], collections.deque[EventSeries[K8sEvent]]] = {}
-        self._ready: collections.deque[tuple[object, ...]] = collections.deque()
+        self._ready: collections.deque[tuple[float, tuple[object, ...]]] = collections.deque()  # since when, and which
         self._serving: set[tuple[object, ...]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._pending: asyncio.TimerHandle | None = None
+        self._overdue = 0  # the number of Events that were dropped as the API server has not taken them in time
+        self._told_at: float | None = None  # when it was logged
         self._closed = True
 
     async def __aenter__(self) -> Self:
@@ -145,8 +153,12 @@ class Poster:
 
     @property
     def dropped(self) -> int:
-        """The number of Events that were not posted, as there were too many for their objects."""
-        return self._correlator.dropped
+        """
+        The number of Events that were not posted.
+
+        There were too many for their objects, or the API server did not take them in time.
+        """
+        return self._correlator.dropped + self._overdue
 
     def qsize(self) -> int:
         """
@@ -205,7 +217,7 @@ class Poster:
             queue.append(series)
         else:
             self._queues[key] = collections.deque([series])
-            self._ready.append(key)
+            self._ready.append((self._loop.time(), key))
             if self._pending is None:
                 self._pending = self._loop.call_later(_POSTING_DELAY, self._dispatch)
 
@@ -213,7 +225,11 @@ class Poster:
         self._pending = None
         limit = self._settings.posting.worker_limit or _DEFAULT_LIMIT
         while self._ready and len(self._serving) < limit and not self._closed:
-            key = self._ready.popleft()
+            since, key = self._ready.popleft()
+            if self._loop.time() - since > _MAX_WAIT:
+                for series in self._queues.pop(key):
+                    self._drop(series.take())
+                continue
             self._serving.add(key)
             # Run in the operator's context: the current context belongs to the handler, with all its variables.
             task = self._context.run(self._loop.create_task, self._serve(key))
@@ -232,7 +248,7 @@ class Poster:
         finally:
             timer.cancel()
             if queue:
-                self._ready.append(key)
+                self._ready.append((self._loop.time(), key))
             else:
                 del self._queues[key]
             self._vacate(key)
@@ -242,10 +258,23 @@ class Poster:
         self._serving.discard(key)
         self._dispatch()
 
+    def _drop(self, event: K8sEvent) -> None:
+        """Count an Event that the API server has not taken in time; log a warning from time to time."""
+        self._overdue += 1
+        now = self._loop.time()
+        if self._told_at is None or now - self._told_at >= _TELLING_INTERVAL:
+            self._told_at = now
+            logger.warning(
+                "The API server does not accept all events in time, so some are lost: %d by now. The handling of the "
+                "objects goes on.",
+                self._overdue,
+            )
+        logger.debug("The event is lost, as it could not be posted in time: %r", event)
+
     async def _post(self, series: EventSeries[K8sEvent]) -> None:
         """Create the Event in the cluster, or update it if the series has one already."""
         # Imported with the first Event: many operators never post any.
-        from kopf._cogs.clients import events
+        from kopf._cogs.clients import errors, events
 
         if self._writer is None:
             self._writer = events.EventWriter(self._client, self._settings)
@@ -268,6 +297,8 @@ class Poster:
             if posted is not None:
                 series.keep(posted.name, posted.first)
                 self._tell(event, series.count)
+        except errors.APITimeoutError:
+            self._drop(event)
         except Exception:
             # The error is only logged, because the operator can work without its Events.
             logger.exception("Failed to post an event: %r", event)

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from kopf._cogs.clients import api, errors, sessions
+from kopf._cogs.clients import api, errors, pacing, sessions
 from kopf._cogs.structs.credentials import AiohttpSession, ConnectionInfo, KubeContext, LoginError, Vault
 
 
@@ -802,6 +802,24 @@ async def test_requests_that_time_out_are_retried(client, server, settings, slee
     settings.networking.request_timeout = 0.1
     with pytest.raises(errors.APITimeoutError):
         await client.get_json('/x')
+    assert len(server.seen) == 3
+
+
+@pytest.mark.parametrize('report_timeout, request_timeout', [(0.1, None), (0.1, 300), (300, 0.1)])
+async def test_reports_that_time_out_are_not_retried(
+    client, server, settings, monkeypatch, report_timeout, request_timeout
+):
+    monkeypatch.setattr(pacing, 'REPORT_TIMEOUT', report_timeout)
+    settings.networking.request_timeout = request_timeout
+    server.add('POST', '/x', hang)
+    with pytest.raises(errors.APITimeoutError):
+        await client.request('POST', '/x', payload=b'{}', reporting=True)
+    assert len(server.seen) == 1
+
+
+async def test_reports_that_fail_are_retried(client, server, sleeps):
+    server.add('POST', '/x', 500, 503, {})
+    assert await client.request('POST', '/x', payload=b'{}', reporting=True) == b'{}'
     assert len(server.seen) == 3
 
 

@@ -26,13 +26,13 @@ class Visitors:
     def gate(self):
         return pacing.Gate('server', self.settings)
 
-    def come(self, *names, lasting=0.0, yielding=False, passing_by=False, query='/x'):
+    def come(self, *names, lasting=0.0, yielding=False, way='enter', query='/x'):
         for name in names:
             with pacing.background(yielding):
-                self.tasks.append(asyncio.create_task(self.visit(name, lasting, passing_by, query), name=str(name)))
+                self.tasks.append(asyncio.create_task(self.visit(name, lasting, way, query), name=str(name)))
 
-    async def visit(self, name, lasting, passing_by, query):
-        slot = await (self.gate.pass_by(query) if passing_by else self.gate.enter(query))
+    async def visit(self, name, lasting, way, query):
+        slot = await getattr(self.gate, way)(query)
         self.times[name] = asyncio.get_running_loop().time()
         await asyncio.sleep(lasting)
         self.gate.leave(slot)
@@ -101,7 +101,7 @@ async def test_all_wait_as_long_as_the_server_asks_for(visitors, caplog):
     visitors.gate.hold(5)
     visitors.gate.hold(3)  # by another one, who was asked earlier
     visitors.come('a', 'b')
-    visitors.come('stream', passing_by=True)
+    visitors.come('stream', way='pass_by')
     await asyncio.sleep(2)
     visitors.gate.hold(5)
     visitors.come('c')
@@ -116,7 +116,7 @@ async def test_the_longest_of_the_waiting_times_counts(visitors):
     visitors.gate.hold(5)
     visitors.gate.hold(3)
     visitors.come('a')
-    visitors.come('stream', passing_by=True)
+    visitors.come('stream', way='pass_by')
     assert await visitors.all() == about({'a': 5, 'stream': 5})
 
 
@@ -141,7 +141,7 @@ async def test_urgent_requests_go_first(visitors, settings):
 async def test_streams_do_not_wait_for_requests(visitors, settings):
     settings.networking.max_connections = 1
     visitors.come('request', 'another', lasting=100)
-    visitors.come('stream', passing_by=True)
+    visitors.come('stream', way='pass_by')
     assert await visitors.all() == about({'request': 0, 'another': 100, 'stream': 0})
 
 
@@ -242,7 +242,7 @@ async def test_leases_and_peerings_do_not_wait(visitors, settings, query):
     await asyncio.sleep(0.1)
     visitors.gate.hold(5)
     visitors.come('request', 'another', query=query)
-    visitors.come('stream', passing_by=True, query=query)
+    visitors.come('stream', way='pass_by', query=query)
     await asyncio.sleep(0.1)
     assert visitors.times == about({'slow': 0, 'request': 0.1, 'another': 0.1, 'stream': 0.1})
 
@@ -256,6 +256,59 @@ async def test_requests_that_webhooks_wait_for_do_not_wait(visitors, settings):
         with pacing.exempted(False):
             visitors.come('usual')
     assert await visitors.all() == about({'slow': 0, 'request': 0, 'another': 0, 'usual': 100})
+
+
+@pytest.mark.looptime
+async def test_slow_reports_take_no_slots_of_other_requests(visitors, settings):
+    settings.networking.max_connections = 1
+    settings.posting.worker_limit = 2
+    visitors.come('report1', 'report2', 'report3', lasting=5, way='enter_report')
+    visitors.come('first', lasting=0.5)
+    visitors.come('second')
+    times = await visitors.all()
+    assert times == about({'first': 0, 'second': 0.5, 'report1': 0, 'report2': 0, 'report3': 5})
+
+
+@pytest.mark.looptime
+async def test_reports_wait_for_slots_but_do_not_keep_them(visitors, settings):
+    settings.networking.max_connections = 1
+    visitors.come('first', lasting=0.5)
+    visitors.come('report1', 'report2', lasting=5, way='enter_report')
+    visitors.come('second')
+    assert await visitors.all() == about({'first': 0, 'report1': 0.5, 'report2': 0.5, 'second': 0.5})
+
+
+@pytest.mark.looptime
+async def test_reports_wait_for_others_only_for_a_while(visitors, settings):
+    settings.posting.worker_limit = 1
+    visitors.come('report1', lasting=15, way='enter_report')
+    visitors.come('report2', way='enter_report')
+    await asyncio.sleep(12)
+    with pytest.raises(errors.APITimeoutError, match='are not answered in time'):
+        await visitors.tasks[1]
+    visitors.come('report3', way='enter_report')
+    assert await visitors.all() == about({'report1': 0, 'report3': 15})
+
+
+@pytest.mark.looptime
+async def test_cancelled_reports_leave_no_places_that_they_do_not_have(visitors, settings):
+    settings.networking.max_connections = 1
+    settings.posting.worker_limit = 1
+    visitors.come('report1', lasting=5, way='enter_report')
+    visitors.come('first', lasting=1)
+    await asyncio.sleep(0.1)
+    visitors.come('report2', 'report3', way='enter_report')
+    await asyncio.sleep(0.1)
+    visitors.gate.leave(slot := next(iter(visitors.gate._in_flight)))
+    visitors.leave('report2')  # it is admitted at the same moment
+    assert not slot.is_report
+    await asyncio.sleep(0.1)
+    visitors.come('report4', way='enter_report')
+    await asyncio.sleep(0.1)
+    assert set(visitors.times) == {'report1', 'first'}
+    visitors.gate.close()
+    with pytest.raises(errors.APIConnectionError, match='is closed'):
+        await visitors.tasks[3]
 
 
 @pytest.mark.parametrize(

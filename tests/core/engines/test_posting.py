@@ -15,6 +15,7 @@ import pytest
 
 import kopf._core.engines.posting as posting
 from kopf._cogs.clients.api import ApiClient
+from kopf._cogs.clients.errors import APITimeoutError
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import Body
 from kopf._cogs.structs.credentials import ConnectionInfo, Vault
@@ -581,3 +582,41 @@ async def test_places_of_slow_objects_are_given_to_others(settings):
             await asyncio.sleep(0.9)
             calls.append(client.calls)
         assert calls == [2, 4, 5, 5]
+
+
+class HangingClient(SlowClient):
+    """A client that the API server does not answer in time."""
+
+    async def _call(self, *args, **kwargs):
+        self.calls += 1
+        await asyncio.sleep(10)
+        raise APITimeoutError("too late")
+
+
+@pytest.mark.looptime
+async def test_events_that_are_not_accepted_in_time_are_dropped_and_counted(settings, body, caplog):
+    client = HangingClient()
+    async with posting.Poster(client, settings) as poster:
+        posting.info([make_raw(f'obj{i}') for i in range(5)], reason='Reason')
+        await asyncio.sleep(15)
+        assert (client.calls, poster.dropped, poster.qsize()) == (5, 5, 0)
+        posting.info(body, reason='Reason', message='1')
+        await asyncio.sleep(60)
+        posting.info(body, reason='Reason', message='2')
+        await asyncio.sleep(15)
+        assert poster.dropped == 7
+    assert caplog.text.count("The API server does not accept all events in time") == 2
+    assert "some are lost: 7 by now" in caplog.text
+    assert 'Failed to post' not in caplog.text
+
+
+@pytest.mark.looptime
+async def test_events_that_wait_too_long_for_others_are_dropped_and_counted(settings):
+    settings.posting.worker_limit = 1
+    client = HangingClient()
+    async with posting.Poster(client, settings) as poster:
+        posting.info([make_raw(f'obj{i}') for i in range(100)], reason='Reason')
+        await asyncio.sleep(80)
+        # One begins each second, as slow ones leave their turns to others.
+        assert 60 <= client.calls <= 61
+        assert (poster.dropped, poster.qsize()) == (100, 0)
