@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Collection, Coroutine, Generator, Mapping
 from typing import Any, TypeAlias, TypeVar, cast
 
+from kopf._cogs.aiokits import thread_pools
 from kopf._cogs.clients.api import ApiClient, client_var
 from kopf._cogs.clients.discovery import find_kind, forget_kind
 from kopf._cogs.clients.errors import APINotFoundError
@@ -179,7 +180,8 @@ def _is_in_loop() -> bool:
 def _run_in_loop(name: str, work: Coroutine[Any, Any, T], *, timeout: float | None = None) -> T:
     loop = write_through_var.get().loop
     try:
-        return asyncio.run_coroutine_threadsafe(work, loop).result(timeout)
+        with thread_pools.waiting():
+            return asyncio.run_coroutine_threadsafe(work, loop).result(timeout)
     except RuntimeError:
         if not loop.is_closed():
             raise

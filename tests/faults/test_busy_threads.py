@@ -119,6 +119,47 @@ async def test_index_functions_need_no_thread_of_the_handlers_that_wait_for_them
 
 
 @in_virtual_time
+async def test_webhook_handlers_can_apply_objects_that_are_reviewed_here_too(world):
+    world.settings.admission.server = kopf.WebhookServer()
+    world.settings.admission.managed = 'test.kopf.dev'
+
+    @kopf.on.validate('kopfexamples', registry=world.registry)
+    def outer(name, **_):
+        kopf.apply(make_child(name, 'x'))
+        world.note('applied', name)
+
+    @kopf.on.validate('configmaps', registry=world.registry)
+    def inner(name, **_):
+        world.note('reviewed', name)
+
+    async with world.operator():
+        await world.aio.wait_for('validatingwebhookconfigurations', 'test.kopf.dev', lambda body: body.get('webhooks'))
+        async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+            for number in range(5):
+                group.create_task(world.create(f'obj-{number}'))
+    assert sorted(set(world.ids)) == ['applied', 'reviewed'] and len(world.called('applied')) == 5
+
+
+@in_virtual_time
+async def test_index_functions_can_apply_objects_that_are_indexed(world):
+    @kopf.index('configmaps', id='configs', registry=world.registry)
+    def index(name, body, **_):
+        return {name: body['data']['field']}
+
+    @kopf.index('kopfexamples', id='applied', registry=world.registry)
+    def apply(name, **_):
+        kopf.apply(make_child(name, 'x'))
+        world.note('applied', name)
+
+    for number in range(5):
+        await world.create(f'obj-{number}')
+    began = asyncio.get_running_loop().time()
+    async with world.operator():
+        await world.until_called('applied', 5)
+        assert asyncio.get_running_loop().time() - began < 5
+
+
+@in_virtual_time
 async def test_an_executor_that_is_set_later_is_for_all_functions_that_are_called_from_then_on(world):
     used, loop = {}, asyncio.get_running_loop()
 

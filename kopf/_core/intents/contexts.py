@@ -67,6 +67,8 @@ class OperatorContext:
 
     # Why do these functions not run in the executor of other handlers? Those can wait for them, and could use all its
     # threads meanwhile: without a free thread, all of them would wait for ever. Pools without calls have no threads.
+    # For the same reason, some pools are elastic: webhook handlers can apply objects for which other ones are called,
+    # and index functions can apply objects that are indexed.
     # An executor of the user's gets them all, as documented for it: its threads can have what the functions need.
 
     @functools.cached_property
@@ -81,12 +83,12 @@ class OperatorContext:
     @functools.cached_property
     def index_threads(self) -> Executor:
         """The threads of sync index functions: handlers wait for these after they have applied an indexed object."""
-        return _make_threads(self.settings.execution.max_workers)
+        return _make_threads(self.settings.execution.max_workers, is_elastic=True)
 
     @functools.cached_property
     def response_threads(self) -> Executor:
         """The threads of sync handlers of webhooks: the API server, and so handlers, wait for them."""
-        return _make_threads(self.settings.execution.max_workers)
+        return _make_threads(self.settings.execution.max_workers, is_elastic=True)
 
     @functools.cached_property
     def probe_threads(self) -> Executor:
@@ -127,8 +129,8 @@ class OperatorContext:
         return self.settings.execution.default_backoff
 
 
-def _make_threads(limit: int | None) -> Executor:
+def _make_threads(limit: int | None, *, is_elastic: bool = False) -> Executor:
     # Why not at the top? Operators with only async functions do not need it.
     from kopf._cogs.aiokits.thread_pools import DaemonicThreadPool
 
-    return DaemonicThreadPool(max_workers=limit)
+    return DaemonicThreadPool(max_workers=limit, is_elastic=is_elastic)

@@ -9,7 +9,7 @@ import weakref
 
 import pytest
 
-from kopf._cogs.aiokits.thread_pools import DaemonicThreadPool
+from kopf._cogs.aiokits.thread_pools import DaemonicThreadPool, waiting
 
 
 @pytest.fixture
@@ -92,6 +92,50 @@ def test_functions_wait_for_the_other_threads_if_no_more_can_be_started(monkeypa
         release.set()
         assert running.result(60)
         assert waiting.result(60) == 0
+
+
+def test_threads_that_wait_do_not_count_in_elastic_pools():
+    def descend(level):
+        with waiting():
+            if level == 3:
+                barrier.wait(60)  # all of them wait at the same time
+            return pool.submit(descend, level - 1).result(60) if level else 'done'
+
+    before, barrier = threading.active_count(), threading.Barrier(10)
+    with DaemonicThreadPool(2, is_elastic=True) as pool:
+        futures = [pool.submit(descend, 3) for _ in range(10)]
+        assert {future.result(60) for future in futures} == {'done'}
+        while threading.active_count() > before + 2:  # those beyond the limit end
+            pass
+        barrier, release = threading.Barrier(3), threading.Event()
+        futures = [pool.submit(lambda: (barrier.wait(60), release.wait(60))) for _ in range(2)]
+        barrier.wait(60)  # both are running
+        extra = pool.submit(int)
+        assert not extra.running() and not extra.done()
+        release.set()
+        assert extra.result(60) == 0
+
+
+def test_threads_that_wait_count_in_other_pools():
+    entered, release = threading.Event(), threading.Event()
+
+    def wait():
+        with waiting():
+            entered.set()
+            release.wait(60)
+
+    with DaemonicThreadPool(1) as pool:
+        pool.submit(wait)
+        entered.wait(60)
+        extra = pool.submit(int)
+        assert not extra.running() and not extra.done()
+        release.set()
+        assert extra.result(60) == 0
+
+
+def test_waiting_is_nothing_special_outside_of_pools():
+    with waiting():
+        pass
 
 
 def test_shutdown_waits_for_all():
