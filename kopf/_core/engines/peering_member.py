@@ -433,7 +433,10 @@ class PeeringMember:
 
     async def _wait(self) -> None:
         now = read_time()
-        moment = min((moment for moment in self._moments() if moment > now), default=None)
+        moment = min(self._moments(), default=None)
+        # A request, or the wait for peers, can take longer than the pause after a failure. Then, the next one is due.
+        if moment is not None and moment <= now:
+            return
         try:
             async with asyncio.timeout(None if moment is None else moment - now):
                 await self._wakeup.wait()
@@ -445,7 +448,12 @@ class PeeringMember:
     def _moments(self) -> Iterator[float]:
         if self._present:
             yield self._renewal
-            yield self._removal
+            if self._find_dead():
+                yield self._removal
+
+    def _find_dead(self) -> list[str]:
+        now = read_time()
+        return [identity for identity, other in self._observed.items() if other.until <= now]
 
     async def _take_over(self) -> None:
         """
@@ -491,11 +499,12 @@ class PeeringMember:
             self._renewal = min(self._renewal, self._announced + RETRY_DELAY)
         if read_time() >= self._renewal or (not self._failing and self._get_flags() != self._written_flags):
             await self._announce()
-        dead = [identity for identity, other in self._observed.items() if other.until <= read_time()]
+        dead = self._find_dead()
         # The interval is only for repeated removals. Newly dead records are removed at once, which can end our pause.
         if dead and self._present and (read_time() >= self._removal or not self._removed.issuperset(dead)):
-            self._removal, self._removed = read_time() + RETRY_DELAY, frozenset(dead)
+            self._removed = frozenset(dead)
             await self._remove(dead)
+            self._removal = read_time() + RETRY_DELAY
 
     async def _announce(self) -> None:
         """Renew our own record."""

@@ -3,13 +3,20 @@
 import asyncio
 import contextlib
 import datetime
+import random
 
 import pytest
 
 from kopf._cogs.clients import errors
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._core.engines import peering_member
-from kopf._core.engines.peering_member import REFUSAL_DELAYS, RETRY_DELAY, TAKEOVER_TIMEOUT, PeeringMember
+from kopf._core.engines.peering_member import (
+    REFUSAL_DELAYS,
+    REQUEST_TIMEOUT,
+    RETRY_DELAY,
+    TAKEOVER_TIMEOUT,
+    PeeringMember,
+)
 
 pytestmark = pytest.mark.looptime(start=1000)
 
@@ -673,3 +680,88 @@ async def test_an_operator_that_took_over_during_a_suspension_is_waited_for(peer
         peering_api.put(worker={**record(priority=1, lifetime=600), 'paused': True})
         await passed(0)
         assert member.known and not member.paused
+
+
+async def test_the_record_is_renewed_after_requests_that_time_out_one_after_another(peering_api, join):
+    peering_api.put(intern={**record(priority=1, lifetime=50), 'paused': True})
+    async with join() as member:
+        await passed(45)
+        peering_api.delay = 2 * REQUEST_TIMEOUT  # both for the renewal and for the removal of the dead peer
+        await passed(50)
+        assert member.paused
+        peering_api.delay = 0
+        await passed(REQUEST_TIMEOUT + RETRY_DELAY)
+        assert not member.paused
+        assert peering_api.status.keys() == {'me'}
+
+
+async def test_failed_removals_of_dead_records_are_not_repeated_at_once(peering_api, join, settings):
+    settings.peering.lifetime = 1000
+    async with join():
+        peering_api.put(intern=record(priority=1, lifetime=1))
+        peering_api.delay = 2 * REQUEST_TIMEOUT
+        await passed(3 * (REQUEST_TIMEOUT + RETRY_DELAY))
+        assert [patch['status'] for _, patch in peering_api.patches[1:]] == [{'intern': None}] * 3
+
+
+async def test_a_record_whose_renewal_is_due_during_the_takeover_is_renewed_after_it(
+    peering_api, join, settings, monkeypatch
+):
+    monkeypatch.setattr(peering_member.random, 'uniform', lambda *_: 7.5)
+    settings.peering.lifetime = 8
+    peering_api.delay = 0.1
+    async with join() as member:
+        peering_api.put(intern=record(priority=1))  # it does not report that it pauses, as in other frameworks
+        await passed(100)
+        assert member.changes == [(True, False)]
+
+
+@pytest.mark.parametrize('mandatory', [True, False])
+@pytest.mark.parametrize('seed', range(10))
+async def test_whatever_has_happened_the_record_is_renewed_when_the_api_is_well_again(
+    peering_api, join, settings, monkeypatch, seed, mandatory
+):
+    chance = random.Random(seed)
+    monkeypatch.setattr(peering_member.random, 'uniform', chance.uniform)
+    settings.peering.mandatory = mandatory
+    settings.peering.lifetime = lifetime = chance.choice([4, 8, 20, 60])
+    failures = [
+        errors.APIServerError('oops', status=500),
+        errors.APIForbiddenError('no way', status=403),
+        errors.APIConflictError('conflict', status=409),
+    ]
+
+    def act(member):
+        peering_api.delay = chance.choice([0, 0.1, 3, 9, 2 * REQUEST_TIMEOUT, 2 * REQUEST_TIMEOUT])
+        peering_api.error = chance.choice([None, None, None, *failures])
+        match chance.choice(['peer', 'peer', 'end', 'removal', 'halt', 'absence', 'nothing']):
+            case 'peer':
+                flags = {chance.choice(['waiting', 'pausing', 'paused']): True} if chance.random() < 0.5 else {}
+                peer = record(priority=chance.choice([1, 100]), lifetime=chance.choice([1, 15, 30]))
+                peering_api.put(**{chance.choice(['intern', 'boss']): {**peer, **flags}})
+            case 'end':
+                peering_api.put(intern=None, boss=None)
+            case 'removal':
+                peering_api.put(me=None)
+            case 'halt':
+                member.halt(member.paused)
+            case 'absence':
+                peering_api.exists, peering_api.status = not peering_api.exists, {}
+                member.see(peering_api.body if peering_api.exists else None)
+
+    async with join() as member:
+        for _ in range(20):
+            for _ in range(chance.randint(1, 4)):
+                act(member)
+                await passed(chance.choice([0, 0.5, 3, RETRY_DELAY, 8, REQUEST_TIMEOUT, 30]))
+            peering_api.delay, peering_api.error = 0.1, None
+            if not peering_api.exists:
+                peering_api.exists = True
+                peering_api.put()
+            # Then, the peers are dead, a request in progress has timed out, and the operator has taken over.
+            await passed(max(lifetime, 30) + REQUEST_TIMEOUT + TAKEOVER_TIMEOUT + 2 * RETRY_DELAY)
+            written = peering_api.status['me']['lastseen']
+            assert peering_api.status.keys() == {'me'}
+            assert member.known and not member.paused
+            await passed(lifetime)
+            assert peering_api.status['me']['lastseen'] != written
