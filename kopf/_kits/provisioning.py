@@ -23,6 +23,7 @@ from kopf._core.actions.execution import PermanentError
 from kopf._core.engines.conversion_strategies import CRDS_PATH, NONE, is_placeholder, is_same
 from kopf._core.engines.deferred_work import DeferredWork, deferred_work_var
 from kopf._core.intents.registries import registry_var
+from kopf._kits.yaml_texts import load_yaml
 
 logger = logging.getLogger(__name__)
 
@@ -398,12 +399,11 @@ def _parse(text: str, place: str) -> Iterator[dict[str, Any]]:
     import yaml
 
     try:
-        documents = list(yaml.load_all(text, getattr(yaml, 'CSafeLoader', yaml.SafeLoader)))
+        documents = list(load_yaml(text))
     except yaml.YAMLError as error:
         raise CRDError(f"The CRDs in {place} cannot be read: {error}") from error
     for document in documents:
-        if document is not None:
-            yield from _unpack(document, place)
+        yield from _unpack(document, place)
 
 
 def _unpack(document: Any, place: str) -> Iterator[dict[str, Any]]:

@@ -6,6 +6,7 @@ import json
 import pathlib
 
 import pytest
+import yaml
 from offlineserver import OfflineServer
 from operatorworld import in_virtual_time, new_world, running_operator
 
@@ -132,6 +133,21 @@ async def test_sources_can_be_of_all_kinds(sandbox, registry, source, tmp_path):
     await ensure(registry, source(tmp_path) if callable(source) else source)
     names = {crd['metadata']['name'] for crd in sandbox.list('customresourcedefinitions')}
     assert names & {NAME, 'widgets.example.com'}
+
+
+async def test_texts_are_read_as_by_kubectl(sandbox, registry):
+    crd = make_crd()
+    words = {'at': '12:30', 'day': '2020-01-01', 'limit': '1e3', 'flag': 'n'}
+    fields = {name: {'x-kubernetes-preserve-unknown-fields': True, 'default': f'the {name}'} for name in words}
+    crd['spec']['versions'][0]['schema']['openAPIV3Schema']['properties']['spec']['properties'] = fields
+    text = yaml.safe_dump(crd)
+    for name, word in words.items():
+        text = text.replace(f'the {name}', word)
+    await ensure(registry, text)
+    live = sandbox.get('customresourcedefinitions', 'widgets.example.com')
+    stored = live['spec']['versions'][0]['schema']['openAPIV3Schema']['properties']['spec']['properties']
+    defaults = {name: schema['default'] for name, schema in stored.items()}
+    assert defaults == {'at': '12:30', 'day': '2020-01-01', 'limit': 1000, 'flag': False}
 
 
 async def test_nothing_is_written_if_nothing_differs(sandbox, registry):

@@ -1,4 +1,4 @@
-"""YAML for other programs: no reader takes a string for something else."""
+"""YAML for other programs: no reader takes a string for something else, and theirs is read as they read it."""
 
 import string
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kopf._kits.testing.wire import clientyaml
-from kopf._kits.yaml_texts import dump_yaml
+from kopf._kits.yaml_texts import dump_yaml, load_yaml
 
 WORDS = 'y N yes Off TRUE null ~ = << .inf -.INF .NaN 1e3 12E45 1e-3 0o17 017 0x1F -0b11 1_000 1:30 1:30.5 2001-01-01'
 READERS = {'go': lambda text: clientyaml.load(text.encode()), 'python': yaml.safe_load}
@@ -35,4 +35,4 @@ def test_objects_are_read_as_they_are_dumped(read, fields):
 
 
 def test_several_objects_are_a_stream():
-    assert list(clientyaml.load_all(dump_yaml([{'a': 'y'}, {'b': 'n'}]))) == [{'a': 'y'}, {'b': 'n'}]
+    assert list(load_yaml(dump_yaml([{'a': 'y'}, {'b': 'n'}]))) == [{'a': 'y'}, {'b': 'n'}]

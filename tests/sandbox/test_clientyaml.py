@@ -3,6 +3,7 @@
 import pytest
 
 from kopf._kits.testing.wire import clientyaml
+from kopf._kits.yaml_texts import load_yaml
 
 
 @pytest.mark.parametrize(
@@ -37,9 +38,7 @@ def test_words_and_keys_are_read_as_by_clients():
     assert clientyaml.load(text) == {"false": False, "true": "2001-02-03", "2": None, "a": {"b": [1, "x"]}}
 
 
-@pytest.mark.parametrize(
-    "load", [lambda text: [clientyaml.load(text.encode())], clientyaml.load_all], ids=["one", "stream"]
-)
+@pytest.mark.parametrize("load", [lambda text: [clientyaml.load(text.encode())], load_yaml], ids=["one", "stream"])
 @pytest.mark.parametrize(
     "text, value",
     [

@@ -4,7 +4,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from kopf._kits.testing.wire import clientyaml
+from kopf._kits.yaml_texts import load_yaml
 from kopf.cli import main
 
 APP = """
@@ -43,7 +43,7 @@ def test_crds_are_printed_as_yaml(write, invoke):
 
 def test_fields_keep_their_names_when_kubectl_reads_them(write, invoke):
     result = invoke(write('app1.py', APP.replace('size: int = SIZE', 'x: int; y: int; n: str = "1e3"')))
-    [crd] = clientyaml.load_all(result.stdout)
+    [crd] = load_yaml(result.stdout)
     spec = crd['spec']['versions'][0]['schema']['openAPIV3Schema']['properties']['spec']
     assert (spec['required'], spec['properties']['n']['default']) == (['x', 'y'], '1e3')
 

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from kopf._kits.packaging.manifest_commands import guess_name
 from kopf._kits.testing.wire import clientyaml
+from kopf._kits.yaml_texts import load_yaml
 from kopf.cli import main
 
 APP = """
@@ -264,9 +265,7 @@ def test_variables_are_values_of_charts(make, tmp_path):
 
 def test_variables_are_strings_for_kubectl(make):
     [deployment] = [
-        each
-        for each in clientyaml.load_all(make('--env', 'A=y', '--env', 'y=12e45').stdout)
-        if each['kind'] == 'Deployment'
+        each for each in load_yaml(make('--env', 'A=y', '--env', 'y=12e45').stdout) if each['kind'] == 'Deployment'
     ]
     [container] = deployment['spec']['template']['spec']['containers']
     assert container['env'] == [{'name': 'A', 'value': 'y'}, {'name': 'y', 'value': '12e45'}]

@@ -1,15 +1,14 @@
 """
 Decoding and checking of YAML as clients send it; errors have the texts of a real server.
 
-The text is parsed by the rules of the server's library: ``n`` and ``off`` are booleans (as keys, too), ``1e3`` and
-``0o17`` are numbers, and timestamps and ``1:30`` are strings. The parser here is another port of libyaml than the
-server's, so its errors are translated.
+The values are those of the server's library, see `kopf._kits.yaml_texts`. The parser here is another port of libyaml
+than the server's, so its errors are translated.
 """
 
-import functools
 import re
-from collections.abc import Iterator
 from typing import Any
+
+from kopf._kits.yaml_texts import make_loader, make_plain
 
 _WORDS = (
     (r"expected the node content, but found .*", 'did not find expected node content'),
@@ -22,11 +21,6 @@ _WORDS = (
     (r"found undefined alias '?(.*?)'?", r"unknown anchor '\1' referenced"),
 )
 """The parser's errors with the corresponding errors of a real server; all other errors are the same."""
-
-
-_INTEGER = re.compile(r'[-+]?(?:0[bB][01]+|0[oO]?[0-7]+|0[xX][0-9a-fA-F]+|[1-9][0-9]*|0)')
-_FLOAT = re.compile(r'[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?')
-_INT64, _UINT64 = 2**63, 2**64
 
 
 class YamlError(ValueError):
@@ -43,23 +37,9 @@ def load(text: bytes) -> Any:
     import yaml
 
     try:
-        return _plain(yaml.load(text, _loader()))
+        return make_plain(yaml.load(text, make_loader()))
     except yaml.YAMLError as error:
         raise YamlError(f'yaml: {_complaint(error, text)}') from None
-
-
-def load_all(text: str) -> Iterator[Any]:
-    """
-    Yield the values of all documents of a stream, except for empty ones; parse it in C, which is ten times faster.
-
-    Raises:
-        yaml.YAMLError: The text is not YAML.
-    """
-    import yaml
-
-    for document in yaml.load_all(text, _loader(fast=True)):
-        if document is not None:
-            yield _plain(document)
 
 
 def _complaint(error: Any, text: bytes) -> str:
@@ -91,52 +71,3 @@ def _complaint(error: Any, text: bytes) -> str:
 
 def _is_end(mark: Any, text: bytes) -> bool:
     return bool(mark.column) and mark.index >= len(text.decode(errors='replace'))
-
-
-@functools.cache
-def _loader(*, fast: bool = False) -> Any:
-    import yaml
-
-    base: Any = getattr(yaml, 'CSafeLoader', yaml.SafeLoader) if fast else yaml.SafeLoader
-
-    class Loader(base):  # type: ignore[misc]
-        """A loader of YAML 1.1 with the rules of the server's library."""
-
-    Loader.yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in resolvers if tag.endswith((':null', ':merge'))]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-    words = r'y|Y|yes|Yes|YES|on|On|ON|n|N|no|No|NO|off|Off|OFF|true|True|TRUE|false|False|FALSE'
-    Loader.add_implicit_resolver('tag:yaml.org,2002:bool', re.compile(f'^(?:{words})$'), list('yYoOnNtTfF'))
-    Loader.bool_values = {**yaml.SafeLoader.bool_values, 'y': True, 'n': False}
-    Loader.add_implicit_resolver('!number', re.compile(r'^[-+.0-9][-+._0-9a-fA-FxXoO]*$'), list('-+.0123456789'))
-    Loader.add_constructor('!number', lambda _, node: _number(node.value))
-    Loader.add_constructor('tag:yaml.org,2002:merge', lambda _, node: node.value)  # of a value, where nothing is merged
-    words = r'[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)'
-    Loader.add_implicit_resolver('tag:yaml.org,2002:float', re.compile(f'^(?:{words})$'), list('-+.'))
-    return Loader
-
-
-def _number(text: str) -> Any:
-    """Return the number, as an integer if it is whole; or the text, if it only looks like a number."""
-    digits = text if text.startswith('.') else text.replace('_', '')
-    if _INTEGER.fullmatch(digits):
-        sign, rest = (digits[0], digits[1:]) if digits[0] in '-+' else ('', digits)
-        base = {'0b': 2, '0x': 16, '0o': 8}.get(rest[:2].lower()) or (8 if rest[:1] == '0' else 10)
-        value = int(sign + rest, base)
-        if -_INT64 <= value < _UINT64:
-            return value if value < _INT64 else float(value)
-    if not _FLOAT.fullmatch(digits) or abs(number := float(digits)) == float('inf'):
-        return text
-    return int(number) if abs(number) < _INT64 and number.is_integer() else number
-
-
-def _plain(value: Any) -> Any:
-    """Return the value with its keys converted to strings, as JSON requires."""
-    if isinstance(value, dict):
-        return {_key(key): _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list) else value
-
-
-def _key(key: Any) -> str:
-    return str(key).lower() if isinstance(key, bool) else str(key)

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from kopf._kits.testing.wire import clientyaml
+from kopf._kits.yaml_texts import load_yaml
 
 Source = str | Path | Mapping[str, Any]
 """A file or folder with YAML or JSON files, a text of YAML (with at least one line break), or an object as a dict."""
@@ -46,7 +46,7 @@ def _parse(place: str, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
     import yaml
 
     try:
-        documents = list(clientyaml.load_all(text))
+        documents = list(load_yaml(text))
     except yaml.YAMLError as error:
         raise ManifestError(f'{place}: not YAML: {error}') from error
     for number, document in enumerate(documents, 1):
