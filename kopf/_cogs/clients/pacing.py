@@ -8,10 +8,7 @@ Events (see `errors.APITooManyRequestsError.is_partial`), and 503, which usually
 Queued requests about live changes go first. Requests about objects that existed before the operator started, and
 requests that only report (see `background`), get a fixed share of the turns.
 
-Some requests are exempt from all this, so that other requests never hold them up: those that webhooks wait for (see
-`exempted`), and those about Leases and peerings. If their renewals waited for slow patches of objects, or because the
-server protects itself from these, the operator would lose its Lease, or would seem to be gone. The server itself has a
-priority level for such requests.
+Some requests are exempt from all this (see `exempted`), so that other requests never hold them up.
 
 While one resource is slow, e.g. because a webhook hangs, requests about other resources go on: a request that is not
 answered in time (`SLOWNESS`) leaves its slot to them, but not to others about the same resource.
@@ -40,6 +37,9 @@ MIN_PAUSE = 0.001
 
 SLOWNESS = 1.0
 """The time after which a request in flight leaves its slot to requests about other resources (in seconds)."""
+
+MAX_SLOW = 3
+"""How many requests can have left their slots, for each slot: if everything is slow, the server has too many."""
 
 REPORTS_LIMIT = 8
 """How many reports are in flight at once, unless `settings.posting.worker_limit` says it."""
@@ -95,7 +95,12 @@ class exempted:
     """
     A context manager: if ``active``, the requests in its block do not wait at any gate.
 
-    It is for the handlers of webhooks: their requests must not wait for the slots of patches that wait for the webhook.
+    These are the renewals of Leases and of records in peerings: if they waited for slow patches of objects, or because
+    the server protects itself from these, the operator would lose its Lease, or would seem to be gone. (The server has
+    a priority level for them.) And requests of the handlers of webhooks: they must not wait for the slots of patches
+    that wait for the webhook.
+
+    The block should have nothing but these requests, because the tasks that it starts are exempt, too.
     """
 
     __slots__ = ('_active', '_token')
@@ -118,13 +123,15 @@ class Slot:
         query: the path of the request, with or without its parameters.
     """
 
-    __slots__ = ('_query', 'future', 'since', 'urgent', 'waited')
+    __slots__ = ('future', 'kind', 'query', 'since', 'urgent', 'waited')
 
     is_report = False
     """Whether the request only reports, so that it takes no slot of others."""
 
     def __init__(self, query: str) -> None:
-        self._query = query
+        self.query = query
+        self.kind = ''
+        """The resource that the request is about, if it has to wait, or if any resource is slow; see `find_kind`."""
         self.future: asyncio.Future[None]
         """Done when the request is admitted; only of requests that have to wait."""
         self.urgent = True
@@ -133,12 +140,6 @@ class Slot:
         """When the request was admitted (by the clock of the event loop)."""
         self.waited = False
         """Whether the request had to wait."""
-
-    @property
-    def kind(self) -> str:
-        """The resource that the request is about."""
-        # Why is it not stored? It is needed only while all slots are taken, or a resource is slow.
-        return find_kind(self._query)
 
 
 class _ReportSlot(Slot):
@@ -149,10 +150,6 @@ class _ReportSlot(Slot):
     def __init__(self, query: str) -> None:
         super().__init__(query)
         self.places: asyncio.Semaphore | None = None  # where it has a place
-
-
-def _is_exempt(slot: Slot) -> bool:
-    return _exempt.get() or slot.kind.startswith('/apis/coordination.k8s.io/') or slot.kind.endswith('kopfpeerings')
 
 
 def find_kind(query: str) -> str:
@@ -218,11 +215,13 @@ class Gate:
         if not self._waiting and not self._slow and len(self._in_flight) < self._limit and self._delay() <= 0:
             self._take(slot)
             return slot
-        if _is_exempt(slot):
-            self._tokens -= 1
+        if _exempt.get():
+            # Without a right to make a request, others must not wait for longer.
+            self._tokens -= min(1, max(0, self._tokens))
             return slot
         pressure = _pressure.get()
         slot.future, slot.waited, slot.urgent = self._loop.create_future(), True, pressure is None
+        slot.kind = find_kind(query)
         self._waiting.push(slot, None, urgent=slot.urgent)
         # Without requests in flight, nothing else would wake up the queue: admit this request now, or set a timer.
         self._start_queued()
@@ -261,7 +260,8 @@ class Gate:
             async with asyncio.timeout(REPORT_TIMEOUT):
                 await self._reports.acquire()
         except TimeoutError:
-            raise errors.APITimeoutError(f"Former requests about {slot.kind} are not answered in time.") from None
+            text = f"Former requests about {find_kind(query)} are not answered in time."
+            raise errors.APITimeoutError(text) from None
         slot.places = self._reports
         if self._closing.done():
             self.leave(slot)
@@ -278,9 +278,9 @@ class Gate:
         elif isinstance(slot, _ReportSlot):
             if slot.places is not None:
                 slot.places.release()
-        elif (slow := self._slow.get(slot.kind)) is not None and slot in slow:
-            slow.remove(slot)
-            if not slow:
+        elif slot in self._slow.get(slot.kind, ()):
+            self._slow[slot.kind].remove(slot)
+            if not self._slow[slot.kind]:
                 del self._slow[slot.kind]
             self._unblock(slot.kind)
         if self._waiting:
@@ -298,8 +298,6 @@ class Gate:
         """
         self._check_open()
         slot, delay = Slot(query), self._delay()
-        if delay > 0 and _is_exempt(slot):
-            delay = 0
         self._tokens -= 1  # now: otherwise, queued requests would take all tokens while this stream waits
         try:
             # In later rounds, the token is already taken, so only another hold can prolong the wait.
@@ -385,12 +383,17 @@ class Gate:
                 slot.future.set_result(None)
 
     def _free_slot(self) -> float:
-        """Let slow requests leave their slots; return when the next one will (in seconds); zero if a slot is free."""
+        """Let slow requests leave their slots; return when the next one may (in seconds); zero if a slot is free."""
         while len(self._in_flight) >= self._limit:
             oldest = next(iter(self._in_flight))
             delay = oldest.since + SLOWNESS - self._loop.time()
             if delay >= 0:
                 return max(delay, MIN_PAUSE)
+            if sum(map(len, self._slow.values())) >= MAX_SLOW * self._limit:
+                return SLOWNESS
+            if not self._slow:
+                for slot in self._in_flight:
+                    slot.kind = slot.kind or find_kind(slot.query)
             del self._in_flight[oldest]
             self._slow.setdefault(oldest.kind, set()).add(oldest)
         return 0

@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from kopf._cogs.clients import api, errors
+from kopf._cogs.clients import api, errors, pacing
 from kopf._cogs.clients.logins import SERVICE_ACCOUNT
 from kopf._cogs.structs.references import Resource
 
@@ -164,7 +164,8 @@ class LeaseStore:
         # The logger is replaced only during the request: the same task also starts the work of the leader.
         token = api.unfenced_var.set(True)
         try:
-            answer = await self._client.request(method, path, payload=payload, logger=self._logger, backoffs=())
+            with pacing.exempted():
+                answer = await self._client.request(method, path, payload=payload, logger=self._logger, backoffs=())
         finally:
             api.unfenced_var.reset(token)
         return api.decode_object(method, path, answer)

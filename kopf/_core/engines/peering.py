@@ -18,7 +18,7 @@ import string
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from kopf._cogs.clients import api, errors
+from kopf._cogs.clients import api, errors, pacing
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.helpers.explanations import ExplainedError
 from kopf._cogs.helpers.hostnames import get_descriptive_hostname
@@ -158,7 +158,8 @@ async def touch(
     async def send(subresource: str | None) -> Mapping[str, Any]:
         path = resource.get_url(namespace=namespace, name=name, subresource=subresource)
         content_type = 'application/merge-patch+json'
-        answer = await client.request('PATCH', path, payload=payload, content_type=content_type, backoffs=backoffs)
+        with pacing.exempted():
+            answer = await client.request('PATCH', path, payload=payload, content_type=content_type, backoffs=backoffs)
         return api.decode_object('PATCH', path, answer)
 
     try:

@@ -226,89 +226,39 @@ async def test_cancelled_visitors_of_slow_resources(visitors, settings):
 
 
 @pytest.mark.looptime
-@pytest.mark.parametrize(
-    'query',
-    [
-        '/apis/coordination.k8s.io/v1/namespaces/default/leases/x?a=b',
-        '/apis/kopf.dev/v1/namespaces/default/kopfpeerings/default/status',
-        '/apis/zalando.org/v1/clusterkopfpeerings',
-    ],
-)
-async def test_leases_and_peerings_do_not_wait(visitors, settings, query):
+async def test_exempted_requests_do_not_wait(visitors, settings):
     settings.networking.max_connections = 1
     settings.networking.requests_per_second = 1
     settings.networking.requests_burst = 1
     visitors.come('slow', lasting=100, query=THINGS)
     await asyncio.sleep(0.1)
     visitors.gate.hold(5)
-    visitors.come('request', 'another', query=query)
-    visitors.come('stream', way='pass_by', query=query)
-    await asyncio.sleep(0.1)
-    assert visitors.times == about({'slow': 0, 'request': 0.1, 'another': 0.1, 'stream': 0.1})
-
-
-@pytest.mark.looptime
-async def test_requests_that_webhooks_wait_for_do_not_wait(visitors, settings):
-    settings.networking.max_connections = 1
-    visitors.come('slow', lasting=100)
     with pacing.exempted():
         visitors.come('request', 'another')
         with pacing.exempted(False):
-            visitors.come('usual')
-    assert await visitors.all() == about({'slow': 0, 'request': 0, 'another': 0, 'usual': 100})
-
-
-@pytest.mark.looptime
-async def test_slow_reports_take_no_slots_of_other_requests(visitors, settings):
-    settings.networking.max_connections = 1
-    settings.posting.worker_limit = 2
-    visitors.come('report1', 'report2', 'report3', lasting=5, way='enter_report')
-    visitors.come('first', lasting=0.5)
-    visitors.come('second')
+            visitors.come('usual', query=OTHERS)
     times = await visitors.all()
-    assert times == about({'first': 0, 'second': 0.5, 'report1': 0, 'report2': 0, 'report3': 5})
+    assert times == about({'slow': 0, 'request': 0.1, 'another': 0.1, 'usual': 5.1})
 
 
 @pytest.mark.looptime
-async def test_reports_wait_for_slots_but_do_not_keep_them(visitors, settings):
-    settings.networking.max_connections = 1
-    visitors.come('first', lasting=0.5)
-    visitors.come('report1', 'report2', lasting=5, way='enter_report')
-    visitors.come('second')
-    assert await visitors.all() == about({'first': 0, 'report1': 0.5, 'report2': 0.5, 'second': 0.5})
+async def test_exempted_requests_do_not_use_up_the_rate(visitors, settings):
+    settings.networking.requests_per_second = 10
+    settings.networking.requests_burst = 10
+    with pacing.exempted():
+        visitors.come(*range(1000))
+    await asyncio.sleep(0)
+    visitors.come('other')
+    assert (await visitors.all())['other'] < 0.2
 
 
 @pytest.mark.looptime
-async def test_reports_wait_for_others_only_for_a_while(visitors, settings):
-    settings.posting.worker_limit = 1
-    visitors.come('report1', lasting=15, way='enter_report')
-    visitors.come('report2', way='enter_report')
-    await asyncio.sleep(12)
-    with pytest.raises(errors.APITimeoutError, match='are not answered in time'):
-        await visitors.tasks[1]
-    visitors.come('report3', way='enter_report')
-    assert await visitors.all() == about({'report1': 0, 'report3': 15})
-
-
-@pytest.mark.looptime
-async def test_cancelled_reports_leave_no_places_that_they_do_not_have(visitors, settings):
-    settings.networking.max_connections = 1
-    settings.posting.worker_limit = 1
-    visitors.come('report1', lasting=5, way='enter_report')
-    visitors.come('first', lasting=1)
-    await asyncio.sleep(0.1)
-    visitors.come('report2', 'report3', way='enter_report')
-    await asyncio.sleep(0.1)
-    visitors.gate.leave(slot := next(iter(visitors.gate._in_flight)))
-    visitors.leave('report2')  # it is admitted at the same moment
-    assert not slot.is_report
-    await asyncio.sleep(0.1)
-    visitors.come('report4', way='enter_report')
-    await asyncio.sleep(0.1)
-    assert set(visitors.times) == {'report1', 'first'}
-    visitors.gate.close()
-    with pytest.raises(errors.APIConnectionError, match='is closed'):
-        await visitors.tasks[3]
+async def test_an_overloaded_server_gets_no_endless_number_of_requests(visitors, settings):
+    settings.networking.max_connections = 2
+    for number in range(20):
+        visitors.come(f'{number}a', f'{number}b', lasting=1000, query=f'/api/v1/things{number}')
+    await asyncio.sleep(100)
+    assert len(visitors.times) == 2 + pacing.MAX_SLOW * 2
 
 
 @pytest.mark.parametrize(
