@@ -580,3 +580,31 @@ async def test_timers_of_one_object_lose_none_of_their_patches(world, latency):
     assert (await world.aio.get('things', 'obj'))['status'] == {'update': 1, **ticks}
     assert min(ticks.values()) >= 6
     assert not any('is lost' in text for text in world.log.texts)
+
+
+@in_virtual_time
+async def test_a_finalizer_that_is_needed_again_is_not_removed(world):
+    async def need_it_again():
+        await world.edit(metadata={'labels': {'x': 'y'}})
+        await world.delete()
+
+    world.declare(kopf.on.delete, 'delete', labels={'x': 'y'})
+    async with world.operator():
+        await world.create(labels={'x': 'y'})
+        await world.aio.wait_for('kopfexamples', 'obj', is_held)
+        world.sandbox.faults.call(need_it_again, verb='patch', condition=lambda request: b'finalizers' in request.body)
+        await world.edit(metadata={'labels': {'x': None}})
+        await world.gone()
+    assert len(world.called('delete')) == 1
+
+
+@in_virtual_time
+async def test_a_deletion_while_the_finalizer_is_added_is_no_failure(world):
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.delete, 'delete')
+    world.sandbox.faults.call(world.delete, verb='patch', condition=lambda request: b'finalizers' in request.body)
+    async with world.operator():
+        await world.create(finalizers=['example.com/other'])
+        await world.settled()
+    assert not [call for call in world.calls if call.name == 'obj']
+    assert not any('Throttling' in text for text in world.log.texts)

@@ -337,17 +337,22 @@ class _Patching:
         Send a change of the finalizers, with values of the framework; return false if the object has changed meanwhile.
 
         Others can write to the object faster than the API responds: then, no version would ever be the newest one. So
-        the second attempt depends only on the finalizers, if the values do not depend on anything else.
+        the second attempt depends only on what the decision depends on.
         """
         if await self._send_ops(self.url, "resource", ops):
             return True
         is_confined = all(op['path'].startswith(('/metadata/finalizers', '/metadata/annotations/')) for op in ops)
-        if not is_confined or self.uid is None or self.client.is_fenced:
+        known = (self.body or {}).get('metadata', {})
+        adding = any(op['op'] == 'add' and op['path'].startswith('/metadata/finalizers') for op in ops)
+        # A finalizer is not removed blindly from an object that is not being deleted: it can be needed again, e.g. if
+        # another client has restored a label meanwhile.
+        is_decided = adding or known.get('deletionTimestamp') is not None
+        if not is_confined or not is_decided or self.uid is None or self.client.is_fenced:
             return False
-        finalizers = (self.body or {}).get('metadata', {}).get('finalizers')
         tests = [
             patches.JSONPatchItem(op='test', path='/metadata/uid', value=self.uid),
-            patches.JSONPatchItem(op='test', path='/metadata/finalizers', value=finalizers),
+            patches.JSONPatchItem(op='test', path='/metadata/finalizers', value=known.get('finalizers')),
+            patches.JSONPatchItem(op='test', path='/metadata/deletionTimestamp', value=known.get('deletionTimestamp')),
         ]
         return await self._send_ops(self.url, "resource", ops, tests)
 

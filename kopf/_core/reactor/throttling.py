@@ -132,7 +132,8 @@ class Throttling:
         throttle = record.throttle or Throttle(self._settings.queueing.error_delays)
         delay, is_new = throttle.fail(error)
         log, refused, in_patch = self._make_logger(record), is_refusal(error), is_in_patch(error)
-        if refused or in_patch:
+        # Edits hasten the next attempt: what blocks the patch can depend on the object.
+        if refused or in_patch or isinstance(error, FinalizerIgnoredError):
             self._note_refusal(record, throttle, error)
         if refused:
             if is_new:  # log it before the raw error, so that users read the remedy first

@@ -335,7 +335,7 @@ async def test_finalizers_that_webhooks_drop_or_restore_are_reported_and_retried
     def spoil(body):
         body['metadata']['finalizers'] = [] if needed else [FINALIZER]
         if stamping:
-            body['metadata']['annotations'] = {'stamp': str(next(NUMBERS))}
+            body['metadata'].setdefault('annotations', {})['stamp'] = str(next(NUMBERS))
 
     server = kopf.WebhookServer()
     world.settings.admission.server, world.settings.admission.managed = server, 'finalizers.example.com'
@@ -343,9 +343,17 @@ async def test_finalizers_that_webhooks_drop_or_restore_are_reported_and_retried
     world.settings.queueing.error_delays = [1, 2, 3, 5, 8, 100]
     world.declare(kopf.on.delete if needed else kopf.on.event, 'handler')
     world.declare(kopf.on.delete, 'other', labels={'never': 'never'})
+    world.declare(kopf.on.update, 'update')
     async with world.operator():
         await world.create()
         await asyncio.sleep(20)
-    assert 5 <= len(world.patches()) <= 6
+        assert 5 <= len(world.patches()) <= 6
+        if not needed:
+            await world.edit(field='edited')
+            await asyncio.sleep(2)
+            edited = [call for call in world.called('update') if call['new']['spec'] == {'field': 'edited'}]
+            assert len(edited) == 1  # it does not wait for the next attempt
+            await asyncio.sleep(20)
+            assert len(world.patches()) <= 10
     action = 'added to' if needed else 'removed from'
     assert any(f"The finalizer '{FINALIZER}' cannot be {action} the object" in text for text in world.log.texts)
