@@ -118,7 +118,7 @@ class WorkerPool:
         self.paused = False
         """Whether the pool is paused: running workers finish their steps, but no steps or workers are started."""
         self.ending = False
-        """Whether the operator is ending: only handlers of raw events may begin, of objects that have a worker already."""
+        """Whether the operator is ending: only handlers of raw events may begin, for objects with running workers."""
         self.keeps_warm = False
         """Whether the last changes during a pause are kept, so that they are handled first after it."""
         self.background = OperatorDaemons(settings)
