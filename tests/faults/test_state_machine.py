@@ -143,7 +143,7 @@ class Server:
         items = [] if self.gone else [self.raw]
         return {'kind': 'KopfExampleList', 'metadata': {'resourceVersion': str(self.version)}, 'items': items}
 
-    async def patch(self, path, payload, content_type, *, logger=None):
+    async def patch(self, path, payload, content_type, *, logger=None, guard=None):
         is_status = path.endswith('/status')
         # The last patch of a change is overtaken: after any other one, the next patch brings the newest state anyway.
         is_last = LAST_HANDLED in json.dumps(payload) or LAST_HANDLED.replace('/', '~1') in json.dumps(payload)

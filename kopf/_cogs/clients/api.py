@@ -178,10 +178,11 @@ class ApiClient:
         *,
         params: Params | None = None,
         logger: AnyLogger | None = None,
+        guard: Callable[[], None] | None = None,
     ) -> Any:
-        """Patch an object and return its new state; errors are those of `request`."""
+        """Patch an object and return its new state; arguments and errors are those of `request`."""
         body = await self.request(
-            'PATCH', path, params=params, payload=encode(obj), content_type=content_type, logger=logger
+            'PATCH', path, params=params, payload=encode(obj), content_type=content_type, logger=logger, guard=guard
         )
         return _decode('PATCH', path, body)
 
@@ -197,6 +198,7 @@ class ApiClient:
         logger: AnyLogger | None = None,
         backoffs: Backoffs | None = None,
         reporting: bool = False,
+        guard: Callable[[], None] | None = None,
     ) -> bytes:
         """
         Make a request and return the body of the response.
@@ -217,6 +219,8 @@ class ApiClient:
                 if empty, there is only one attempt.
             reporting: whether the request only reports, as Events do: it takes no slot of other requests, has a short
                 time-out, `pacing.REPORT_TIMEOUT`, and is not repeated after that.
+            guard: called right before each attempt; it raises `errors.APIFencedError` to prevent it. A fence of the
+                client is checked instead, if there is one.
 
         Raises:
             errors.APITimeoutError: if a report is not answered in time.
@@ -225,7 +229,8 @@ class ApiClient:
             credentials.LoginError: if there are no (more) credentials.
         """
         headers = (accept, content_type if payload is not None else None)
-        guard = None if self._fence is None or method == 'GET' or unfenced_var.get() else self._check_fence
+        if self._fence is not None:
+            guard = None if method == 'GET' or unfenced_var.get() else self._check_fence
         # A trace that is not sampled needs no span for each attempt: without metrics, it has only headers to add.
         unsampled = self.instruments.skip_request() if self.instruments.skips_requests else None
         request = sessions.Request(

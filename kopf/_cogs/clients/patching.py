@@ -61,6 +61,7 @@ async def patch_obj(
     logger: api.AnyLogger,
     bookkeeping: patches.Patch | None = None,
     first: Mapping[str, Any] = types.MappingProxyType({}),
+    guard: Callable[[], None] | None = None,
 ) -> PatchResult:
     """
     Apply a patch to an object.
@@ -82,12 +83,13 @@ async def patch_obj(
         logger: the logger of the object.
         bookkeeping: the changes to be stored only if the patch is stored, e.g. the success of a handler.
         first: the values of the bookkeeping that must not be stored after the others.
+        guard: called right before each attempt of each request; it raises `errors.APIFencedError` to prevent it.
 
     Raises:
         errors.APIError: if a request fails; earlier requests of the patch are stored then.
     """
     url = resource.get_url(namespace=namespace, name=name)
-    patching = _Patching(client, url, uid, body, logger, 'status' in resource.subresources, first)
+    patching = _Patching(client, url, uid, body, logger, 'status' in resource.subresources, first, guard)
     bookkeeping = bookkeeping if bookkeeping is not None else patches.Patch()
     try:
         done = await patching.apply(patch, bookkeeping)
@@ -232,6 +234,7 @@ class _Patching:
     logger: api.AnyLogger
     has_status: bool
     first: Mapping[str, Any]
+    guard: Callable[[], None] | None = None
     result: bodies.RawBody | None = None
 
     async def apply(self, patch: patches.Patch, bookkeeping: patches.Patch) -> bool:
@@ -417,7 +420,7 @@ class _Patching:
             guard['resourceVersion'] = version
         payload = {**changes, 'metadata': {**metadata, **guard}} if guard else changes
         try:
-            self._accept(await self.client.patch(url, payload, _MERGE, logger=self.logger))
+            self._accept(await self.client.patch(url, payload, _MERGE, logger=self.logger, guard=self.guard))
         except (errors.APIUnprocessableError, errors.APIConflictError) as e:
             if _is_about_uid(e):
                 raise _ReplacedError from e
@@ -538,7 +541,7 @@ class _Patching:
         ops = [*tests, *ops]
         self.logger.debug("JSON-patching the %s with: %r", what, ops)
         try:
-            self._accept(await self.client.patch(url, ops, _JSON, logger=self.logger))
+            self._accept(await self.client.patch(url, ops, _JSON, logger=self.logger, guard=self.guard))
         # HTTP 409 means that another client has changed the object during the request. HTTP 422 means that the version
         # differs, or that the object is invalid; only errors about invalid objects have causes.
         except errors.APIConflictError:

@@ -89,6 +89,7 @@ class PeeringMember:
         namespace: Namespace,
         identity: str,
         changed: Callable[[], None],
+        lapsed: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = settings.peering.name
         self.known = False
@@ -101,6 +102,7 @@ class PeeringMember:
         self._namespace = namespace
         self._identity = identity
         self._changed = changed
+        self._lapsed = lapsed
         self._place = describe_place(self.name, namespace)
         self._present: bool | None = None
         self._version: str | None = None
@@ -328,6 +330,8 @@ class PeeringMember:
         if not self._present and self.mandatory and not self._ending:
             self._set_decision(True, 'absent')
         elif self._expiry is not None and self._expiry <= now:
+            if self._reason != 'expired':
+                self._lapsed()
             self._set_decision(True, 'expired')
         elif self._is_unannounced():
             self._set_decision(True, 'unannounced')

@@ -8,6 +8,7 @@ from the response is the newest known one; its echo in the stream is recognized 
 import asyncio
 import contextlib
 import copy
+import functools
 import time
 import types
 from collections.abc import Callable, Mapping
@@ -15,7 +16,13 @@ from typing import Any, NamedTuple, cast
 
 from kopf._cogs.clients import patching
 from kopf._cogs.clients.api import AnyLogger, ApiClient
-from kopf._cogs.clients.errors import APIForbiddenError, APINotFoundError, APIServerError, APIUnservedError
+from kopf._cogs.clients.errors import (
+    APIFencedError,
+    APIForbiddenError,
+    APINotFoundError,
+    APIServerError,
+    APIUnservedError,
+)
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.structs.bodies import Body, RawBody
 from kopf._cogs.structs.patches import Patch, combine_values
@@ -23,6 +30,7 @@ from kopf._core.intents.decisions import Decider, Decision
 from kopf._core.intents.storage_errors import StorageError
 from kopf._core.reactor.echoes import Expectation
 from kopf._core.reactor.object_records import ObjectRecord, make_logger
+from kopf._core.reactor.workers import WorkerPool
 
 CONFLICT_DELAYS = (0, 0.1, 0.2, 0.5, 1, 2)
 """The delays (in seconds) between the attempts to apply transforming functions to an object that keeps changing."""
@@ -40,10 +48,11 @@ class Application(NamedTuple):
 class Applier:
     """Applies patches to the objects of one resource."""
 
-    def __init__(self, client: ApiClient, settings: OperatorSettings, decider: Decider) -> None:
+    def __init__(self, client: ApiClient, settings: OperatorSettings, decider: Decider, workers: WorkerPool) -> None:
         self._client = client
         self._settings = settings
         self._decider = decider
+        self._workers = workers
 
     async def apply(
         self,
@@ -64,6 +73,7 @@ class Applier:
         """
         # Take the expectation before the request: events that arrive during the request can be newer than its response.
         asked_at = time.monotonic()
+        logger = make_logger(record, self._decider.table.resource, self._settings)
         try:
             result = await self._send(
                 record,
@@ -71,10 +81,17 @@ class Applier:
                 cast(RawBody, record.body)['metadata'].get('uid'),
                 patch,
                 record.body,
-                make_logger(record, self._decider.table.resource, self._settings),
+                logger,
                 bookkeeping,
                 {} if decision is None else decision.first,
+                guard=functools.partial(self._check_outdated, record) if self._workers.can_lapse else None,
             )
+        except APIFencedError:
+            self.keep_unsaved(record, decision, patch)
+            if not record.unverified:
+                raise
+            logger.info("The results are kept until it is known whether another operator has handled the object.")
+            return Application(False)
         except BaseException:  # also after a cancellation, as it is unknown whether the patch was stored
             self.keep_unsaved(record, decision, patch)
             raise
@@ -107,6 +124,17 @@ class Applier:
         # had another reason, the state is requested: otherwise, the same patch would be refused again and again.
         record.mark_outdated()
         return Application(False, CONFLICT_DELAYS[-1])
+
+    def _check_outdated(self, record: ObjectRecord) -> None:
+        """
+        Refuse to send the results of a step if another operator could have handled the object since it has begun.
+
+        Why not send them with the version of the object? Any change of it would refuse them, and the list of objects
+        after the pause shows better whether they are still valid.
+        """
+        if self._workers.is_outdated(record):
+            record.doubt()
+            raise APIFencedError("The patch is not sent, as another operator could have handled the object meanwhile.")
 
     async def apply_of_daemon(
         self,
@@ -256,6 +284,7 @@ class Applier:
         logger: AnyLogger,
         bookkeeping: Patch | None = None,
         first: Mapping[str, Any] = types.MappingProxyType({}),
+        guard: Callable[[], None] | None = None,
     ) -> patching.PatchResult:
         daemons = record.daemons
         with contextlib.nullcontext() if daemons is None else daemons.sending():
@@ -270,6 +299,7 @@ class Applier:
                 logger=logger,
                 bookkeeping=bookkeeping,
                 first=first,
+                guard=guard,
             )
 
     def keep_unsaved(

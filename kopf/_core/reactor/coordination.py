@@ -53,6 +53,8 @@ class Controls(NamedTuple):
 
     changed: Changed
     """Reports that the decision has changed."""
+    note_lapse: Callable[[], None]
+    """Reports that others could have begun without waiting: results of earlier steps can be outdated. Pause then."""
     abort: Callable[[], None]
     """Cancels all work at once, without waiting, because another operator may begin. A pause follows."""
     find_running: Callable[[], list[str]]

@@ -60,6 +60,7 @@ class ObjectRecord:
         'has_worker',
         'indexing',
         'initial',
+        'lapses',
         'level',
         'memo',
         'missing_fields',
@@ -120,6 +121,8 @@ class ObjectRecord:
         """The change that is being handled."""
         self.unverified = False
         """Whether other operators can have handled that change in a pause, before its progress could be stored."""
+        self.lapses = 0
+        """The value of `WorkerPool.lapses` when the last step has begun."""
         self.resumed: frozenset[HandlerId] = NO_HANDLERS
         """The resuming handlers that have finished in this process, until all of them have."""
         self.deletion_handled = False
@@ -221,6 +224,12 @@ class ObjectRecord:
         if self.pending is not None and not isinstance(self.pending, bytes):
             with contextlib.suppress(TypeError):  # for integers beyond 64 bits and for lone surrogates
                 self.pending = dump_tightly(self.pending)
+
+    def begin_step(self, lapses: int) -> None:
+        """Called before a step, with the number of lapses of the operator: see `WorkerPool.lapses`."""
+        if lapses != self.lapses:
+            self.lapses = lapses
+            self.unverified = self.unverified or self.in_memory_only
 
     def take_pending(self) -> RawEvent | None:
         """Return the next pending event, if there is one, and remove it."""
@@ -439,6 +448,10 @@ class ObjectRecord:
             self.body = self.cycle = self.pending_patch = None
         elif working and self.cycle is not None:
             self.cycle.note_external(None)
+
+    def doubt(self) -> None:
+        """Called when others could have handled the object during its step: the list after the pause shows it."""
+        self.unverified = True
 
     def verify(self, *, untouched: bool) -> None:
         """Use the kept progress after a pause if no other operator has changed the object; otherwise, drop it."""

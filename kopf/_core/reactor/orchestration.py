@@ -168,6 +168,7 @@ class Orchestrator:
         self._tasks = tasks
         controls = Controls(
             changed=self._adjust,
+            note_lapse=tools.workers.note_lapse,
             abort=self._abort,
             find_running=self._find_running,
             find_running_for=tools.workers.find_running_for,

@@ -243,6 +243,7 @@ class PeeringCoordinator(Coordinator):
             namespace=namespace,
             identity=self._identity,
             changed=functools.partial(self._note, namespace),
+            lapsed=self._controls.note_lapse,
         )
         watch = ResourceWatch(
             self._client,

@@ -77,7 +77,7 @@ class Processor(ObjectSink):
         self.is_observer = bool(table.watching) and not table.managing
         """Whether it calls only handlers of raw events in its steps: then, each run of a worker is a reconciliation."""
         self._decider = Decider(table, settings.persistence)
-        self._applier = Applier(client, settings, self._decider)
+        self._applier = Applier(client, settings, self._decider, workers)
         self._throttling = Throttling(settings, self._decider)
         self._host = ObjectHost(
             self,
@@ -295,6 +295,7 @@ class Processor(ObjectSink):
                 break
             if steps and record.pending is not None and self._workers.must_yield(record):
                 return  # let queued objects run: an object that changes all the time must not keep its worker forever
+            record.begin_step(self._workers.lapses)
             event = record.take_pending()
             # Why count only steps without events? Other clients can change the object all the time, which is no bug.
             steps = 1 if event is not None else steps + 1

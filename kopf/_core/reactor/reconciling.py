@@ -619,7 +619,7 @@ class Reconciler:
             complete(record, patch, make_logger(record, self._decider.table.resource, self._settings, ObjectLogger))
         if patch or bookkeeping:
             is_done, _ = await self._applier.apply(record, decision, patch, bookkeeping)
-            if not is_done and not record.outdated:
+            if not is_done and not record.outdated and not record.unverified:
                 if record.requeued:
                     raise APIConflictError("the object has changed meanwhile", status=409)
                 raise APIUnservedError("the resource is not served", status=404)

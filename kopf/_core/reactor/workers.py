@@ -117,6 +117,8 @@ class WorkerPool:
         """The number of queued requests of workers that are not urgent."""
         self.paused = False
         """Whether the pool is paused: running workers finish their steps, but no steps or workers are started."""
+        self.lapses = 0
+        """How often other operators could have begun while handlers were running here, see `is_outdated`."""
         self.ending = False
         """Whether the operator is ending: only handlers of raw events may begin, for objects with running workers."""
         self.keeps_warm = False
@@ -142,6 +144,19 @@ class WorkerPool:
     def is_overdue(self) -> bool:
         """Check whether the operator must pause but has not paused yet; callable from any thread."""
         return self._is_overdue is not None and self._is_overdue()
+
+    @property
+    def can_lapse(self) -> bool:
+        """Return whether other operators can ever begin while handlers are running here."""
+        return self._is_overdue is not None
+
+    def note_lapse(self) -> None:
+        """Called when other operators could have begun without waiting for the running handlers. A pause follows."""
+        self.lapses += 1
+
+    def is_outdated(self, record: ObjectRecord) -> bool:
+        """Check whether other operators could have handled the object since its last step has begun."""
+        return record.lapses != self.lapses or self.is_overdue()
 
     def is_pausing(self) -> bool:
         """Check whether the operator is paused or must pause, so that nothing may begin; callable from any thread."""

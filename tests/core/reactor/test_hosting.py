@@ -52,7 +52,7 @@ class Scene:
 
     # Of the API.
 
-    async def patch(self, path, payload, content_type, *, logger):
+    async def patch(self, path, payload, content_type, *, logger, guard=None):
         if self.raw is None:
             raise errors.APINotFoundError('gone', status=404)
         self.patches.append(payload)

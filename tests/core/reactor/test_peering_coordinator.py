@@ -15,9 +15,10 @@ from forkserver import AsyncProcess
 from operatorworld import in_virtual_time, running_operator
 
 import kopf
+from kopf._cogs.helpers.clocks import read_time
 from kopf._core.engines import peering_member
 from kopf._core.engines.indexing import OperatorIndexers
-from kopf._core.reactor import watches
+from kopf._core.reactor import peering_coordinator, watches
 from kopf.testing import Refusal, Sandbox
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -271,6 +272,26 @@ class World:
         self.gate.set()
         await self.until(lambda: any("can't be stored" in text for text in self.says))
         self.sandbox.faults.clear()
+
+    def suspend(self, monkeypatch):
+        """Let the clock of the peerings be ahead of all timers, as after a suspension."""
+        for module in (peering_member, peering_coordinator):
+            monkeypatch.setattr(module, 'read_time', lambda: read_time() + 100)
+
+    async def expire(self, monkeypatch, ending):
+        """Let the record of the operator expire, before its running handler ends at this time."""
+        if ending == 'in the pause':
+            self.sandbox.faults.error(500, times=None, method='PATCH', resource='kopfpeerings')
+        else:
+            self.suspend(monkeypatch)
+        if ending != 'before the pause':
+            await self.until(lambda: any('could not be renewed' in text for text in self.says))
+            await asyncio.sleep(1)
+
+    async def take_over(self, name):
+        """Edit the object, and handle it, as another operator would do."""
+        handled = {'kopf.zalando.org/last-handled-configuration': '{"spec":{"field":"2"}}\n'}
+        await self.aio.patch('kopfexamples', name, {'spec': {'field': '2'}, 'metadata': {'annotations': handled}})
 
     async def remove(self, identity):
         await self.aio.patch('kopfpeerings', 'default', {'status': {identity: None}})
@@ -1031,6 +1052,60 @@ async def test_nothing_is_begun_after_a_suspension_until_the_peers_are_known(wor
         replica.kill()
         await reading
         await replica.communicate()
+
+
+@in_virtual_time
+@pytest.mark.parametrize('ending', ['before the pause', 'in the pause', 'after the pause'])
+async def test_results_from_before_the_expiry_replace_nothing_that_other_operators_have_stored(
+    world, monkeypatch, ending
+):
+    await world.join()
+    async with world.operator('own', lifetime=20):
+        await world.begin_to_create('a', 'own')
+        await world.take_over('a')
+        await world.expire(monkeypatch, ending)
+        world.gate.set()
+        await asyncio.sleep(1)
+        world.sandbox.faults.clear()
+        await world.create('b', field='1')
+        await world.handled('b', field='1')
+        await world.handled('a', field='2')
+    assert [call for call in world.calls if call[1] != 'resume'] == [('own', 'create', 'a'), ('own', 'create', 'b')]
+
+
+@in_virtual_time
+@pytest.mark.parametrize('ending', ['before the pause', 'in the pause', 'after the pause'])
+async def test_results_from_before_the_expiry_are_stored_if_no_other_operator_has_handled_the_object(
+    world, monkeypatch, ending
+):
+    await world.join()
+    async with world.operator('own', lifetime=20, following=True):
+        await world.begin_to_create('a', 'own')
+        await world.aio.patch('kopfexamples', 'a', {'metadata': {'labels': {'edited': 'yes'}}})
+        await world.expire(monkeypatch, ending)
+        world.gate.set()
+        await asyncio.sleep(1)
+        world.sandbox.faults.clear()
+        await world.handled('a', field='1')
+    assert [world.calls.count(('own', id, 'a')) for id in ('create', 'follow')] == [1, 1]
+
+
+@in_virtual_time
+async def test_a_patch_is_not_repeated_after_a_suspension(world, monkeypatch):
+    await world.join()
+    async with world.operator('own', lifetime=20):
+        await world.begin_to_create('a', 'own')
+        world.sandbox.faults.error(503, times=1, method='PATCH', resource='kopfexamples')
+        world.gate.set()
+        while not any(seen.status == 503 for seen in world.requests('kopfexamples')):
+            await asyncio.sleep(0.01)
+        await world.take_over('a')
+        world.suspend(monkeypatch)
+        await world.create('b', field='1')
+        await world.handled('b', field='1')
+        await asyncio.sleep(2)  # the next attempt would come after a second
+        await world.handled('a', field='2')
+    assert [call for call in world.calls if call[1] != 'resume'] == [('own', 'create', 'a'), ('own', 'create', 'b')]
 
 
 @in_virtual_time

@@ -215,7 +215,7 @@ class OpaqueApi:
 
     is_fenced = False
 
-    async def patch(self, path, obj, content_type, *, logger=None):
+    async def patch(self, path, obj, content_type, *, logger=None, guard=None):
         return self.change(**obj)['object']
 
 
