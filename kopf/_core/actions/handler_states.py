@@ -42,6 +42,8 @@ MAX_DELAY = 10 * 365 * 86400.0
 
 _DIGEST_IN_TIME: Final = re.compile(r'\.\d{6}(\d{15})(?!\d)')
 
+_NO_KEYS: Final[frozenset[HandlerId]] = frozenset()
+
 HandlerT = TypeVar('HandlerT', bound=Handler)
 
 
@@ -199,7 +201,7 @@ class Storing(Protocol):
 class State(Mapping[HandlerId, HandlerState]):
     """The progress of all handlers in one cycle, including sub-handlers."""
 
-    __slots__ = ('_dirty', '_edited', '_stored', '_states', '_unsure', 'purpose')
+    __slots__ = ('_contributors', '_dirty', '_edited', '_stored', '_states', '_unsure', 'purpose')
 
     def __init__(self, purpose: str | None = None) -> None:
         self.purpose = purpose
@@ -208,6 +210,7 @@ class State(Mapping[HandlerId, HandlerState]):
         self._dirty: set[HandlerId] = set()  # the ids whose records differ from the stored ones
         self._unsure = False  # the object can have more records, as the response to a patch was lost
         self._edited = False  # whether the object was edited during its creation: see `as_record`
+        self._contributors = _NO_KEYS  # the ids of the handlers that have requested what is not stored yet
 
     def __getitem__(self, key: HandlerId) -> HandlerState:
         return self._states[key]
@@ -308,10 +311,38 @@ class State(Mapping[HandlerId, HandlerState]):
             state = other.get(key)
             if state is not None and state.finished and key not in self._states:
                 self._set(key, state)
+                if key in other._contributors:
+                    self.note_contribution(key)
 
     def note_outcome(self, key: HandlerId, outcome: Outcome, now: datetime.datetime) -> None:
         """Update the progress of the handler with the outcome of an attempt."""
         self._set(key, self._states[key].with_outcome(outcome, now))
+
+    def note_contribution(self, key: HandlerId) -> None:
+        """Note that the handler has requested changes of the object; see `begin_refused`."""
+        self._contributors |= {key}
+
+    def forget_contributions(self) -> None:
+        """Called when all changes that the handlers have requested are stored, or are dropped for good."""
+        self._contributors = _NO_KEYS
+
+    def begin_refused(self, now: datetime.datetime) -> Collection[HandlerId]:
+        """
+        Begin the handlers anew whose changes could not be stored, and return their ids.
+
+        Parents of such sub-handlers are begun anew, too, as only they declare them; their other sub-handlers are not.
+        """
+        keys = [
+            key
+            for key, state in self._states.items()
+            if key in self._contributors or not self._contributors.isdisjoint(state.subrefs)
+        ]
+        for key in keys:
+            old = self._states[key]
+            digest = None if old.finished else old.digest
+            self._set(key, HandlerState(started=now, purpose=self.purpose, subrefs=old.subrefs, digest=digest))
+        self._contributors = _NO_KEYS
+        return keys
 
     def adopt(self, parent: HandlerId, children: Iterable[HandlerId]) -> None:
         """Add the sub-handlers to the records of the parent and of its own parents, so that they are found later."""

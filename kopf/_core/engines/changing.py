@@ -14,6 +14,7 @@ from typing import Any
 
 from kopf._cogs.helpers.explanations import INTERRUPTIONS, name_error
 from kopf._cogs.structs.ids import HandlerId
+from kopf._cogs.structs.patches import Patch
 from kopf._core.actions.execution import (
     Execution,
     HandlerChildrenRetry,
@@ -73,15 +74,18 @@ class Step:
 
     async def run(self, due: Sequence[ChangingHandler], lifecycle: LifeCycleFn | None = None) -> None:
         """Run the handlers that the lifecycle picks, one after another, and store their outcomes in the state."""
-        pick = lifecycle if lifecycle is not None else self.lifecycle
+        pick, patch = lifecycle if lifecycle is not None else self.lifecycle, self.cause.patch
         for handler in self._pick(due, pick):
             # The operator can have paused since the step began, or the process was frozen meanwhile. The operator that
             # takes over waits only for the handler that is running, and runs the remaining ones itself.
             if self._is_halted():
                 break
+            known = _express(patch)
             outcome = await self._run_one(handler)
             if not outcome.has_begun:
                 break  # it has waited for a thread until the operator paused
+            if outcome.result is not None or known != _express(patch):
+                self.state.note_contribution(handler.id)
             # Note the outcomes after each handler, so that a cancelled step keeps the successes so far.
             self.state.note_outcome(handler.id, outcome, utcnow())
             self.outcomes[handler.id] = outcome = outcome.without_exception()
@@ -163,6 +167,15 @@ class SubHandlers:
         if failures:  # the others are finished; the parent is retried until the filters of these work
             backoff = self.parent.backoff if self.parent.backoff is not None else step.rules.find_backoff()
             raise TemporaryError('; '.join(error.explain(handler) for handler, error in failures.items()), backoff)
+
+
+def _express(patch: Patch) -> object:
+    """Return the changes in the patch in a form that can be compared; it is ``None`` for a patch without changes."""
+    try:
+        # Why a text? It is faster than a copy, and tells 1 and true apart. Why not of JSON? It lacks some values.
+        return repr(patch) if patch else None
+    except Exception:  # of a user's object in the patch
+        return object()  # which equals nothing else
 
 
 def _report_namesakes(handlers: Iterable[ChangingHandler], logger: Logger) -> None:

@@ -116,6 +116,16 @@ class Cycle:
             unchanged = is_same(unconfirmed[0], before.known) and is_same(unconfirmed[1], before.base)
             self.unconfirmed = None if unchanged else unconfirmed
 
+    def begin_refused(self, now: datetime.datetime) -> Collection[HandlerId]:
+        """Begin the handlers anew whose changes of the object were refused; return their ids."""
+        keys = self.state.begin_refused(now)
+        for key in keys:
+            seen = self.missed.pop(key, self.known)
+            if self.state.purpose in (Reason.CREATE, Reason.UPDATE):
+                # They run also if the edit reverts what they have seen: a part of it may be applied already.
+                self.revived.setdefault(key, seen)
+        return keys
+
     def adjust(self, actual: BodyEssence, patch: Mapping[str, Any], written: Collection[FieldPath]) -> None:
         """
         Accept the essence that the API server has made of the patch, unless there are edits by other clients.
@@ -338,10 +348,11 @@ class Cycles:
         now: datetime.datetime,
     ) -> list[ChangingHandler]:
         """Restart the finished handlers that have missed an edit; return all matching ones, with the restarted ones."""
-        # In a creation, the update that follows handles the edit, except for handlers that had failed when their field
-        # was removed; in a deletion, the edit does not matter any more.
+        # In a creation, the update that follows handles the edit, except for handlers that had failed, or whose changes
+        # were refused, when their field was removed; in a deletion, the edit does not matter any more.
         if cause.reason is Reason.CREATE and cycle.revived:
-            return [handler for handler in relevant if handler in matching or handler.id in cycle.revived]
+            revived = [each for each in relevant if each.id in cycle.revived and _is_for_fields(each)]
+            return [handler for handler in relevant if handler in matching or handler in revived]
         if cause.reason is not Reason.UPDATE or not (cycle.missed or cycle.revived):
             return matching
         for key in [key for key in cycle.revived if key in cycle.state and cycle.state[key].finished]:
@@ -493,6 +504,11 @@ def _is_put_off(cycle: Cycle, body: Body) -> bool:
         for record in cycle.state.values()
         if not record.finished
     )
+
+
+def _is_for_fields(handler: ChangingHandler) -> bool:
+    """Check whether the handler is for the changes of a field, whatever their reason is."""
+    return not handler.initial and handler.reason is None
 
 
 def is_for_updates(handler: ChangingHandler) -> bool:

@@ -7,6 +7,7 @@ All other attributes (the body, the progress of a change, the timer, the memo) a
 
 import asyncio
 import contextlib
+import datetime
 import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -390,11 +391,14 @@ class ObjectRecord:
     def keep_patch(self, patch: Patch | None) -> None:
         """Remember the changes that could not be applied; ``None`` or an empty patch if there are none."""
         self.pending_patch = patch if patch else None
+        if self.pending_patch is None and self.cycle is not None:
+            self.cycle.state.forget_contributions()
 
-    def give_up(self) -> None:
-        """Forget the refused patch and its cycle, so that the handlers run again."""
-        self.pending_patch = self.cycle = None
-        self.resumed = NO_HANDLERS
+    def give_up(self, now: datetime.datetime) -> None:
+        """Forget the refused patch, so that the handlers that have requested it run again."""
+        self.pending_patch = None
+        # Without the cycle, it is unknown which handlers these are.
+        self.resumed = NO_HANDLERS if self.cycle is None else self.resumed.difference(self.cycle.begin_refused(now))
 
     # Indexing and daemons.
 

@@ -27,7 +27,7 @@ from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._cogs.helpers.explanations import name_error, show_error
 from kopf._cogs.structs.bodies import Body, BodyEssence, RawEvent
 from kopf._cogs.structs.patches import Patch
-from kopf._core.actions.execution import begin_in_users_code
+from kopf._core.actions.execution import begin_in_users_code, utcnow
 from kopf._core.actions.loggers import LocalObjectLogger, ObjectLogger
 from kopf._core.intents.causes import Reason
 from kopf._core.intents.decisions import Decider
@@ -166,7 +166,7 @@ class Throttling:
         """
         Return the delay of an earlier attempt, if the event has a change that can end the failures.
 
-        If so, the refused changes are dropped, because the handlers run again for the new state.
+        If so, the refused changes are dropped, because their handlers run again for the new state.
 
         Args:
             record: the record of the object.
@@ -185,7 +185,7 @@ class Throttling:
                 "The object has changed: the refused patch is dropped, and its handlers are run again: %r",
                 record.pending_patch,
             )
-            record.give_up()
+            record.give_up(utcnow())
         return throttle.get_pause()
 
     def _find_change(

@@ -1,6 +1,7 @@
 """Objects that are delayed after failures of the API or of storages."""
 
 import asyncio
+import re
 import time
 
 import pytest
@@ -211,6 +212,193 @@ async def test_edits_that_have_come_before_the_failure_do_not_hasten_the_next_at
         await world.until_logged('Throttling for 999 seconds')
         await world.settled()
     assert sum('Throttling' in text for text in world.log.texts) == 1
+
+
+@pytest.fixture
+def refusing(world):
+    """Have an API that refuses the value 'wrong' in the status, and an operator that waits for an edit then."""
+    world.settings.queueing.error_delays = [999]
+    is_wrong = re.compile(rb'"[^"\\]*(value|asking)[^"\\]*": ?"wrong"').search
+    # Why not 422? In response to the patch of a function, it can mean that the object has changed.
+    message = 'admission webhook "x.example.com" denied the request: no'
+    world.sandbox.faults.error(
+        403, times=None, method='PATCH', condition=lambda request: is_wrong(request.body), message=message
+    )
+
+
+async def put_value(spec, patch, **_):
+    patch.status['value'] = spec.get('field')
+
+
+async def put_function(spec, patch, **_):
+    patch.fns.append(lambda body: body.setdefault('status', {}).update(value=spec.get('field')))
+
+
+async def return_value(spec, **_):
+    return spec.get('field')
+
+
+async def put_value_in_place(spec, patch, **_):
+    patch.setdefault('status', {}).update(value=spec.get('field'))
+
+
+async def put_unstorable(spec, patch, **_):
+    patch.status.update(value=spec.get('field'), unstorable=2**64)
+
+
+@pytest.mark.parametrize('ask', [put_value, put_function, return_value, put_value_in_place, put_unstorable])
+@pytest.mark.parametrize('decorator', [kopf.on.create, kopf.on.update])
+@in_virtual_time
+async def test_only_handlers_whose_changes_are_refused_begin_anew_after_an_edit(world, refusing, decorator, ask):
+    async def note(patch, **_):
+        patch.status['noted'] = True
+
+    if decorator is not kopf.on.create:
+        world.declare(kopf.on.create, 'create')
+    world.declare(decorator, 'first', field='spec.other')
+    world.declare(decorator, 'noting', field='spec.field', does=note)
+    world.declare(decorator, 'asking', field='spec.field', does=ask)
+    world.declare(decorator, 'retried', field='spec.other', does=[kopf.TemporaryError("not yet", delay=50)])
+    async with world.operator(lifecycle=kopf.lifecycles.all_at_once):
+        if decorator is kopf.on.create:
+            await world.create(spec={'field': 'wrong', 'other': 1})
+        else:
+            await world.create()
+            await world.handled()
+            await world.edit(field='wrong', other=1)
+        await world.until_logged('Throttling for 999 seconds')
+        world.calls.clear()
+        await world.edit(field='right')
+        await world.until_called('retried')
+    assert world.ids == ['noting', 'asking', 'retried']
+    assert [call.kwargs['retry'] for call in world.calls] == [0, 0, 1]
+
+
+@in_virtual_time
+async def test_sub_handlers_whose_changes_are_not_refused_are_not_called_again(world, refusing):
+    errors = [kopf.TemporaryError("not yet", delay=50)]
+
+    async def parent(**_):
+        for id, does in [('asking', return_value), ('other', None), ('failing', errors)]:
+            world.declare(lambda _, *, registry, id: kopf.subhandler(id=id), id, does=does)
+
+    world.declare(kopf.on.create, 'parent', does=parent)
+    async with world.operator(lifecycle=kopf.lifecycles.all_at_once):
+        await world.create(spec={'field': 'wrong'})
+        await world.until_logged('Throttling for 999 seconds')
+        await world.edit(field='right')
+        await world.until_called('failing', 2)
+    assert world.ids == ['parent', 'asking', 'other', 'failing', 'parent', 'asking', 'parent', 'failing']
+    assert [call['retry'] for call in world.called('parent')] == [0, 0, 1]
+
+
+@pytest.mark.parametrize('edit', [{'field': 'old'}, {'field': 'old', 'x': 1}], ids=['the whole update', 'the field'])
+@in_virtual_time
+async def test_handlers_whose_changes_are_refused_are_told_if_the_edit_is_reverted(world, refusing, edit):
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.update, 'asking', field='spec.field', does=put_value)
+    async with world.operator():
+        await world.create(spec={'field': 'old'})
+        await world.handled()
+        await world.edit(field='wrong')
+        await world.until_logged('Throttling for 999 seconds')
+        await world.edit(**edit)
+        await world.aio.wait_for('kopfexamples', 'obj', lambda body: body.get('status') == {'value': 'old'})
+    assert [call['spec']['field'] for call in world.called('asking')] == ['wrong', 'old']
+
+
+@in_virtual_time
+async def test_handlers_whose_changes_are_refused_in_a_creation_are_told_if_their_field_is_removed(world, refusing):
+    world.declare(kopf.on.create, 'create', field='spec.field', does=return_value)
+    world.declare(kopf.on.field, 'asking', field='spec.field', does=put_value)
+    world.declare(kopf.on.update, 'create', field='spec.field')
+    async with world.operator(lifecycle=kopf.lifecycles.all_at_once):
+        await world.create(spec={'field': 'wrong', 'x': 1})
+        await world.until_logged('Throttling for 999 seconds')
+        await world.edit(field=None)
+        await world.handled(x=1)
+    assert [(call.id, call.kwargs['spec'].get('field')) for call in world.calls] == [
+        ('create', 'wrong'),
+        ('asking', 'wrong'),
+        ('asking', None),
+    ]
+
+
+@in_virtual_time
+async def test_a_deletion_repeats_only_the_field_handlers_whose_changes_are_refused(world, refusing):
+    for id, does in [('asking', put_value), ('other', None)]:
+        world.declare(kopf.on.field, id, field='spec.field', does=does)
+    world.declare(kopf.on.delete, 'delete')
+    async with world.operator(lifecycle=kopf.lifecycles.all_at_once):
+        await world.create()
+        await world.handled()
+        world.calls.clear()
+        await world.edit(field='wrong')
+        await world.until_logged('Throttling for 999 seconds')
+        await world.delete()
+        await world.until_called('delete')
+    assert world.ids == ['asking', 'other', 'asking', 'delete']
+
+
+@in_virtual_time
+async def test_resuming_handlers_whose_changes_are_refused_run_again_beside_an_update(world, refusing):
+    world.declare(kopf.on.create, 'create')
+    async with world.operator():
+        await world.create(spec={'field': 'wrong'})
+        await world.handled()
+    world.declare(kopf.on.resume, 'asking', does=put_value)
+    world.declare(kopf.on.resume, 'other')
+    world.declare(kopf.on.update, 'update')
+    async with world.operator(lifecycle=kopf.lifecycles.all_at_once):
+        await world.until_logged('Throttling for 999 seconds')
+        await world.edit(field='right')
+        await world.handled(field='right')
+    assert world.ids == ['create', 'asking', 'other', 'asking', 'update']
+
+
+@in_virtual_time
+async def test_changes_of_resuming_handlers_that_are_refused_in_an_update_repeat_these_handlers(world):
+    world.settings.queueing.error_delays = [1, 999]
+    world.declare(kopf.on.create, 'create')
+    async with world.operator():
+        await world.create(spec={'field': 'wrong'})
+        await world.handled()
+    world.declare(kopf.on.resume, 'asking', does=put_value)
+    world.declare(kopf.on.resume, 'other')
+    world.declare(kopf.on.update, 'update', field='spec.x')
+    world.sandbox.faults.error(500, times=1, method='PATCH')
+    async with world.operator(lifecycle=kopf.lifecycles.all_at_once):
+        await world.until_logged('Throttling for 1 seconds')
+        world.sandbox.faults.error(422, times=1, method='PATCH', condition=lambda request: b'value' in request.body)
+        await world.edit(x=1)
+        await world.until_logged('Throttling for 999 seconds')
+        await world.edit(field='right')
+        await world.handled(field='right')
+    assert world.ids == ['create', 'asking', 'other', 'update', 'asking']
+
+
+@in_virtual_time
+async def test_refused_changes_of_raw_events_repeat_no_other_handlers(world, refusing):
+    world.declare(kopf.on.event, 'asking', does=put_value)
+    world.declare(kopf.on.create, 'create')
+    async with world.operator():
+        await world.create(spec={'field': 'wrong'})
+        await world.until_logged('Throttling for 999 seconds')
+        await world.edit(field='right')
+        await world.handled(field='right')
+    assert len(world.called('create')) == 1
+
+
+@in_virtual_time
+async def test_handlers_whose_changes_are_stored_do_not_run_again_after_later_ones_are_refused(world, refusing):
+    world.declare(kopf.on.create, 'stored', does='result')
+    world.declare(kopf.on.create, 'asking', does=put_value)
+    async with world.operator(lifecycle=kopf.lifecycles.one_by_one):
+        await world.create(spec={'field': 'wrong'})
+        await world.until_logged('Throttling for 999 seconds')
+        await world.edit(field='right')
+        await world.handled(field='right')
+    assert world.ids == ['stored', 'asking', 'asking']
 
 
 @in_virtual_time
