@@ -715,6 +715,21 @@ def test_a_suspended_operator_does_nothing_and_then_goes_on(kopf_sandbox, kopf_o
 
 
 @virtual
+def test_an_operator_that_is_suspended_twice_goes_on_after_the_later_end(kopf_sandbox, kopf_operator, write):
+    with kopf_operator(write(TIMER)) as operator:
+        kopf_sandbox.create("kex", "x")
+        kopf_sandbox.advance(25)
+        for seconds in (50, 100, 10):
+            operator._control.freeze(seconds)
+            kopf_sandbox.advance(1)
+        before = operator.output
+        kopf_sandbox.advance(97)
+        assert operator.output == before
+        kopf_sandbox.advance(15)
+        assert operator.output != before
+
+
+@virtual
 def test_a_suspended_operator_can_be_killed(kopf_sandbox, kopf_operator, write):
     with kopf_operator(write(TIMER)) as operator:
         kopf_sandbox.create("kex", "x")

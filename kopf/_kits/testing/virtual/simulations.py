@@ -56,6 +56,7 @@ class Simulation:
         self._epochs = 0
         self._thread = 0
         self._error: VirtualTimeError | None = None
+        self._thaws: dict[int, asyncio.TimerHandle] = {}  # the ends of freezes, by the identities of the owners
         self.is_broken = False
         """Whether `refuse` was called: then, the failed stop of an operator is not reported additionally."""
         self._stack = contextlib.ExitStack()
@@ -137,6 +138,7 @@ class Simulation:
         Args:
             owner: the output of the operator, which identifies it.
         """
+        self._cancel_thaw(owner)
         self.loop.kill(owner)
         self.turns.end_all(owner)
 
@@ -144,19 +146,31 @@ class Simulation:
         """
         Freeze the tasks and threads of one operator, as if a signal stopped its process.
 
+        If it is frozen already, it stays so until the later of both ends.
+
         Args:
             owner: the output of the operator, which identifies it.
             seconds: how long it waits.
         """
-        self.loop.freeze(owner)
-        self.turns.freeze(owner)
+        thaw = self._thaws.get(id(owner))
+        if thaw is not None and thaw.when() >= self.loop.time() + seconds:
+            return
+        self._cancel_thaw(owner)
+        if thaw is None:
+            self.loop.freeze(owner)
+            self.turns.freeze(owner)
         # Use an empty context: the caller can run in the context of the frozen operator.
-        self.loop.call_later(seconds, self.thaw, owner, context=contextvars.Context())
+        self._thaws[id(owner)] = self.loop.call_later(seconds, self.thaw, owner, context=contextvars.Context())
 
     def thaw(self, owner: object) -> None:
         """Let the operator continue: overdue callbacks run at once."""
+        self._cancel_thaw(owner)
         self.loop.thaw(owner)
         self.turns.thaw(owner)
+
+    def _cancel_thaw(self, owner: object) -> None:
+        if (thaw := self._thaws.pop(id(owner), None)) is not None:
+            thaw.cancel()
 
     def reseed(self) -> None:
         """
