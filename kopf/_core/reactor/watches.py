@@ -21,6 +21,7 @@ import asyncio
 import enum
 import itertools
 import logging
+import math
 import random
 import time
 import weakref
@@ -438,12 +439,12 @@ class ResourceWatch:
         return (watching.streaming_lists or watching.initial_streaming) and not self._client.lacks(self._streamed_list)
 
     def _params(self, **params: str | None) -> dict[str, str | int | None]:
-        watching = self._settings.watching
+        timeout = self._settings.watching.server_timeout
         return {
             'watch': 'true',
             'allowWatchBookmarks': 'true',
             # The API requires whole seconds; at least 1, as zero means the server's default.
-            'timeoutSeconds': None if watching.server_timeout is None else max(1, int(watching.server_timeout)),
+            'timeoutSeconds': None if timeout is None or math.isinf(timeout) else max(1, int(timeout)),
             **self._select(),
             **params,
         }

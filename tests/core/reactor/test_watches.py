@@ -454,6 +454,15 @@ async def test_lists_and_watches_are_requested_with_the_selectors(watch, server,
     assert [query.get('timeoutSeconds') for query in server.requests] == ['123', None, '123']
 
 
+@pytest.mark.parametrize('timeout, sent', [(0.1, '1'), (1e9, '1000000000'), (float('inf'), None), (None, None)])
+async def test_the_time_limit_of_streams_is_in_whole_seconds(watch, server, sink, settings, timeout, sent):
+    settings.watching.server_timeout = timeout
+    server.script = [page(version=3), Stream(added('a', 4))]
+    async with running(watch):
+        await sink.has(a=4)
+    assert {query.get('timeoutSeconds') for query in server.requests if 'watch' in query} == {sent}
+
+
 # Streams that end, and are continued.
 
 
