@@ -253,7 +253,7 @@ class ApiClient:
                     with self._observe(session, request, number, asked) as span:
                         body = await self._attempt(request._replace(span=span), session, gate, slot)
                 if refused:
-                    self._vault.note_accepting_part(pacing.find_kind(path))
+                    self._vault.note_accepting_part(pacing.get_resource_path(path))
                 return body
             except errors.APIUnauthorizedError as e:
                 refusal, refused = e, True
@@ -394,7 +394,7 @@ class ApiClient:
                 if not session.is_approved:
                     self._approve(session)
                 if number:
-                    self._vault.note_accepting_part(pacing.find_kind(path))
+                    self._vault.note_accepting_part(pacing.get_resource_path(path))
                 self._streams.add(stream)
                 try:
                     yield sessions.Lines(stream)
@@ -574,7 +574,7 @@ class ApiClient:
 
     async def _replace(self, session: sessions.Session, refusal: errors.APIUnauthorizedError, path: str) -> bool:
         """Wait for credentials; return false if another attempt makes no sense, as only this part refuses them."""
-        if self._vault.note_refusing_part(pacing.find_kind(path)):
+        if self._vault.note_refusing_part(pacing.get_resource_path(path)):
             return await self._vault.refresh(session.key, session.info)
         # The server usually refuses many requests of a session at once; only the first of them retires it.
         if self._sessions.get(session.key) is session:

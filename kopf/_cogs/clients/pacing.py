@@ -131,7 +131,7 @@ class Slot:
     def __init__(self, query: str) -> None:
         self.query = query
         self.kind = ''
-        """The resource that the request is about, if it has to wait, or if any resource is slow; see `find_kind`."""
+        """The resource that the request is about, if it has to wait, or if any resource is slow; see `get_resource_path`."""
         self.future: asyncio.Future[None]
         """Done when the request is admitted; only of requests that have to wait."""
         self.urgent = True
@@ -152,7 +152,7 @@ class _ReportSlot(Slot):
         self.places: asyncio.Semaphore | None = None  # where it has a place
 
 
-def find_kind(query: str) -> str:
+def get_resource_path(query: str) -> str:
     """Return the beginning of the path of a request by which the resource is known: its group, version and plural."""
     parts = query.partition('?')[0].split('/')
     start = 4 if parts[1:2] == ['apis'] else 3
@@ -221,7 +221,7 @@ class Gate:
             return slot
         pressure = _pressure.get()
         slot.future, slot.waited, slot.urgent = self._loop.create_future(), True, pressure is None
-        slot.kind = find_kind(query)
+        slot.kind = get_resource_path(query)
         self._waiting.push(slot, None, urgent=slot.urgent)
         # Without requests in flight, nothing else would wake up the queue: admit this request now, or set a timer.
         self._start_queued()
@@ -260,7 +260,7 @@ class Gate:
             async with asyncio.timeout(REPORT_TIMEOUT):
                 await self._reports.acquire()
         except TimeoutError:
-            text = f"Former requests about {find_kind(query)} are not answered in time."
+            text = f"Former requests about {get_resource_path(query)} are not answered in time."
             raise errors.APITimeoutError(text) from None
         slot.places = self._reports
         if self._closing.done():
@@ -393,7 +393,7 @@ class Gate:
                 return SLOWNESS
             if not self._slow:
                 for slot in self._in_flight:
-                    slot.kind = slot.kind or find_kind(slot.query)
+                    slot.kind = slot.kind or get_resource_path(slot.query)
             del self._in_flight[oldest]
             self._slow.setdefault(oldest.kind, set()).add(oldest)
         return 0
@@ -408,7 +408,11 @@ class Gate:
         blocked = self._blocked.get(kind)
         if blocked is None:
             return
-        found = [blocked.pop()[0] for _ in range(1 if kind in self._slow else len(blocked))]
+        found: list[Slot] = []
+        while blocked and not (found and kind in self._slow):
+            slot, _ = blocked.pop()
+            if not slot.future.done():  # those that were just cancelled would free the place for no one
+                found.append(slot)
         for slot in reversed(found):
             self._waiting.put_back(slot, None, urgent=slot.urgent)
         if not blocked:

@@ -138,28 +138,17 @@ def discard_unstorable(patch: patches.Patch, logger: api.AnyLogger) -> None:
         _log_unstorable(path, value, logger)
 
 
-def _find_storable(ops: patches.JSONPatch, logger: api.AnyLogger) -> patches.JSONPatch:
-    """Return the operations without values that JSON cannot express; log these values."""
-    storable: patches.JSONPatch = []
-    for op in ops:
-        holder: Mapping[str, Any] = {'value': op['value']} if 'value' in op else {}
-        path = tuple(part.replace('~1', '/').replace('~0', '~') for part in op['path'].split('/')[1:])
-        for place, value in list(_find_unstorable((), holder)):
-            holder = _leave_out(holder, place)
-            _log_unstorable((*path, *place[1:]), value, logger)
-        if 'value' not in op:
-            storable.append(op)
-        elif 'value' in holder:
-            storable.append({'op': op['op'], 'path': op['path'], 'value': holder['value']})
-    return storable
-
-
-def _leave_out(value: Mapping[str, Any], path: tuple[str, ...]) -> Mapping[str, Any]:
-    # Why not a deep copy without the field? It can have what cannot be copied, such as locks.
+def _restore(new: Mapping[str, Any], old: object, path: tuple[str, ...]) -> Mapping[str, Any]:
+    """Return a copy of the new body in which the field has its old value, if it had one."""
+    # Why not a deep copy? The field can have what cannot be copied, such as locks.
     key, *rest = path
-    if not rest:
-        return {name: item for name, item in value.items() if name != key}
-    return {**value, key: _leave_out(value[key], tuple(rest))}
+    known = old.get(key, _ABSENT) if isinstance(old, Mapping) else _ABSENT
+    if rest:
+        return {**new, key: _restore(new[key], known, tuple(rest))}
+    return {name: value for name, value in new.items() if name != key} | ({} if known is _ABSENT else {key: known})
+
+
+_ABSENT = object()
 
 
 def _log_unstorable(path: tuple[str, ...], value: Any, logger: api.AnyLogger) -> None:
@@ -290,8 +279,13 @@ class _Patching:
 
     def _make_ops(self, patch: patches.Patch) -> patches.JSONPatch:
         """Express the patch as operations on the known state; leave out what its functions cannot store."""
-        ops = patch.as_json_patch(self.body)
-        return ops if all(type(fn) is patches.Replacing for fn in patch.fns) else _find_storable(ops, self.logger)
+        if self.body is None or all(type(fn) is patches.Replacing for fn in patch.fns):
+            return patch.as_json_patch(self.body)
+        old, new = cast(Mapping[str, Any], self.body), cast(Mapping[str, Any], patch.applied_to(self.body))
+        for path, value in list(_find_unstorable((), new)):
+            _log_unstorable(path, value, self.logger)
+            new = _restore(new, old, path)
+        return patches.express_changes(old, api.simplify(new))
 
     async def _apply_values(self, patch: patches.Patch, bookkeeping: patches.Patch) -> bool:
         """Apply the values, and then the bookkeeping; return false if the object has changed before the bookkeeping."""

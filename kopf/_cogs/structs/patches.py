@@ -290,7 +290,7 @@ class Patch(_Changes[ModelT]):
         original = body if body is not None else self._body
         if original is None:
             raise ValueError("A JSON patch cannot be built without the body that it is to be applied to.")
-        return list(_iter_ops('', dict(original), self.applied_to(original)))
+        return express_changes(dict(original), self.applied_to(original))
 
 
 def combine(patch: Patch, newer: Patch) -> Patch:
@@ -326,6 +326,11 @@ def subtract_values(values: Mapping[str, Any], known: Mapping[str, Any]) -> Mapp
         elif value is not other and value != other:
             result[key] = value
     return result
+
+
+def express_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[JSONPatchItem]:
+    """Express the differences of two bodies as a JSON patch of the old one."""
+    return list(_iter_ops('', old, new))
 
 
 def express_merge(changes: Mapping[str, Any], body: Mapping[str, Any]) -> list[JSONPatchItem]:

@@ -78,7 +78,7 @@ class LevelRunner:
             outcome = self._leveler.fail(run, error, "The run of %s has failed")
         finally:
             self._leveler.end(run, outcome)
-            if self._meter is not None and outcome is not None:
+            if self._meter is not None and outcome is not None and outcome.has_begun:
                 self._measure(record, self._meter, began, outcome)
             del outcome  # see `Outcome.without_exception`
 

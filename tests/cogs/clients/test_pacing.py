@@ -208,6 +208,19 @@ async def test_a_resource_that_is_not_slow_any_more_gets_all_slots(visitors, set
 
 
 @pytest.mark.looptime
+async def test_a_visitor_that_is_cancelled_at_its_turn_is_followed_by_the_next_one(visitors, settings):
+    settings.networking.max_connections = 2
+    visitors.come('slow', lasting=100, query=THINGS)
+    visitors.come('a', lasting=10, query=THINGS)
+    visitors.come('b', 'c', query=THINGS)
+    visitors.come('other', query=OTHERS)  # it shows that the resource is slow
+    await asyncio.sleep(9.9)
+    asyncio.get_running_loop().call_at(10, visitors.leave, 'b')
+    await asyncio.sleep(1)
+    assert visitors.times == about({'slow': 0, 'a': 0, 'other': 1, 'c': 10})
+
+
+@pytest.mark.looptime
 async def test_cancelled_visitors_of_slow_resources(visitors, settings):
     settings.networking.max_connections = 1
     visitors.come('a', lasting=3, query=THINGS)
@@ -277,7 +290,7 @@ async def test_an_overloaded_server_gets_no_endless_number_of_requests(visitors,
     ],
 )
 def test_the_resource_is_known_by_the_path(query, kind):
-    assert pacing.find_kind(query) == kind
+    assert pacing.get_resource_path(query) == kind
 
 
 # The client.

@@ -489,6 +489,23 @@ async def test_functions_cannot_store_what_json_cannot_express(apply, server, ca
     assert (f'{field}.value' in caplog.text) is (value != (1, 2))
 
 
+async def test_lists_to_which_functions_cannot_append_stay(apply, server, caplog):
+    obj = Object(server, spec={'items': ['a'], 'x': 1})
+    patch = Patch(fns=[lambda body: body['spec'].update(items=['a', {1}, 'b'], y={1: {2: 3}})])
+    result = await apply(patch, body=obj.raw)
+    assert not result.remaining_fns
+    assert obj.raw['spec'] == {'items': ['a'], 'x': 1, 'y': {'1': {'2': 3}}}
+    assert 'spec.items cannot be stored' in caplog.text
+
+
+async def test_functions_cannot_let_an_object_contain_itself(apply, server, caplog):
+    obj = Object(server, spec={'x': 1})
+    patch = Patch(fns=[lambda body: body['spec'].update(self=body['spec'], y=1)])
+    result = await apply(patch, body=obj.raw)
+    assert not result.remaining_fns
+    assert obj.raw['spec'] == {'x': 1, 'y': 1}
+
+
 async def test_all_requests_in_order(apply, server):
     obj = Object(server, split=True, spec={})
     patch = Patch({'spec': {'x': 1}, 'status': {'y': 2}}, fns=[functools.partial(append, 'a'), set_status])
