@@ -200,7 +200,7 @@ async def invoke(
                 raise CallNotBegun
     except asyncio.CancelledError:
         if running is not None and is_cancelled is not None and not is_cancelled():
-            await running.outwait(kwargs)
+            await running.outwait(is_cancelled, kwargs)
         raise
     if type(result) is _Raised:
         try:
@@ -241,10 +241,14 @@ class ThreadCalls:
     Cancelled tasks do not wait for their threads, so this is the only way to know whether the threads have ended. Why
     not all calls in the executor? Several operators of a process can share it, and so can index functions, probes and
     webhooks, which are also called while another replica handles the objects. And the executor can be replaced.
+
+    Args:
+        outer: the calls to which these belong, too, if they are only those of some sub-handlers.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, outer: 'ThreadCalls | None' = None) -> None:
         self._calls: dict[int, _RunningCall] = {}  # by the identifiers of the threads
+        self._outer = outer
 
     @contextlib.contextmanager
     def noting(self, fn: Callable[..., Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
@@ -252,15 +256,32 @@ class ThreadCalls:
         thread = threading.get_ident()
         self._calls[thread] = _RunningCall(fn, kwargs)
         try:
-            yield
+            if self._outer is None:
+                yield
+            else:
+                with self._outer.noting(fn, kwargs):
+                    yield
         finally:
             del self._calls[thread]
 
-    async def outwait(self, kwargs: Mapping[str, Any]) -> None:
-        """Wait until the call with these very kwargs has ended."""
+    async def outwait(self, is_cancelled: Callable[[], bool], kwargs: Mapping[str, Any] | None = None) -> None:
+        """
+        Wait until the call with these very kwargs has ended, or all calls, also if stray cancellations hit the task.
+
+        Args:
+            is_cancelled: checks whether the owner of the current task has cancelled it.
+            kwargs: the kwargs of the call; ``None`` for all calls.
+
+        Raises:
+            asyncio.CancelledError: if the owner cancels the task.
+        """
         # Why not an event? Each call would have to set it, but nearly none is waited for.
-        while any(call.kwargs is kwargs for call in list(self._calls.values())):  # noqa: ASYNC110
-            await asyncio.sleep(OUTWAITING_INTERVAL)
+        while any(kwargs is None or call.kwargs is kwargs for call in list(self._calls.values())):
+            try:
+                await asyncio.sleep(OUTWAITING_INTERVAL)
+            except asyncio.CancelledError:
+                if is_cancelled():
+                    raise
 
     def find(self) -> list[str]:
         """Return the names of the functions, with those of their objects."""

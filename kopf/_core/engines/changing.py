@@ -26,7 +26,7 @@ from kopf._core.actions.execution import (
     utcnow,
 )
 from kopf._core.actions.handler_states import State
-from kopf._core.actions.invocation import read_arguments
+from kopf._core.actions.invocation import ThreadCalls, read_arguments
 from kopf._core.actions.lifecycles import PLAIN_LIFECYCLES, LifeCycleFn
 from kopf._core.intents import filters, mistakes
 from kopf._core.intents.causes import ChangingCause, Reason
@@ -61,12 +61,16 @@ class Step:
         self.lifecycle = lifecycle
         self._is_halted = is_halted
         self.outcomes: dict[HandlerId, Outcome] = {}
+        self._calls_of_children: ThreadCalls | None = None  # of sub-handlers of all levels; `None` if there were none
 
     def narrowed(self, parent: ChangingHandler) -> 'Step':
-        """Return the step for the sub-handlers: they inherit the field that the parent is declared for."""
+        """Create the step for the sub-handlers: they inherit the field that the parent is declared for."""
         cause = self.cause.narrowed(parent.field) if parent.field else self.cause
-        # The parent can have a time-out around them, which cancels the task.
-        rules = self.rules._replace(is_cancelled=None)
+        rules = self.rules
+        if rules.is_cancelled is not None:
+            self._calls_of_children = ThreadCalls(rules.running)
+            # The parent can have a time-out around them, which cancels the task.
+            rules = rules._replace(running=self._calls_of_children, is_cancelled=None)
         step = Step(cause, self.state, rules, self.lifecycle, self._is_halted)
         # Why not copied? The outcomes of sub-handlers belong to the whole step, and are delivered together.
         step.outcomes = self.outcomes
@@ -89,6 +93,10 @@ class Step:
             # Note the outcomes after each handler, so that a cancelled step keeps the successes so far.
             self.state.note_outcome(handler.id, outcome, utcnow())
             self.outcomes[handler.id] = outcome = outcome.without_exception()
+            # After a time-out or a stray cancellation, the parent has not waited for the threads of its sub-handlers.
+            # But it can be called again, and they with it.
+            if self._calls_of_children is not None and self.rules.is_cancelled is not None:
+                await self._calls_of_children.outwait(self.rules.is_cancelled)
             await outlive(self.rules)
 
     def _pick(self, due: Sequence[ChangingHandler], lifecycle: LifeCycleFn) -> Iterable[ChangingHandler]:

@@ -178,3 +178,29 @@ async def test_a_function_in_a_thread_is_not_called_beside_itself(world, kind, o
         await world.create()
         await world.until_called('ended', times=2)
     assert [id for id in world.ids if id != 'event'] == ['begun', 'ended', 'begun', 'ended']
+
+
+@pytest.mark.parametrize('delays', [[0.5], [0.5, 2], []])
+@in_virtual_time
+async def test_a_sub_handler_in_a_thread_is_not_called_beside_itself(world, delays):
+    async def leak(**_):
+        if len(world.called('event')) == 1:
+            for delay in delays:
+                asyncio.get_running_loop().call_later(delay, asyncio.current_task().cancel)
+
+    async def create(retry, **_):
+        async with asyncio.timeout(None if delays or retry else 1):
+            await kopf.execute(fns={'sub': sub})
+
+    def sub(name, **_):
+        world.note('begun', name)
+        time.sleep(9)
+        world.note('ended', name)
+
+    world.settings.execution.default_backoff = 1
+    world.declare(kopf.on.create, 'create', does=create)
+    world.declare(kopf.on.event, 'event', does=leak)
+    async with world.operator():
+        await world.create()
+        await world.until_called('ended', times=2)
+    assert [id for id in world.ids if id in ('begun', 'ended')] == ['begun', 'ended', 'begun', 'ended']
