@@ -76,16 +76,17 @@ async def test_a_success_is_a_new_beginning(world):
     assert len(refusals(world)) == 5
 
 
-@pytest.mark.parametrize('backoffs, attempts', [([], 1), (0.01, 2), ([0.01, 0.01], 3)])
+@pytest.mark.parametrize('path', ['^/', '^/api'])  # unknown users may read the version of the server
+@pytest.mark.parametrize('backoffs, attempts', [([], 1), (0.01, 2), ([0.01, 0.01], 3), ([0.01] * 6, 7)])
 @in_virtual_time
-async def test_an_operator_that_is_refused_for_good_is_told_what_to_do(world, backoffs, attempts):
+async def test_an_operator_that_is_refused_for_good_is_told_what_to_do(world, backoffs, attempts, path):
     world.settings.networking.login_backoffs = backoffs
     world.declare(kopf.on.create, 'create')
     with pytest.raises(kopf.LoginError, match="No new credentials.* Renew them or fix the login handlers"):
         async with world.operator() as task:
             await world.create('before')
             await world.handled('before')
-            world.sandbox.faults.error(401, times=None)
+            world.sandbox.faults.error(401, times=None, path=path)
             await world.create('after')
             await asyncio.wait_for(task, 60)
     patches = [seen for seen in refusals(world) if seen.verb == 'patch']

@@ -590,7 +590,7 @@ class ApiClient:
         return True
 
     async def _is_accepted(self, key: credentials.VaultKey, info: credentials.KubeContext) -> bool:
-        """Check whether the server accepts the credentials for its version, which all known users may read."""
+        """Check whether the server accepts the credentials for ``/api``, which only known users may read."""
         if self._closed:
             return False
         try:
@@ -598,8 +598,9 @@ class ApiClient:
         except credentials.LoginError:
             return False
         try:
+            # Why not its version? Unknown users may read it, too, so the server accepts empty tokens and any passwords.
             await session.request(
-                sessions.Request('GET', '/version', meters=self.instruments.meters), self._make_short_timeouts()
+                sessions.Request('GET', '/api', meters=self.instruments.meters), self._make_short_timeouts()
             )
         except errors.APIError:
             return False

@@ -513,8 +513,9 @@ async def test_expired_tokens_are_not_taken_for_failures_of_a_part(server, setti
 
 
 @pytest.mark.parametrize('status, error', [(200, errors.APIUnauthorizedError), (401, LoginError), (403, LoginError)])
-async def test_the_version_tells_whether_credentials_are_accepted(server, settings, make_vault, status, error):
-    server.add('GET', '/version', by_token(good=status))
+async def test_the_core_api_tells_whether_credentials_are_accepted(server, settings, make_vault, status, error):
+    server.add('GET', '/version', by_token(good=200))  # unknown users may read it, too
+    server.add('GET', '/api', by_token(good=status))
     server.add('GET', '/y', by_token(good=200))
     server.add('GET', '/x', by_token(good=401))
     settings.networking.login_backoffs = []
