@@ -132,6 +132,23 @@ async def test_expired_tokens_are_replaced_while_a_part_of_the_api_refuses_all(w
 
 
 @in_virtual_time
+async def test_a_quiet_operator_notices_that_all_is_refused_after_a_part_was(world):
+    world.settings.networking.login_backoffs = [0.1, 0.2]
+    world.declare(kopf.on.create, 'create')
+    world.declare(kopf.on.event, 'other', resource='configmaps')
+    with pytest.raises(kopf.LoginError, match="No new credentials"):
+        async with world.operator() as task:
+            await world.settled()
+            world.sandbox.faults.error(401, times=None, resource='configmaps')
+            world.sandbox.faults.end_watches(resource='configmaps')
+            await asyncio.sleep(30)
+            await world.settled()
+            world.sandbox.faults.error(401, times=None)
+            await asyncio.wait({task}, timeout=150)
+            assert task.done()
+
+
+@in_virtual_time
 async def test_a_discovery_that_is_refused_is_made_later(world):
     world.declare(kopf.on.create, 'create')
     world.declare(kopf.on.event, 'thing', resource='things')

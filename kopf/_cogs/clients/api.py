@@ -574,8 +574,9 @@ class ApiClient:
 
     async def _replace(self, session: sessions.Session, refusal: errors.APIUnauthorizedError, path: str) -> bool:
         """Wait for credentials; return false if another attempt makes no sense, as only this part refuses them."""
+        check = functools.partial(self._is_accepted, session.key, session.info)
         if self._vault.note_refusing_part(pacing.get_resource_path(path)):
-            return await self._vault.refresh(session.key, session.info)
+            return await self._vault.refresh(session.key, session.info, check)
         # The server usually refuses many requests of a session at once; only the first of them retires it.
         if self._sessions.get(session.key) is session:
             del self._sessions[session.key]
@@ -585,7 +586,7 @@ class ApiClient:
             session.info,
             refusal,
             backoffs=self._login_backoffs,
-            check=functools.partial(self._is_accepted, session.key, session.info),
+            check=check,
         )
         return True
 

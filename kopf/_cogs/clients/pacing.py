@@ -131,7 +131,7 @@ class Slot:
     def __init__(self, query: str) -> None:
         self.query = query
         self.kind = ''
-        """The resource that the request is about, if it has to wait, or if any resource is slow; see `get_resource_path`."""
+        """The path of the resource, if the request has to wait, or if any resource is slow."""
         self.future: asyncio.Future[None]
         """Done when the request is admitted; only of requests that have to wait."""
         self.urgent = True

@@ -307,6 +307,8 @@ class Vault:
         self._partial_pause = 0.0  # the least age of the last login before another one for such a part
         # the last refused credentials, and how to ask the server about them
         self._doubted: tuple[VaultKey, KubeContext, Check] | None = None
+        # how to ask the server, before the next login for such a part, about credentials that no other has accepted yet
+        self._unverified: Check | None = None
         self._distrust: Delays | None = None  # from the first untrusted certificate to a success
         self._distrusted_until = 0.0
         self._unusable: LoginError | None = None  # the reason why the last credentials are malformed
@@ -427,13 +429,14 @@ class Vault:
         """Called when a part of the API accepts credentials after it has refused others."""
         self._parts.pop(part, None)
 
-    async def refresh(self, key: VaultKey, info: KubeContext) -> bool:
+    async def refresh(self, key: VaultKey, info: KubeContext, check: Check | None = None) -> bool:
         """
         Log in for a part of the API that refuses the credentials, while they stay in use for the other parts.
 
         Args:
             key: the key of the credentials, as they were selected.
             info: the credentials, as they were selected.
+            check: the function that asks the server whether it accepts the credentials for anything else.
 
         Returns:
             Whether there are credentials to try; false if the last login is so recent that another would not help.
@@ -447,6 +450,9 @@ class Vault:
             if time.monotonic() - self._born_at < self._partial_pause or self.authenticate is None:
                 return False
             self._partial_pause = self._partial_pauses.next()
+            # Without requests for other parts since the last login, it is unknown whether these still accept them.
+            if self._acceptances == self._acceptances_at_login:
+                self._unverified = check
         await self._renew()
         return True
 
@@ -529,7 +535,11 @@ class Vault:
         # meanwhile.
         error: Exception | None
         error, self._unusable = self._unusable, None
+        verify, self._unverified = self._unverified, None
         try:
+            if verify is not None and not await verify():
+                self._parts.clear()  # the next refusal counts as one by the whole API
+                return None
             if error is None:
                 error = await self._log_in()
             while error is not None:

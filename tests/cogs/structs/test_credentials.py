@@ -580,6 +580,26 @@ async def test_vault_ends_if_logins_for_the_refused_are_forbidden(partial, clock
         await vault.refresh(key, creds)
 
 
+@pytest.mark.parametrize('is_accepted', [True, False])
+async def test_vault_asks_about_credentials_that_only_a_refusing_part_has_seen(partial, clock, is_accepted):
+    async def check():
+        asked.append('check')
+        await asyncio.sleep(0)
+        return is_accepted
+
+    asked = []
+    vault = await partial(*[{'a': info(f'{n}')} for n in range(9)])
+    clock[0] += 5
+    assert await vault.refresh(*await vault.select(), check)
+    assert not asked
+    clock[0] += 5
+    key, creds = await vault.select()
+    assert all(await asyncio.gather(*[vault.refresh(key, creds, check) for _ in range(9)]))
+    assert asked == ['check']
+    assert vault.authenticate.calls == (3 if is_accepted else 2)
+    assert vault.note_refusing_part('part') is is_accepted
+
+
 async def test_vault_tells_once_what_is_refused(partial, caplog):
     vault = await partial({'a': info('new')})
     for _ in range(3):
