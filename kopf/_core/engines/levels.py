@@ -11,8 +11,9 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import itertools
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 from kopf._cogs.aiokits.coalesced_timers import CoalescedTimer
@@ -345,6 +346,17 @@ class ObjectLevel:
         self.set_timer(levels)
 
 
+class LeftThread(NamedTuple):
+    """A run that has timed out, and whose thread is still running."""
+
+    plan: HandlerPlan
+    thread: 'asyncio.Task[Any]'
+    """The task that waits for the thread."""
+
+    def __str__(self) -> str:
+        return f'the thread of {self.plan.controller.handler} of {self.plan.level.record!r}'
+
+
 class Controller:
     """One level-triggered handler, with all its objects."""
 
@@ -371,6 +383,7 @@ class Controller:
         """The uids of the objects that wait until the owner of the plan does not want a child any more."""
         self._unwatched: set[HandlerPlan] = set()
         """The plans of the objects that wait until one more kind or namespace is watched."""
+        self._threads: dict[str, LeftThread] = {}
         self._owns = any(source.fn is None for source in handler.sources)
         self._watches = any(source.fn is not None for source in handler.sources)
         self._is_warned = self._is_warned_of_loop = False
@@ -394,6 +407,38 @@ class Controller:
         for key in self._iter_keys(plan):
             if self._plans.setdefault(key, plan) is not plan:
                 self._namesakes.setdefault(key, {})[plan] = None
+        if (left := self._threads.get(plan.level.record.uid)) is not None:
+            self._hold(plan, left)
+
+    def leave(self, plan: HandlerPlan, thread: 'asyncio.Task[Any]', present: Collection[HandlerPlan]) -> None:
+        """
+        Begin no run for the object until the thread has ended: a handler must not run twice at the same time for it.
+
+        Why not only by the plan? The object can leave the selection and enter it again, which makes a new plan.
+
+        Args:
+            plan: the plan of the run.
+            thread: the task that waits for the thread, which cannot be stopped.
+            present: the plans that the object has now.
+        """
+        left = self._threads[plan.level.record.uid] = LeftThread(plan, thread)
+        thread.add_done_callback(lambda _: self._forget_thread(left))
+        for each in {plan, *present}:
+            if each.controller is self:
+                self._hold(each, left)
+
+    def _hold(self, plan: HandlerPlan, left: 'LeftThread') -> None:
+        self.planner.hold(plan)
+        left.thread.add_done_callback(lambda _: self.planner.release(plan))
+
+    def _forget_thread(self, left: 'LeftThread') -> None:
+        uid = left.plan.level.record.uid
+        if self._threads.get(uid) is left:
+            del self._threads[uid]
+
+    def get_threads(self) -> Collection['LeftThread']:
+        """Return the threads of the runs that have timed out and have not ended yet."""
+        return self._threads.values()
 
     def discard(self, plan: HandlerPlan) -> None:
         """Remove the object, and drop its plan."""
@@ -558,6 +603,11 @@ class Levels:
             assert isinstance(handler, ReconcilingHandler)
             controller = self._controllers[handler] = Controller(handler, self._find_kinds(handler))
         return controller
+
+    def find_threads(self, concerns: Callable[[Any], bool]) -> list[LeftThread]:
+        """Return the threads of the runs that have timed out, for the objects whose records the check selects."""
+        found = itertools.chain.from_iterable(controller.get_threads() for controller in self._controllers.values())
+        return [left for left in found if concerns(left.plan.level.record)]
 
     def _find_kinds(self, handler: ReconcilingHandler) -> OwnedKinds | None:
         if 'children' not in handler.extras or 'children' in self.context.indices:
@@ -1282,6 +1332,9 @@ class Leveler:
         )
         now = asyncio.get_running_loop().time()
         recurring = plan.digest != FIELDLESS
+        if thread is not None:
+            present = self.host.find_level(plan.level.record.uid)
+            plan.controller.leave(plan, thread, () if present is None else present.plans)
         planner.end(plan, outcome if is_served else None, now, held=thread is not None, recurring=recurring)
         model = plan.controller.handler.model
         if model is not None:
@@ -1295,10 +1348,6 @@ class Leveler:
         if run.children is not None:
             for each in plan.level.find_appliers(plan):
                 each.controller.trigger_waiting(each)
-        if thread is not None:
-            # The thread cannot be stopped. The next run waits for its end, because a handler must not run twice at the
-            # same time for one object.
-            thread.add_done_callback(lambda _: planner.release(plan))
         plan.level.set_timer(self._levels)
 
     @staticmethod

@@ -197,6 +197,9 @@ class Planner:
         """Cancel the planned runs of the object; a run in progress continues to its end."""
         plan.reasons, plan.is_urgent, plan.due_at, plan.failures = NONE, False, None, 0
         plan.paused_until = plan.message = None
+        self._withdraw(plan)
+
+    def _withdraw(self, plan: Plan) -> None:
         if plan.is_waiting:
             plan.is_waiting = False
             self._queue.discard(plan)
@@ -210,6 +213,11 @@ class Planner:
         """End the pause, and request a run if it was triggered meanwhile."""
         plan.paused_until = None
         self._request(plan)
+
+    def hold(self, plan: Plan) -> None:
+        """Begin no run until `release`: the thread of an earlier run is still running."""
+        plan.is_held = True
+        self._withdraw(plan)
 
     def release(self, plan: Plan) -> None:
         """Called when the thread of an earlier run has ended, long after its timeout."""

@@ -60,7 +60,7 @@ from kopf._core.reactor.watches import ResourceWatch, WatchState
 from kopf._core.reactor.workers import WorkerPool
 
 if TYPE_CHECKING:
-    from kopf._core.engines.levels import Levels
+    from kopf._core.engines.levels import LeftThread, Levels
     from kopf._core.reactor.permission_reviews import PermissionReviews
     from kopf._core.reactor.webhook_runtime import WebhookRuntime
 
@@ -171,7 +171,7 @@ class Orchestrator:
             note_lapse=tools.workers.note_lapse,
             abort=self._abort,
             find_running=self._find_running,
-            find_running_for=tools.workers.find_running_for,
+            find_running_for=self._find_running_for,
             run_activity=tools.run_activity,
             relist=self._relist,
             narrow=self._narrow,
@@ -784,6 +784,7 @@ class Orchestrator:
                 sink.surrendered(records)
                 found[bucket].append((sink, records))
         busy = {bucket for bucket, pairs in found.items() if any(_has_work(records) for _, records in pairs)}
+        busy |= found.keys() & {surrender.find_bucket(left.plan.level.record) for left in self._find_threads()}
         if surrender.schedules is not None:
             busy.add(surrender.schedules)
         # Why each bucket separately? A handler can run for hours, and only the objects of its own bucket must wait for
@@ -805,6 +806,9 @@ class Orchestrator:
         for sink, records in found:
             sink.surrendered(records)
         await self._tools.workers.release(everything)
+        uids = {record.uid for record in everything}
+        if left := self._find_threads(lambda record: record.uid in uids):
+            await asyncio.wait([each.thread for each in left])
         if surrender.schedules in buckets:
             await self._tools.schedules.drain()
         await self.save(found)
@@ -816,10 +820,17 @@ class Orchestrator:
             await self.save(found)
         for sink, records in found:
             sink.disowned(records)
-        uids = {record.uid for record in everything}
         for watch, _ in self._find_sinks():
             watch.forget(uids)
         surrender.ended(buckets)
+
+    def _find_threads(self, concerns: OwnerCheck = lambda _: True) -> 'list[LeftThread]':
+        """Return the threads of level-triggered handlers that have timed out, for the selected objects."""
+        return [] if self._levels is None else self._levels.find_threads(concerns)
+
+    def _find_running_for(self, concerns: OwnerCheck) -> list[str]:
+        """Return the names of the handlers, daemons and threads that are running for the selected objects."""
+        return [*self._tools.workers.find_running_for(concerns), *map(str, self._find_threads(concerns))]
 
     def _find_running(self) -> list[str]:
         """Return the names of all running handlers, including threads and tasks that ignore their cancellation."""

@@ -502,6 +502,37 @@ async def test_a_thread_that_takes_too_long_is_left_and_no_run_is_beside_it(worl
     assert calls == ['obj', 'second', 'obj']
 
 
+@pytest.mark.parametrize('returning', ['before the timeout', 'after the timeout'])
+@in_virtual_time
+async def test_no_run_is_beside_a_left_thread_when_the_object_is_selected_again(world, returning):
+    ending, calls = threading.Event(), []
+    world.settings.watching.label_selectors['kopfexamples'] = 'app=x'
+
+    @RECONCILE('kopfexamples', registry=world.registry, id='fn', timeout=5, backoff=(0.01, 1))
+    def fn(**_):
+        calls.append('fn')
+        if calls == ['fn']:
+            ending.wait(60)
+
+    async with world.operator():
+        await world.create(labels={'app': 'x'})
+        await world.until(lambda: calls)
+        if returning == 'after the timeout':
+            await world.until_logged('its thread is left')
+        await world.edit(metadata={'labels': {'app': None}})
+        await rest(world)
+        await world.edit(metadata={'labels': {'app': 'x'}}, field='other')
+        await world.until_logged('its thread is left')
+        await asyncio.sleep(5)
+        assert calls == ['fn']
+        ending.set()
+        async with asyncio.timeout(10):
+            while len(calls) < 2:
+                await asyncio.sleep(0.01)
+        await rest(world)
+    assert calls == ['fn', 'fn']
+
+
 @pytest.mark.parametrize('late', [False, True], ids=['in time', 'too late'])
 @in_virtual_time
 async def test_a_thread_with_a_time_limit_that_exits_ends_neither_the_operator_nor_the_retries(world, late):

@@ -5,6 +5,7 @@ import collections
 import contextlib
 import datetime
 import json
+import threading
 
 import aiohttp
 import pytest
@@ -294,6 +295,39 @@ async def test_a_bucket_is_granted_only_when_the_lease_of_its_holder_says_that_i
                 assert not held['a'] & held.get('b', frozenset())
                 await asyncio.sleep(0.01)
             world.sandbox.faults.clear()
+
+
+@in_virtual_time
+async def test_a_thread_that_is_left_after_its_timeout_keeps_back_only_the_bucket_of_its_object(world, members):
+    ending, calls = threading.Event(), []
+
+    def declare(registry, settings, note):
+        @kopf.on.reconcile('kopfexamples', id='slow', labels={'slow': 'yes'}, registry=registry, timeout=1)
+        def slow(**_):
+            calls.append('slow')
+            if calls == ['slow']:
+                ending.wait(60)
+
+    async with members.run('a', declare):
+        await members.create()
+        await members.handled('1')
+        bodies = await world.aio.list('kopfexamples')
+        buckets = {body['metadata']['name']: find_bucket(body['metadata']['uid'], 16) for body in bodies}
+        kept_back = max(buckets, key=buckets.get)  # the next member gets the last buckets
+        await world.edit(kept_back, metadata={'labels': {'slow': 'yes'}}, field='2')
+        await members.until_logged('its thread is left')
+        async with members.run('b', declare):
+            await members.until_logged(
+                f"The buckets {buckets[kept_back]} are released to other members when these have ended: "
+                f"the thread of Reconciler 'slow' of <default/{kept_back}>"
+            )
+            assert (await members.reports())['a'].draining == {buckets[kept_back]}
+            assert len((await members.reports())['b'].held) == 7
+            assert calls == ['slow']
+            ending.set()
+            async with asyncio.timeout(60):
+                while len(calls) < 2:
+                    await asyncio.sleep(0.1)
 
 
 @in_virtual_time
