@@ -226,6 +226,7 @@ class Reconciler:
                 # What handlers request can be refused for as long as the object exists, which must not be for ever.
                 if decision is None and deciding and (is_refusal(error) or is_in_patch(error)):
                     await self._remove_former_finalizer(record)
+                    record.keep_patch(patch)  # it is tried again, although the other one has succeeded
                 raise
             if not applied:
                 # The patch has failed, so the cycle is not finished: its results are stored together with the next
