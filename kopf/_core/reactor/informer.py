@@ -12,12 +12,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection
 
+from kopf._cogs.aiokits.cancellations import withdraw_cancellation
 from kopf._cogs.aiokits.delays import Delays
 from kopf._cogs.clients.errors import APIError, APIForbiddenError
 from kopf._cogs.structs.bodies import Body, RawEvent
 from kopf._cogs.structs.ids import HandlerId
 from kopf._cogs.structs.patches import Patch
 from kopf._cogs.structs.references import Namespace
+from kopf._core.actions.execution import outlive
 from kopf._core.actions.handler_states import HandlerState
 from kopf._core.actions.loggers import LocalObjectLogger
 from kopf._core.engines.indexing import OperatorIndexers, ResourceIndexing, get_retry_delay, make_rules
@@ -141,8 +143,8 @@ class Informer(ForwardingSink):
         self._resource = table.resource
         self._selected = table.label_selector is not None
         self._names = frozenset(handler.id for handler in table.indexing)
-        rules = make_rules(context, indexing_gate.is_cancelled)
-        self._indexing = ResourceIndexing(table.indexing, indexers, rules)
+        self._rules = make_rules(context, indexing_gate.is_cancelled)
+        self._indexing = ResourceIndexing(table.indexing, indexers, self._rules)
         self._indices = indexers.indices
         self._settings = context.settings
         self._copy_memo = context.copy_memo
@@ -405,8 +407,9 @@ class Informer(ForwardingSink):
                 state.retried = event
                 state.timer = asyncio.get_running_loop().call_later(delay, self._retry, record, state)
                 return
-            # A function that retries without a delay and never waits would block the event loop.
-            await asyncio.sleep(0)
+            # A function that retries without a delay and never waits would block the event loop. Why not simply sleep?
+            # The function can have cancelled the task.
+            await withdraw_cancellation(self._indexing_gate.is_cancelled)
             await self._update(record, cause, state, retrying=True)
 
     async def _update(
@@ -418,6 +421,8 @@ class Informer(ForwardingSink):
         # `index` handles the errors of functions. But other user code can still fail, e.g. the comparison of keys.
         except Exception:
             logger.exception("%r of %s could not be indexed.", record, self._resource)
+        if state.events:  # other functions follow in this task
+            await outlive(self._rules)
 
     def _retry(self, record: ObjectRecord, state: IndexingState) -> None:
         state.timer = None

@@ -75,6 +75,41 @@ async def test_other_handlers_are_called_nevertheless(world, kind, does):
 
 
 @in_virtual_time
+async def test_an_index_function_that_leaves_a_cancellation_is_called_again(world):
+    async def index(**_):
+        await cancel()
+        raise kopf.TemporaryError('boo', delay=0)
+
+    world.declare(kopf.index, 'index', does=[index, {'key': 'value'}, {'key': 'value'}])
+    world.declare(kopf.on.create, 'create')
+    async with world.operator():
+        await world.create()
+        await world.handled()
+    assert world.ids[:3] == ['index', 'index', 'create']
+
+
+@in_virtual_time
+async def test_an_index_function_that_leaves_a_cancellation_does_not_affect_the_next_event(world):
+    async def index(spec, **_):
+        await asyncio.sleep(1)
+        if spec['field'] == 'value':
+            await cancel()
+        return {'key': spec['field']}
+
+    async def event(index, spec, **_):
+        world.note('event', 'obj', indexed=[*index['key']], field=spec['field'])
+
+    world.declare(kopf.index, 'index', does=index)
+    kopf.on.event('kopfexamples', registry=world.registry)(event)
+    async with world.operator():
+        await world.create()
+        await world.until_called('index')
+        await world.edit(field='edited')
+        await world.until(lambda: any(kwargs['field'] == 'edited' for kwargs in world.called('event')))
+    assert [kwargs['indexed'] for kwargs in world.called('event')][-1] == ['edited']
+
+
+@in_virtual_time
 async def test_time_outs_around_sub_handlers_work(world):
     async def create(**_):
         try:
