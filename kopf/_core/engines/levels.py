@@ -710,7 +710,8 @@ class ChildrenOfPlan:
 
     def retry_when_watched(self) -> None:
         """Trigger the handler when the watch of one of its kinds begins, in any namespace."""
-        self._plan.controller.retry_when_watched(self._plan)
+        if self.is_handled():  # the owner can have gone during the run, and its plan is dropped then
+            self._plan.controller.retry_when_watched(self._plan)
 
     def find_served(self) -> Collection[Resource]:
         """Return the kinds of children of all handlers of the object."""

@@ -1851,3 +1851,29 @@ async def test_a_status_does_not_conflict_with_the_marks_of_children(world):
         ('PATCH', '', 200),
         ('PATCH', 'status', 200),
     ]
+
+
+@in_virtual_time
+async def test_an_owner_that_goes_with_its_namespace_occupies_no_place(world):
+    gate = Gate()
+    await make_namespace(world)
+
+    @kopf.on.reconcile('kopfexamples', owns=['configmaps'], concurrency=1, registry=world.registry)
+    async def fn(name, children, **_):
+        world.note('fn', name)
+        if name == 'remote':
+            await gate()
+            await children.apply(config_map('child'))
+
+    async with world.operator(namespaces=['default', 'o*']):
+        meta = {'name': 'remote', 'namespace': 'other'}
+        await world.aio.create({'apiVersion': 'kopf.dev/v1', 'kind': 'KopfExample', 'metadata': meta})
+        await world.until_called('fn', name='remote')
+        await world.aio.delete('namespaces', 'other')
+        await asyncio.sleep(5)
+        gate.open()
+        await asyncio.sleep(5)
+        await make_namespace(world)
+        await asyncio.sleep(5)
+        await world.create()
+        await world.until_called('fn', name='obj')
