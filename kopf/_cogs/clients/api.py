@@ -317,12 +317,12 @@ class ApiClient:
     ) -> bytes:
         """Make the request once, and release the session and the gate in any case."""
         networking = self._settings.networking
-        answering = networking.request_timeout
+        answering = networking.request_timeout or None
         if slot.is_report:
             answering = pacing.REPORT_TIMEOUT if answering is None else min(answering, pacing.REPORT_TIMEOUT)
         try:
             body = await session.request(
-                request, sessions.Timeouts(connecting=networking.connect_timeout, answering=answering)
+                request, sessions.Timeouts(connecting=networking.connect_timeout or None, answering=answering)
             )
         except errors.APITooManyRequestsError as e:
             # Hold the gate before `leave` below lets the next request begin, because the server would refuse that, too.
@@ -441,14 +441,14 @@ class ApiClient:
         self, session: sessions.Session, request: sessions.Request, opening: float | None
     ) -> sessions.Stream:
         networking, watching = self._settings.networking, self._settings.watching
-        limits = [limit for limit in (opening, networking.request_timeout) if limit is not None]
+        limits = [limit for limit in (opening, networking.request_timeout) if limit]
         connect_timeouts = [watching.connect_timeout, networking.connect_timeout, networking.request_timeout]
         return await session.open(
             request,
             sessions.Timeouts(
-                connecting=next((value for value in connect_timeouts if value is not None), None),
+                connecting=next((value for value in connect_timeouts if value), None),
                 answering=min(limits, default=None),
-                streaming=watching.client_timeout,
+                streaming=watching.client_timeout or None,
             ),
         )
 
@@ -611,8 +611,8 @@ class ApiClient:
 
     def _make_short_timeouts(self) -> sessions.Timeouts:
         networking = self._settings.networking
-        limits = [limit for limit in (LANDMARK_TIMEOUT, networking.request_timeout) if limit is not None]
-        return sessions.Timeouts(connecting=networking.connect_timeout, answering=min(limits))
+        limits = [limit for limit in (LANDMARK_TIMEOUT, networking.request_timeout) if limit]
+        return sessions.Timeouts(connecting=networking.connect_timeout or None, answering=min(limits))
 
     @property
     def _login_backoffs(self) -> Iterable[float]:

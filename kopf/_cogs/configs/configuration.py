@@ -322,10 +322,14 @@ class WatchingSettings(_Group):
     """The requested duration (in seconds) of a stream, after which the server closes it. `None`: the server decides."""
 
     client_timeout: float | None = None
-    """How long (in seconds) a stream may last, with connecting, before the client closes it. `None` is forever."""
+    """
+    How long (in seconds) a stream may last, with connecting, before the client closes it. `None` or zero is forever.
+    """
 
     connect_timeout: float | None = None
-    """How long (in seconds) connecting may last for a stream. `None`: as for requests (see `NetworkingSettings`)."""
+    """
+    How long (in seconds) connecting may last for a stream. `None` or zero: as for requests (see `NetworkingSettings`).
+    """
 
     reconnect_backoff: float = 0.1
     """The delay (in seconds) between a stream's end and the next stream, to not overload the API."""
@@ -365,8 +369,8 @@ class QueueingSettings(_Group):
     idle_timeout: float = 5.0
     """How long (in seconds) the processing of an idle object is kept open, in case that more changes follow."""
 
-    exit_timeout: float = 2.0
-    """How long (in seconds) the processing of objects may take on exit before it is cancelled."""
+    exit_timeout: float | None = 2.0
+    """How long (in seconds) the processing of objects may take on exit before it is cancelled. `None` is forever."""
 
     error_delays: Iterable[float] = (1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610)
     """
@@ -537,10 +541,13 @@ class NetworkingSettings(_Group):
     """Connections and requests to the API, except for the streams (see `WatchingSettings`)."""
 
     request_timeout: float | None = 5 * 60
-    """How long (in seconds) a request may take in full, from connecting to reading the response. `None` is forever."""
+    """
+    How long (in seconds) a request may take in full, from connecting to reading the response. `None` or zero is
+    forever.
+    """
 
     connect_timeout: float | None = None
-    """How long (in seconds) connecting may take. `None`: only the whole request is limited."""
+    """How long (in seconds) connecting may take. `None` or zero: only the whole request is limited."""
 
     error_backoffs: float | Iterable[float] = (1, 1, 2, 3, 5, 8, 13, 21)
     """

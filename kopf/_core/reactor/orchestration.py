@@ -11,6 +11,7 @@ import contextvars
 import dataclasses
 import itertools
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from contextvars import ContextVar
@@ -864,12 +865,13 @@ class Orchestrator:
             found: the objects by their sinks; by default, all objects.
         """
         timeout = self._tools.context.settings.queueing.exit_timeout
-        deadline, delays = time.monotonic() + timeout, iter(SAVING_DELAYS)
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        delays = iter(SAVING_DELAYS)
         found = None if found is None else list(found)
         while tasks := self._start_saving_all(found):
             delay = None
             try:
-                await asyncio.wait(tasks, timeout=max(0.0, deadline - time.monotonic()))
+                await asyncio.wait(tasks, timeout=None if timeout is None else max(0.0, deadline - time.monotonic()))
                 # Storages of users can fail for a moment. Why only at the end? After a pause, and for other members,
                 # it is tried again anyway.
                 if self._ending and all(map(_is_worth_another_attempt, _find_failed(tasks))):

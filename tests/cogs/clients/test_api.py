@@ -994,3 +994,12 @@ async def test_a_client_without_credentials_cannot_log_in(settings):
             await client.get_json('/x')
         with pytest.raises(LoginError):
             await read_all(client)
+
+
+async def test_time_limits_of_zero_are_none(client, server, settings):
+    settings.networking.request_timeout = settings.networking.connect_timeout = 0
+    settings.watching.client_timeout = settings.watching.connect_timeout = 0
+    server.add('GET', '/x', {})
+    assert await client.get_json('/x') == {}
+    async with client.stream('/x') as lines:
+        assert await anext(lines) == [b'{}']

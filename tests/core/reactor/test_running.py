@@ -130,11 +130,14 @@ async def test_a_cancelled_operator_leaves_no_tasks_behind(world, activities):
     assert len(asyncio.all_tasks()) == 1  # nothing is left behind
 
 
+@pytest.mark.parametrize('timeout', [2.0, None])
 @in_virtual_time
-async def test_handlers_can_finish_at_the_end(world):
+async def test_handlers_can_finish_at_the_end(world, timeout):
     async def work(**_):
         await asyncio.sleep(0.1)
         return 'result'
+
+    world.settings.queueing.exit_timeout = timeout
 
     world.declare(kopf.on.create, 'create', does=work)
     async with world.operator():
