@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from kopf._cogs.aiokits.awaitable_flags import AsyncFlagWaiter, ReasonedFlag, SyncFlagWaiter
+from kopf._cogs.aiokits.cancellations import StrayCancellationError, withdraw_cancellation
 from kopf._cogs.aiokits.coalesced_timers import CoalescedTimer
 from kopf._cogs.aiokits.delays import Delays
 from kopf._cogs.clients import patching
@@ -30,7 +31,7 @@ from kopf._cogs.clients.errors import (
 from kopf._cogs.helpers.explanations import INTERRUPTIONS
 from kopf._cogs.structs.credentials import LoginError
 from kopf._cogs.structs.patches import Patch
-from kopf._core.actions.execution import Outcome, run_handler, utcnow
+from kopf._core.actions.execution import Outcome, outlive, run_handler, utcnow
 from kopf._core.actions.handler_states import HandlerState
 from kopf._core.engines.stoppers import DaemonStoppingReason
 from kopf._core.intents import filters
@@ -201,6 +202,7 @@ class Daemon:
                     # Await it directly: thousands of daemons are suspended here, and each coroutine in between takes
                     # memory.
                     outcome = await self._call(patch)
+                    await outlive(self.owner.spawner.rules)
                 except asyncio.CancelledError:
                     pass  # apply the patch nevertheless: it has the changes that the function has made so far
             at = await self._apply(outcome, patch, began, seen) if is_permitted else began + HALTED_DELAY
@@ -285,15 +287,30 @@ class Daemon:
 
     async def _send(self, patch: Patch) -> None:
         """Apply the patch; if the API is unavailable, retry until it works, or until the daemon is stopped."""
-        logger = self.owner.logger
+        logger, background = self.owner.logger, self.owner.spawner.background
         delays = Delays(self.owner.spawner.settings.queueing.error_delays)
+        delay: float | None = None
         self._sending = True
         try:
             while True:
                 try:
+                    # Why not simply sleep? The wait must end at once when the daemon is stopped.
+                    if delay is not None:
+                        await AsyncFlagWaiter(self.stopper).wait(delay)
                     return await self.owner.spawner.host.send(self.owner.record, patch)
                 except LoginError:
                     raise
+                except asyncio.CancelledError as error:
+                    if background.is_cancelled() or self.stopper.is_set():
+                        raise
+                    await withdraw_cancellation(background.is_cancelled)
+                    delay = delays.next()
+                    logger.error(
+                        "The patch of %s can't be applied; trying again in %s seconds: %s",
+                        self.handler,
+                        delay,
+                        StrayCancellationError.of(error),
+                    )
                 except APIFencedError as error:
                     logger.warning("The patch of %s is dropped: %s", self.handler, error)
                     return None
@@ -307,8 +324,6 @@ class Daemon:
                     logger.error(
                         "The patch of %s can't be applied; trying again in %s seconds: %r", self.handler, delay, error
                     )
-                # Why not simply sleep? The wait must end at once when the daemon is stopped.
-                await AsyncFlagWaiter(self.stopper).wait(delay)
         finally:
             self._sending = False
 
@@ -374,7 +389,7 @@ class Daemon:
         """Stop the daemon because of a pause, and cancel its function at once, if that is possible."""
         self.stop(DaemonStoppingReason.OPERATOR_PAUSING)
         if self.task is not None and self.handler.asynchronous:
-            self.task.cancel()
+            self.owner.spawner.background.cancel(self.task)
 
     def _start_stopping(self) -> None:
         backoff, timeout = self._get_limits()
@@ -408,7 +423,7 @@ class Daemon:
         self.stopper.set(DaemonStoppingReason.DAEMON_CANCELLED)
         self.owner.logger.debug("%s is signalled to exit by force.", self.handler)
         if self.task is not None and self.handler.asynchronous and not self._sending:
-            self.task.cancel()  # if it only sends its last patch, the function has ended in time
+            self.owner.spawner.background.cancel(self.task)  # if it only sends its last patch, it has ended in time
         self._set_timer(self._get_limits()[1] or 0, self._abandon)
 
     def _start_waiting(self) -> None:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import contextvars
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -98,6 +99,7 @@ class OperatorDaemons:
         # run.
         self._active: dict[Daemon, None] = {}
         self._abandoned: dict[Daemon, None] = {}
+        self._cancelled: weakref.WeakSet[asyncio.Task[None]] = weakref.WeakSet()
         self._ended: asyncio.Future[None] | None = None
 
     def __len__(self) -> int:
@@ -114,6 +116,15 @@ class OperatorDaemons:
     def is_halted(self) -> bool:
         """Check whether no daemon and no run of one may begin now; callable from any thread."""
         return self.closing or self.paused or self.is_overdue()
+
+    def cancel(self, task: asyncio.Task[None]) -> None:
+        """Cancel the task of a daemon."""
+        self._cancelled.add(task)
+        task.cancel()
+
+    def is_cancelled(self) -> bool:
+        """Check whether the current task of a daemon is cancelled by the operator, or can be, as it is ending."""
+        return self.closing or asyncio.current_task() in self._cancelled
 
     def add(self, daemon: Daemon) -> None:
         """Called when the daemon has started."""
@@ -519,7 +530,7 @@ class Spawner:
         self.predict = decider.essences.predict
         self.idling = any(isinstance(handler, TimerHandler) and handler.idle is not None for handler in table.spawning)
         self.typed = any(handler.model is not None for handler in table.spawning)
-        self.rules = context.make_rules(background.is_halted)
+        self.rules = context.make_rules(background.is_halted, is_cancelled=background.is_cancelled)
         self.rules_of_threads = self.rules._replace(find_executor=lambda: background.threads)
         self._reports = filters.FailureReports()
         self.keys: dict[SpawningHandler, SpawningHandler] = {}

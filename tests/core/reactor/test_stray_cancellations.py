@@ -109,6 +109,41 @@ async def test_an_index_function_that_leaves_a_cancellation_does_not_affect_the_
     assert [kwargs['indexed'] for kwargs in world.called('event')][-1] == ['edited']
 
 
+@pytest.mark.parametrize('does', [cancel_and_wait, cancel])
+@pytest.mark.parametrize('kind, options', [(kopf.daemon, {}), (kopf.timer, {'interval': 5})])
+@in_virtual_time
+async def test_a_daemon_or_timer_that_cancels_its_task_is_called_again(world, kind, options, does):
+    async def background(patch, **_):
+        patch.metadata.annotations['done'] = 'yes'
+        await does()
+        raise RuntimeError('boo')
+
+    world.declare(kind, 'daemon', does=[background, None], backoff=5, **options)
+    async with world.operator():
+        await world.create()
+        await world.aio.wait_for('kopfexamples', 'obj', is_done)
+        began = asyncio.get_running_loop().time()
+        await world.until_called('daemon', times=2)
+        assert asyncio.get_running_loop().time() - began < 6
+
+
+@in_virtual_time
+async def test_a_patch_of_a_timer_that_is_cancelled_later_is_sent_again(world):
+    async def timer(patch, **_):
+        patch.metadata.annotations['done'] = 'yes'
+        world.sandbox.faults.drop(verb='patch', name='obj')
+        world.sandbox.faults.delay(1, verb='patch', name='obj')
+        asyncio.get_running_loop().call_later(0.5, asyncio.current_task().cancel)
+
+    world.settings.networking.error_backoffs = [0.1]
+    world.declare(kopf.timer, 'timer', does=[timer, None], interval=5)
+    async with world.operator():
+        await world.create()
+        await world.aio.wait_for('kopfexamples', 'obj', is_done)
+        await world.until_called('timer', times=2)
+    assert any("not by the operator" in line for line in world.log.texts)
+
+
 @in_virtual_time
 async def test_time_outs_around_sub_handlers_work(world):
     async def create(**_):
