@@ -8,6 +8,7 @@ only in memory: a restarted operator runs all of them again. Specified in the do
 
 import asyncio
 import contextlib
+import contextvars
 import datetime
 import itertools
 import logging
@@ -34,6 +35,7 @@ from kopf._core.actions.execution import (
     Outcome,
     PermanentError,
     describe_error,
+    outlive,
     run_handler,
     utcnow,
 )
@@ -95,6 +97,7 @@ async def run_activity(
     states = {handler: HandlerState(started=utcnow()) for handler in handlers}
     outcomes: dict[HandlerId, Outcome] = {}
     rules, started = make_rules(context, activity), utcnow()
+    variables = contextvars.copy_context()  # for all handlers: later ones see what earlier ones have set
     try:
         while not all(state.finished for state in states.values()):
             # One after another: startup handlers often rely on the results of earlier ones.
@@ -102,7 +105,7 @@ async def run_activity(
                 if not state.is_due(utcnow()):
                     continue
                 with _report_if_slow(handler, cause):
-                    outcome = await run_handler(handler, cause, state, _adapt(rules, handler, context))
+                    outcome = await _run_apart(handler, cause, state, _adapt(rules, handler, context), variables)
                 if activity in _ENDS and _is_too_late(handler, outcome, started):
                     cause.logger.error("%s is not called again, as %s.", handler, _ENDS[activity])
                     outcome = outcome._replace(final=True, delay=None)
@@ -115,6 +118,42 @@ async def run_activity(
         return outcomes
     finally:
         del outcomes  # see `Outcome.without_exception`
+
+
+async def _run_apart(
+    handler: ActivityHandler,
+    cause: ActivityCause,
+    state: HandlerState,
+    rules: Execution,
+    variables: contextvars.Context,
+) -> Outcome:
+    """
+    Run the handler once, in a task of its own.
+
+    If the function cancels its task, it has failed. In the current task, this could not be told from a cancellation by
+    the owner of the activity: the operator would end, or go on without the success of the activity.
+    """
+    is_cancelled = False
+
+    async def run() -> Outcome:
+        own_rules = rules._replace(is_cancelled=lambda: is_cancelled)
+        outcome = await run_handler(handler, cause, state, own_rules)
+        await outlive(own_rules)
+        return outcome
+
+    task = asyncio.create_task(run(), name=str(handler), context=variables)
+    try:
+        while not task.done():
+            try:
+                await asyncio.wait({task})
+            except asyncio.CancelledError:
+                is_cancelled = True
+                task.cancel()
+        if is_cancelled:
+            raise asyncio.CancelledError
+        return task.result()
+    finally:
+        del task  # see `Outcome.without_exception`
 
 
 def _is_too_late(handler: Handler, outcome: Outcome, started: datetime.datetime) -> bool:

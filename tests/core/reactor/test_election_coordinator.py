@@ -648,6 +648,22 @@ async def test_resumed_objects_are_handled_once_by_the_next_leader(world, replic
 
 
 @in_virtual_time
+async def test_a_handler_of_the_leadership_that_cancels_its_task_is_called_again(world, replicas):
+    def declare(registry, settings, note):
+        @kopf.on.leading(registry=registry, id='other', backoff=1)
+        async def cancelling(retry, **_):
+            note('attempt')
+            if not retry:
+                asyncio.current_task().cancel()
+                await asyncio.sleep(9)
+
+    async with replicas.run('a', declare):
+        await replicas.until_called('a', 'attempt', times=2)
+        await world.create()
+        await world.handled()
+
+
+@in_virtual_time
 async def test_a_failing_handler_of_the_leadership_ends_the_operator_and_frees_the_lease(world, replicas):
     def declare(registry, settings, note):
         @kopf.on.leading(registry=registry)

@@ -379,9 +379,9 @@ async def test_indices_are_kept_during_the_pause_and_events_are_reported_after_i
         for name in 'abc':
             await world.create(name, field='1')
             await world.handled(name, field='1')
+        await world.until(lambda: world.calls.count(('low', 'MODIFIED', 'c')))
         await world.put('boss')
         await world.paused()
-        await world.until(lambda: world.calls.count(('low', 'MODIFIED', 'c')))
         world.calls.clear()
         await world.aio.patch('kopfexamples', 'a', {'spec': {'field': '2'}})
         await world.aio.patch('kopfexamples', 'b', {'metadata': {'finalizers': []}})

@@ -502,9 +502,10 @@ async def test_tasks_can_finish_when_the_operator_ends(world, activities, monkey
         await world.until_called('cleanup')
         return 'result'
 
-    tasks = await kopf.spawn_tasks(**options(world, stop_flag=(stop := asyncio.Event())))
+    stop, ready = asyncio.Event(), asyncio.Event()
+    tasks = await kopf.spawn_tasks(**options(world, stop_flag=stop, ready_flag=ready))
     late = asyncio.create_task(finish())
-    await world.until_called('startup')
+    await ready.wait()
     stop.set()
     await kopf.run_tasks(tasks)
     assert late.result() == 'result'

@@ -274,3 +274,41 @@ async def test_a_sub_handler_in_a_thread_is_not_called_beside_itself(world, dela
         await world.create()
         await world.until_called('ended', times=2)
     assert [id for id in world.ids if id in ('begun', 'ended')] == ['begun', 'ended', 'begun', 'ended']
+
+
+@pytest.mark.parametrize('does', [cancel_and_wait, cancel])
+@pytest.mark.parametrize('kind', [kopf.on.startup, kopf.on.cleanup])
+@in_virtual_time
+async def test_a_handler_of_an_activity_that_cancels_its_task_is_called_again(world, kind, does):
+    @kind(registry=world.registry, backoff=1)
+    async def handler(retry, **_):
+        world.note('handler', None)
+        if not retry:
+            await does()
+            raise RuntimeError('boo')
+
+    world.declare(kopf.on.create, 'create')
+    async with world.operator():
+        await world.create()
+        await world.handled()
+    assert sorted(world.ids) == ['create', 'handler', 'handler']
+
+
+@in_virtual_time
+async def test_a_login_handler_that_cancels_its_task_is_called_again(world):
+    @kopf.on.login(registry=world.registry, backoff=1)
+    async def login(**kwargs):
+        world.note('login', None)
+        if len(world.called('login')) == 2:
+            await cancel_and_wait()
+        return kopf.login_with_kubeconfig(**kwargs)
+
+    world.declare(kopf.on.create, 'create')
+    async with world.operator() as task:
+        await world.settled()
+        world.sandbox.faults.expire_tokens()
+        await world.create()
+        await world.handled()
+        await asyncio.sleep(9)
+        assert not task.done()
+    assert len(world.called('login')) == 3
