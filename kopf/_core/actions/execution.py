@@ -677,15 +677,20 @@ async def _call_briefly(handler: Handler, kwargs: dict[str, Any], rules: Executi
     # Why not `asyncio.wait_for`? It would cancel the task but not the thread. The next run could begin while the
     # thread still runs, because its end would be unknown.
     task = asyncio.create_task(_catch_exit(call))
+    loop = asyncio.get_running_loop()
+    ending = loop.time() + timeout
     try:
-        await asyncio.wait({task}, timeout=timeout)
+        while True:
+            try:
+                await asyncio.wait({task}, timeout=max(0, ending - loop.time()))
+                break
+            except asyncio.CancelledError:
+                if rules.is_cancelled is None or rules.is_cancelled():
+                    raise
+                await withdraw_cancellation(rules.is_cancelled)  # it is not of the function, which has no task
     except asyncio.CancelledError:
-        try:
-            if rules.is_cancelled is not None and not rules.is_cancelled():
-                await asyncio.wait({task})  # the next run must not begin beside the thread
-        finally:
-            task.cancel()
-            task.add_done_callback(_retrieve)
+        task.cancel()
+        task.add_done_callback(_retrieve)
         raise
     if task.done():
         result, leaving = task.result()

@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError, Executor
 from typing import Any, NamedTuple
 
+from kopf._cogs.aiokits.cancellations import withdraw_cancellation
 from kopf._cogs.aiokits.loop_monitors import rouse
 
 HALTED_DELAY = 0.1
@@ -171,8 +172,8 @@ async def invoke(
         is_halted: checks, in the thread, whether the operator is paused or must pause, so that the function may not
             begin.
         running: where to note the function while it runs in a thread.
-        is_cancelled: checks whether the owner of the current task has cancelled it. After any other cancellation, the
-            function is called again, so its thread must end first.
+        is_cancelled: checks whether the owner of the current task has cancelled it. Any other cancellation is ignored
+            if the function runs in a thread, as it is not of this function.
 
     Raises:
         CallNotBegun: if the function may not begin.
@@ -190,24 +191,33 @@ async def invoke(
     # Why not check only before? The function can wait for a thread for long, and the operator can pause meanwhile, or
     # the whole process can be frozen.
     call = functools.partial(run_in_executor, executor, context.run, _call, fn, kwargs, is_halted, running)
-    try:
-        while (result := await call()) is _HALTED:
-            # After a suspension, the operator first finds out whether it must pause.
-            await asyncio.sleep(HALTED_DELAY)
-            # Why not wait for the end of the pause? The operator that takes over waits until no handlers are running
-            # here.
-            if is_halted is not None and is_halted():
-                raise CallNotBegun
-    except asyncio.CancelledError:
-        if running is not None and is_cancelled is not None and not is_cancelled():
-            await running.outwait(is_cancelled, kwargs)
-        raise
+    while (result := await (call() if is_cancelled is None else _await_owned(call(), is_cancelled))) is _HALTED:
+        # After a suspension, the operator first finds out whether it must pause.
+        await asyncio.sleep(HALTED_DELAY)
+        # Why not wait for the end of the pause? The operator that takes over waits until no handlers are running here.
+        if is_halted is not None and is_halted():
+            raise CallNotBegun
     if type(result) is _Raised:
         try:
             raise result.error
         finally:
             del result  # the error's traceback refers to this frame: with the variable, that would be a reference cycle
     return await result if inspect.iscoroutine(result) else result
+
+
+async def _await_owned(future: asyncio.Future[Any], is_cancelled: Callable[[], bool]) -> Any:
+    """Await the call in a thread, whatever cancels the task, except for its owner."""
+    try:
+        while True:
+            try:
+                return await asyncio.shield(future)
+            except asyncio.CancelledError:
+                if future.cancelled() or is_cancelled():
+                    raise
+                await withdraw_cancellation(is_cancelled)
+    finally:
+        future.cancel()  # if it waits for a thread, it must not begin after a cancellation by the owner
+        del future  # it has the error, whose traceback refers to this frame: that would be a reference cycle
 
 
 class _Raised(NamedTuple):
@@ -264,19 +274,18 @@ class ThreadCalls:
         finally:
             del self._calls[thread]
 
-    async def outwait(self, is_cancelled: Callable[[], bool], kwargs: Mapping[str, Any] | None = None) -> None:
+    async def outwait(self, is_cancelled: Callable[[], bool]) -> None:
         """
-        Wait until the call with these very kwargs has ended, or all calls, also if stray cancellations hit the task.
+        Wait until all calls have ended, also if stray cancellations hit the task.
 
         Args:
             is_cancelled: checks whether the owner of the current task has cancelled it.
-            kwargs: the kwargs of the call; ``None`` for all calls.
 
         Raises:
             asyncio.CancelledError: if the owner cancels the task.
         """
         # Why not an event? Each call would have to set it, but nearly none is waited for.
-        while any(kwargs is None or call.kwargs is kwargs for call in list(self._calls.values())):
+        while self._calls:
             try:
                 await asyncio.sleep(OUTWAITING_INTERVAL)
             except asyncio.CancelledError:
