@@ -31,6 +31,7 @@ from kopf._core.actions.lifecycles import PLAIN_LIFECYCLES, LifeCycleFn
 from kopf._core.intents import filters, mistakes
 from kopf._core.intents.causes import ChangingCause, Reason
 from kopf._core.intents.declarations import make_subhandler
+from kopf._core.intents.dependencies import find_arguments_of
 from kopf._core.intents.handlers import ChangingHandler, SubHandlerOptions
 from kopf._core.intents.registries import ChangingRegistry
 
@@ -88,7 +89,8 @@ class Step:
             outcome = await self._run_one(handler)
             if not outcome.has_begun:
                 break  # it has waited for a thread until the operator paused
-            if outcome.result is not None or known != _express(patch):
+            # A handler can also have requested what another one has requested before.
+            if outcome.result is not None or known != _express(patch) or (patch and _can_patch(handler)):
                 self.state.note_contribution(handler.id)
             # Note the outcomes after each handler, so that a cancelled step keeps the successes so far.
             self.state.note_outcome(handler.id, outcome, utcnow())
@@ -175,6 +177,11 @@ class SubHandlers:
         if failures:  # the others are finished; the parent is retried until the filters of these work
             backoff = self.parent.backoff if self.parent.backoff is not None else step.rules.find_backoff()
             raise TemporaryError('; '.join(error.explain(handler) for handler, error in failures.items()), backoff)
+
+
+def _can_patch(handler: ChangingHandler) -> bool:
+    names = find_arguments_of([handler.fn])
+    return names is None or 'patch' in names
 
 
 def _express(patch: Patch) -> object:

@@ -226,6 +226,17 @@ def refusing(world):
     )
 
 
+def declare_effect(world, decorator, id, *errors, **options):
+    """Declare a handler that cannot change the object: it does not even have access to the patch."""
+    errors = [*errors]
+
+    @decorator('kopfexamples', id=id, registry=world.registry, **options)
+    async def fn(name, retry, **_):
+        world.note(id, name, retry=retry)
+        if errors:
+            raise errors.pop()
+
+
 async def put_value(spec, patch, **_):
     patch.status['value'] = spec.get('field')
 
@@ -258,7 +269,7 @@ async def test_only_handlers_whose_changes_are_refused_begin_anew_after_an_edit(
     world.declare(decorator, 'first', field='spec.other')
     world.declare(decorator, 'noting', field='spec.field', does=note)
     world.declare(decorator, 'asking', field='spec.field', does=ask)
-    world.declare(decorator, 'retried', field='spec.other', does=[kopf.TemporaryError("not yet", delay=50)])
+    declare_effect(world, decorator, 'retried', kopf.TemporaryError("not yet", delay=50), field='spec.other')
     async with world.operator(lifecycle=kopf.lifecycles.all_at_once):
         if decorator is kopf.on.create:
             await world.create(spec={'field': 'wrong', 'other': 1})
@@ -272,6 +283,26 @@ async def test_only_handlers_whose_changes_are_refused_begin_anew_after_an_edit(
         await world.until_called('retried')
     assert world.ids == ['noting', 'asking', 'retried']
     assert [call.kwargs['retry'] for call in world.calls] == [0, 0, 1]
+
+
+@in_virtual_time
+async def test_handlers_that_have_requested_the_same_as_others_begin_anew(world, refusing):
+    async def put_both(spec, patch, **_):
+        patch.status['value'] = spec['field']
+        if spec['field'] == 'wrong':
+            patch.status['phase'] = 'Ready'
+
+    async def put_phase(patch, **_):
+        patch.status['phase'] = 'Ready'
+
+    world.declare(kopf.on.create, 'both', does=put_both)
+    world.declare(kopf.on.create, 'phase', does=put_phase)
+    async with world.operator(lifecycle=kopf.lifecycles.all_at_once):
+        await world.create(spec={'field': 'wrong'})
+        await world.until_logged('Throttling for 999 seconds')
+        await world.edit(field='right')
+        body = await world.handled(field='right')
+    assert body['status'] == {'value': 'right', 'phase': 'Ready'}
 
 
 @in_virtual_time
@@ -326,8 +357,8 @@ async def test_handlers_whose_changes_are_refused_in_a_creation_are_told_if_thei
 
 @in_virtual_time
 async def test_a_deletion_repeats_only_the_field_handlers_whose_changes_are_refused(world, refusing):
-    for id, does in [('asking', put_value), ('other', None)]:
-        world.declare(kopf.on.field, id, field='spec.field', does=does)
+    world.declare(kopf.on.field, 'asking', field='spec.field', does=put_value)
+    declare_effect(world, kopf.on.field, 'other', field='spec.field')
     world.declare(kopf.on.delete, 'delete')
     async with world.operator(lifecycle=kopf.lifecycles.all_at_once):
         await world.create()
@@ -347,7 +378,7 @@ async def test_resuming_handlers_whose_changes_are_refused_run_again_beside_an_u
         await world.create(spec={'field': 'wrong'})
         await world.handled()
     world.declare(kopf.on.resume, 'asking', does=put_value)
-    world.declare(kopf.on.resume, 'other')
+    declare_effect(world, kopf.on.resume, 'other')
     world.declare(kopf.on.update, 'update')
     async with world.operator(lifecycle=kopf.lifecycles.all_at_once):
         await world.until_logged('Throttling for 999 seconds')
@@ -364,8 +395,8 @@ async def test_changes_of_resuming_handlers_that_are_refused_in_an_update_repeat
         await world.create(spec={'field': 'wrong'})
         await world.handled()
     world.declare(kopf.on.resume, 'asking', does=put_value)
-    world.declare(kopf.on.resume, 'other')
-    world.declare(kopf.on.update, 'update', field='spec.x')
+    declare_effect(world, kopf.on.resume, 'other')
+    declare_effect(world, kopf.on.update, 'update', field='spec.x')
     world.sandbox.faults.error(500, times=1, method='PATCH')
     async with world.operator(lifecycle=kopf.lifecycles.all_at_once):
         await world.until_logged('Throttling for 1 seconds')
@@ -380,7 +411,7 @@ async def test_changes_of_resuming_handlers_that_are_refused_in_an_update_repeat
 @in_virtual_time
 async def test_refused_changes_of_raw_events_repeat_no_other_handlers(world, refusing):
     world.declare(kopf.on.event, 'asking', does=put_value)
-    world.declare(kopf.on.create, 'create')
+    declare_effect(world, kopf.on.create, 'create')
     async with world.operator():
         await world.create(spec={'field': 'wrong'})
         await world.until_logged('Throttling for 999 seconds')
