@@ -80,17 +80,19 @@ class Step:
     async def run(self, due: Sequence[ChangingHandler], lifecycle: LifeCycleFn | None = None) -> None:
         """Run the handlers that the lifecycle picks, one after another, and store their outcomes in the state."""
         pick, patch = lifecycle if lifecycle is not None else self.lifecycle, self.cause.patch
+        known = _express(patch)
         for handler in self._pick(due, pick):
             # The operator can have paused since the step began, or the process was frozen meanwhile. The operator that
             # takes over waits only for the handler that is running, and runs the remaining ones itself.
             if self._is_halted():
                 break
-            known = _express(patch)
+            former = known
             outcome = await self._run_one(handler)
+            known = _express(patch)
             if not outcome.has_begun:
                 break  # it has waited for a thread until the operator paused
             # A handler can also have requested what another one has requested before.
-            if outcome.result is not None or known != _express(patch) or (patch and _can_patch(handler)):
+            if outcome.result is not None or known != former or (patch and _can_patch(handler)):
                 self.state.note_contribution(handler.id)
             # Note the outcomes after each handler, so that a cancelled step keeps the successes so far.
             self.state.note_outcome(handler.id, outcome, utcnow())

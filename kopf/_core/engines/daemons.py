@@ -24,6 +24,7 @@ from kopf._cogs.clients.errors import (
     APIConflictError,
     APIConnectionError,
     APIFencedError,
+    APIForbiddenError,
     APIServerError,
     APITooManyRequestsError,
     APIUnservedError,
@@ -53,6 +54,13 @@ HALTED_DELAY = 0.1
 
 TIMER_RESOLUTION = 0.001
 """How early an event loop can fire a timer (in seconds): uvloop rounds times to milliseconds."""
+
+FORBIDDEN_PATIENCE = 60.0
+"""
+How long a patch that the operator is not permitted to send is tried again (in seconds).
+
+The permissions can be away for a moment, e.g. with the webhook that decides on them, or while a role is replaced.
+"""
 
 _PASSING_ERRORS = (APIConflictError, APIConnectionError, APIServerError, APITooManyRequestsError, APIUnservedError)
 
@@ -289,6 +297,7 @@ class Daemon:
         """Apply the patch; if the API is unavailable, retry until it works, or until the daemon is stopped."""
         logger, background = self.owner.logger, self.owner.spawner.background
         delays = Delays(self.owner.spawner.settings.queueing.error_delays)
+        began = self._now()
         delay: float | None = None
         self._sending = True
         try:
@@ -317,7 +326,7 @@ class Daemon:
                 except Exception as error:
                     # The patch is not retried if the API refuses it, because it would refuse it again; nor if the
                     # daemon is stopping, because it must not hold its object any longer.
-                    if not isinstance(error, _PASSING_ERRORS) or self.stopper.is_set():
+                    if not _is_passing(error, self._now() - began) or self.stopper.is_set():
                         logger.exception("The patch of %s is lost: %r: %r", self.handler, patch, error)
                         return None
                     delay = delays.next()
@@ -498,3 +507,10 @@ class Daemon:
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
+
+
+def _is_passing(error: Exception, elapsed: float) -> bool:
+    """Check whether the request that has failed can succeed later; `elapsed` is since its first attempt (in seconds)."""
+    if isinstance(error, APIForbiddenError):
+        return not error.is_by_admission and elapsed < FORBIDDEN_PATIENCE
+    return isinstance(error, _PASSING_ERRORS)

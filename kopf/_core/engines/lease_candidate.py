@@ -111,7 +111,6 @@ class LeaseCandidate:
         self._next_attempt = -math.inf
         self._failure: str | None = None
         self._permitted: set[str] = set()  # the verbs that the API server has permitted at least once
-        self._forbidden_since: float | None = None
         self._wakeup = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -310,7 +309,7 @@ class LeaseCandidate:
             self._note_failure(error, started)
         else:
             was_failing = self._failure is not None
-            self._failure = self._forbidden_since = None
+            self._failure = None
             if was_failing:
                 logger.info("The Lease %s can be accessed again.", self._store)
                 self._recovered()
@@ -371,18 +370,15 @@ class LeaseCandidate:
         self.known = True
 
     async def _permit(self, verb: str, request: Any) -> Any:
-        """Make the request; remember that the API server permits the verb, or for how long it has refused it."""
+        """Make the request; remember that the API server permits the verb."""
         try:
             answer = await request
         except errors.APIForbiddenError as error:
             if _is_about_namespace(error) or error.is_by_admission:
                 raise
-            now = read_time()
-            self._forbidden_since = now if self._forbidden_since is None else self._forbidden_since
-            # An API server that has just started can refuse a request that it permits a moment later.
-            if verb in self._permitted and (
-                self.term is not None or now < self._forbidden_since + self._settings.duration
-            ):
+            # An API server that has just started can refuse a request that it permits a moment later; so can one whose
+            # authorization webhook is away. If the operator ended then, its unsaved successes would be lost.
+            if verb in self._permitted:
                 raise
             raise LeadershipError(self._explain_refusal(error)) from error
         self._permitted.add(verb)

@@ -20,7 +20,7 @@ import pytest
 
 import kopf
 from kopf import DaemonStoppingReason as Reason
-from kopf._cogs.clients.errors import APIServerError, APIUnprocessableError
+from kopf._cogs.clients.errors import APIForbiddenError, APIServerError, APIUnprocessableError
 from kopf._core.engines.daemons import Daemon
 from kopf._core.reactor.object_records import ObjectRecord
 
@@ -300,10 +300,25 @@ async def test_patches_are_sent_again_when_the_api_is_down(host, clock):
     assert clock() == pytest.approx(1 + 2 + 2, abs=0.1)
 
 
+@pytest.mark.parametrize('failures, patches', [(4, [{'status': {'fn': 'result'}}]), (20, [])])
+async def test_patches_are_sent_again_when_the_permission_is_away_for_a_moment(host, clock, failures, patches):
+    host.settings.queueing.error_delays = (5,)
+    host.failures = [APIForbiddenError('no', status=403) for _ in range(failures)]
+
+    @kopf.daemon('kopfexamples', id='fn', registry=host.registry)
+    async def fn(**_):
+        return 'result'
+
+    await host.look()
+    await let_it_run(200)
+    assert host.patches == patches
+
+
 @pytest.mark.parametrize(
     'error',
     [
         APIUnprocessableError('no such field', status=422),
+        APIForbiddenError('admission webhook "x" denied the request: no such field', status=403),
         TypeError('no such field'),
     ],
 )
