@@ -541,7 +541,8 @@ class _Patching:
         except errors.APIConflictError:
             return False
         except errors.APIUnprocessableError as e:
-            if e.details.get('causes') or 'admission webhook' in (e.message or ''):
+            # Admission webhooks and policies can deny without causes.
+            if e.details.get('causes') or ' denied ' in (e.message or ''):
                 raise  # the API server would refuse each retry
             return False
         return True

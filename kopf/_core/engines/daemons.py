@@ -510,7 +510,7 @@ class Daemon:
 
 
 def _is_passing(error: Exception, elapsed: float) -> bool:
-    """Check whether the request that has failed can succeed later; `elapsed` is since its first attempt (in seconds)."""
+    """Check whether the request can succeed later; `elapsed` is the time since its first attempt (in seconds)."""
     if isinstance(error, APIForbiddenError):
         return not error.is_by_admission and elapsed < FORBIDDEN_PATIENCE
     return isinstance(error, _PASSING_ERRORS)

@@ -832,3 +832,17 @@ def test_coroutines_in_patches_are_reported(caplog):
     work.close()
     assert patch == {'status': {'done': True}}
     assert "JSON cannot express this coroutine. Write await before the call that has returned it." in caplog.text
+
+
+DENIALS = ['admission webhook "x" denied the', "ValidatingAdmissionPolicy 'x' with binding 'y' denied"]
+
+
+@pytest.mark.parametrize('who', DENIALS)
+async def test_denials_of_functions_are_refusals(apply, server, who):
+    class Denied(Object):
+        async def patch(self, request):
+            return status_error(422, f'{who} request: no')
+
+    obj = Denied(server, spec={})
+    with pytest.raises(errors.APIUnprocessableError):
+        await apply(Patch(fns=[functools.partial(append, 'a')]), body=obj.raw)
