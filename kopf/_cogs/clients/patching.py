@@ -127,12 +127,8 @@ def discard_unstorable(patch: patches.Patch, logger: api.AnyLogger) -> None:
                 key,
                 *dotted.groups(),
             )
-    try:
-        # Infinite numbers and NaN are encoded as null, too. In a merge patch, null removes the field.
-        if b'null' not in api.encode(patch):
-            return
-    except (TypeError, ValueError):
-        pass
+    if not _may_be_unstorable(patch):
+        return
     for path, value in list(_find_unstorable((), patch)):
         dicts.remove(patch, path)
         _log_unstorable(path, value, logger)
@@ -160,6 +156,15 @@ def _log_unstorable(path: tuple[str, ...], value: Any, logger: api.AnyLogger) ->
         name,
         next((text for cls, text in _REMEDIES if isinstance(value, cls)), ''),
     )
+
+
+def _may_be_unstorable(values: Mapping[str, Any]) -> bool:
+    """Check quickly whether there can be values that JSON cannot express."""
+    try:
+        # Infinite numbers and NaN are encoded as null, too. In a merge patch, null removes the field.
+        return b'null' in api.encode(values)
+    except (TypeError, ValueError):
+        return True
 
 
 _DOTTED = re.compile(r'(spec|status|metadata)\.(.+)')
@@ -282,7 +287,7 @@ class _Patching:
         if self.body is None or all(type(fn) is patches.Replacing for fn in patch.fns):
             return patch.as_json_patch(self.body)
         old, new = cast(Mapping[str, Any], self.body), cast(Mapping[str, Any], patch.applied_to(self.body))
-        for path, value in list(_find_unstorable((), new)):
+        for path, value in list(_find_unstorable((), new)) if _may_be_unstorable(new) else ():
             _log_unstorable(path, value, self.logger)
             new = _restore(new, old, path)
         return patches.express_changes(old, api.simplify(new))
