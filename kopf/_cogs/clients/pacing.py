@@ -172,6 +172,7 @@ class Gate:
         '_held_until',
         '_in_flight',
         '_loop',
+        '_reported_at',
         '_reports',
         '_server',
         '_settings',
@@ -190,6 +191,7 @@ class Gate:
         self._in_flight: dict[Slot, None] = {}
         self._slow: dict[str, set[Slot]] = {}  # those in flight that have left their slots, by their resources
         self._reports: asyncio.Semaphore | None = None  # the places of reports
+        self._reported_at = -REPORT_TIMEOUT  # when the last report was answered in time
         self._waiting: _Queue = FairPriorityQueue()
         self._blocked: dict[str, _Queue] = {}  # those that wait until requests about the same slow resource end
         self._tokens = float(settings.networking.requests_burst)
@@ -256,13 +258,16 @@ class Gate:
         if self._reports is None:
             self._reports = asyncio.Semaphore(self._settings.posting.worker_limit or REPORTS_LIMIT)
         slot.waited = slot.waited or self._reports.locked()
-        try:
-            async with asyncio.timeout(REPORT_TIMEOUT):
-                await self._reports.acquire()
-        except TimeoutError:
-            text = f"Former requests about {get_resource_path(query)} are not answered in time."
-            raise errors.APITimeoutError(text) from None
-        slot.places = self._reports
+        while slot.places is None:
+            try:
+                async with asyncio.timeout(REPORT_TIMEOUT):
+                    await self._reports.acquire()
+                slot.places, slot.since = self._reports, self._loop.time()
+            except TimeoutError:
+                # Many reports can wait for a server that is slow, but not stuck.
+                if self._loop.time() >= self._reported_at + REPORT_TIMEOUT:
+                    text = f"Former requests about {get_resource_path(query)} are not answered in time."
+                    raise errors.APITimeoutError(text) from None
         if self._closing.done():
             self.leave(slot)
             raise self._make_error()
@@ -277,6 +282,8 @@ class Gate:
                 self._unblock(slot.kind)
         elif isinstance(slot, _ReportSlot):
             if slot.places is not None:
+                if self._loop.time() < slot.since + REPORT_TIMEOUT:
+                    self._reported_at = self._loop.time()
                 slot.places.release()
         elif slot in self._slow.get(slot.kind, ()):
             self._slow[slot.kind].remove(slot)

@@ -274,6 +274,21 @@ async def test_an_overloaded_server_gets_no_endless_number_of_requests(visitors,
     assert len(visitors.times) == 2 + pacing.MAX_SLOW * 2
 
 
+@pytest.mark.looptime
+@pytest.mark.parametrize('lasting, made', [(4, 6), (100, 1)], ids=['slow', 'stuck'])
+async def test_reports_wait_while_others_are_answered(settings, lasting, made):
+    async def report():
+        slot = await gate.enter_report('/x')
+        await asyncio.sleep(lasting)
+        gate.leave(slot)
+
+    settings.posting.worker_limit = 1
+    gate = pacing.Gate('server', settings)
+    results = await asyncio.gather(*[report() for _ in range(6)], return_exceptions=True)
+    assert results.count(None) == made
+    assert all(isinstance(error, errors.APITimeoutError) for error in results if error is not None)
+
+
 @pytest.mark.parametrize(
     'query, kind',
     [
