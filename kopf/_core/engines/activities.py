@@ -138,8 +138,11 @@ async def _run_apart(
     async def run() -> Outcome:
         own_rules = rules._replace(is_cancelled=lambda: is_cancelled)
         outcome = await run_handler(handler, cause, state, own_rules)
-        await outlive(own_rules)
-        return outcome
+        try:
+            await outlive(own_rules)
+            return outcome
+        finally:
+            del outcome  # see `Outcome.without_exception`
 
     task = asyncio.create_task(run(), name=str(handler), context=variables)
     try:
