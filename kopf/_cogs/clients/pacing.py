@@ -25,6 +25,7 @@ from collections.abc import Callable
 from kopf._cogs.aiokits.priority_queues import FairPriorityQueue
 from kopf._cogs.clients import errors
 from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._cogs.structs.instruments import locate_plural
 
 logger = logging.getLogger(__name__)
 
@@ -155,8 +156,7 @@ class _ReportSlot(Slot):
 def get_resource_path(query: str) -> str:
     """Return the beginning of the path of a request by which the resource is known: its group, version and plural."""
     parts = query.partition('?')[0].split('/')
-    start = 4 if parts[1:2] == ['apis'] else 3
-    plural = start + 2 if parts[start : start + 1] == ['namespaces'] and len(parts) > start + 2 else start
+    start, plural = locate_plural(parts)
     return '/'.join([*parts[:start], *parts[plural : plural + 1]])
 
 

@@ -21,7 +21,7 @@ import inspect
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
@@ -830,17 +830,28 @@ class ApiRequest(Span):
 
 def _replace_names(parts: list[str]) -> list[str]:
     """Replace the names in the parts of a path, if it is one of resources: ``['', 'api', 'v1', 'pods', …]``."""
-    found, start = parts.copy(), _STARTS.get(parts[1], len(parts))
-    if (
+    found, (start, plural) = parts.copy(), locate_plural(parts)
+    if plural > start:
+        found[start + 1] = '{namespace}'
+    if len(parts) > plural + 1:
+        found[plural + 1] = '{name}'
+    return found
+
+
+def locate_plural(parts: Sequence[str]) -> tuple[int, int]:
+    """
+    Find the plural name of the resource in the parts of a path; those of other paths have none: it is at their end.
+
+    Returns:
+        The index after the group and the version, and the index of the plural name, which can be in a namespace.
+    """
+    start = _STARTS.get(parts[1], len(parts)) if len(parts) > 1 else len(parts)
+    is_inside = (
         parts[start : start + 1] == ['namespaces']
         and len(parts) > start + 2
         and parts[start + 2] not in _NAMESPACE_SUBRESOURCES
-    ):
-        found[start + 1] = '{namespace}'
-        start += 2
-    if len(parts) > start + 1:
-        found[start + 1] = '{name}'
-    return found
+    )
+    return start, start + 2 if is_inside else start
 
 
 _NAMESPACE_SUBRESOURCES = ('status', 'finalize')
