@@ -351,11 +351,8 @@ class _Patching:
         is_decided = adding or known.get('deletionTimestamp') is not None
         if not is_confined or not is_decided or self.uid is None or self.client.is_fenced:
             return False
-        tests = [
-            patches.JSONPatchItem(op='test', path='/metadata/uid', value=self.uid),
-            patches.JSONPatchItem(op='test', path='/metadata/finalizers', value=known.get('finalizers')),
-            patches.JSONPatchItem(op='test', path='/metadata/deletionTimestamp', value=known.get('deletionTimestamp')),
-        ]
+        # The uid shows that it is the same object; a test for null, that there is no such field.
+        tests = {'uid': self.uid} | {field: known.get(field) for field in ('finalizers', 'deletionTimestamp')}
         return await self._send_ops(self.url, "resource", ops, tests)
 
     def _is_alive(self) -> bool:
@@ -454,7 +451,7 @@ class _Patching:
 
     async def _send_ops_of_status(self, ops: patches.JSONPatch) -> bool:
         # Why not the version of the body at the time of each attempt? The operations are made for this one.
-        tests = [_test_version(_get_version(self.body))]
+        tests = {'resourceVersion': _get_version(self.body)}
         return await self._send_to_status(lambda url: self._send_ops(url, "status", ops, tests))
 
     async def _send_to_status(
@@ -514,16 +511,15 @@ class _Patching:
 
     async def _send_values(self, url: str, changes: Mapping[str, Any]) -> bool:
         """Send a merge of values as a JSON patch for any version of the object; return false if it does not apply."""
-        tests = [patches.JSONPatchItem(op='test', path='/metadata/uid', value=self.uid)]
         ops = patches.express_merge(changes, self.body or {})
-        return await self._send_ops(url, "values", ops, tests)
+        return await self._send_ops(url, "values", ops, {'uid': self.uid})
 
     async def _send_ops(
         self,
         url: str,
         what: str,
         ops: patches.JSONPatch,
-        tests: patches.JSONPatch | None = None,
+        tests: Mapping[str, Any] | None = None,
     ) -> bool:
         """
         Send a JSON patch; return false if the object has changed meanwhile.
@@ -532,12 +528,12 @@ class _Patching:
             url: the URL of the object, or of its status.
             what: what is patched, for logs.
             ops: the operations.
-            tests: what must hold for the operations to be valid; by default, the object is in the known version.
+            tests: the fields of the metadata on which the operations depend; by default, it is the known version.
         """
         if not ops:
             return True
-        tests = tests if tests is not None else [_test_version(_get_version(self.body))]
-        ops = [*tests, *ops]
+        tests = tests if tests is not None else {'resourceVersion': _get_version(self.body)}
+        ops = [*(patches.JSONPatchItem(op='test', path=f'/metadata/{key}', value=tests[key]) for key in tests), *ops]
         self.logger.debug("JSON-patching the %s with: %r", what, ops)
         try:
             self._accept(await self.client.patch(url, ops, _JSON, logger=self.logger, guard=self.guard))
@@ -605,10 +601,6 @@ def _explain_pruning(inconsistencies: diffs.Diff, body: bodies.RawBody | None) -
 
 def _is_being_deleted(body: bodies.RawBody | None) -> bool:
     return (body or {}).get('metadata', {}).get('deletionTimestamp') is not None
-
-
-def _test_version(version: str | None) -> patches.JSONPatchItem:
-    return patches.JSONPatchItem(op='test', path='/metadata/resourceVersion', value=version)
 
 
 def _get_version(body: bodies.RawBody | None) -> str | None:
