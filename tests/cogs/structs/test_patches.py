@@ -6,6 +6,7 @@ import jsonpatch
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jsonpatches import apply_ops
 
 from kopf._cogs.structs.bodies import Body
 from kopf._cogs.structs.patches import Patch, combine, express_merge, is_merged
@@ -50,14 +51,6 @@ def test_json_patches_are_merges(raw, changes):
     patched = jsonpatch.apply_patch(raw, ops)
     assert exactly(without_empties(patched)) == exactly(without_empties(merge(raw, changes)))
     assert exactly(raw) == exactly(original)
-
-
-def apply_ops(raw, ops):
-    """Apply a JSON patch as the API does: a test of something absent for null succeeds."""
-    for op in ops:
-        absent = op['op'] == 'test' and op['value'] is jsonpatch.JsonPointer(op['path']).resolve(raw, None) is None
-        raw = raw if absent else jsonpatch.apply_patch(raw, [op])
-    return raw
 
 
 @given(raw=BODIES, changes=BODIES)
