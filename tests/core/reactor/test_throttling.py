@@ -237,6 +237,16 @@ def declare_effect(world, decorator, id, *errors, **options):
             raise errors.pop()
 
 
+async def resume_wrong(world):
+    """Let there be an object to be resumed, with the value that is refused, and a handler that asks for it."""
+    world.declare(kopf.on.create, 'create')
+    async with world.operator():
+        await world.create(spec={'field': 'wrong'})
+        await world.handled()
+    world.declare(kopf.on.resume, 'asking', does=put_value)
+    declare_effect(world, kopf.on.resume, 'other')
+
+
 async def put_value(spec, patch, **_):
     patch.status['value'] = spec.get('field')
 
@@ -373,12 +383,7 @@ async def test_a_deletion_repeats_only_the_field_handlers_whose_changes_are_refu
 
 @in_virtual_time
 async def test_resuming_handlers_whose_changes_are_refused_run_again_beside_an_update(world, refusing):
-    world.declare(kopf.on.create, 'create')
-    async with world.operator():
-        await world.create(spec={'field': 'wrong'})
-        await world.handled()
-    world.declare(kopf.on.resume, 'asking', does=put_value)
-    declare_effect(world, kopf.on.resume, 'other')
+    await resume_wrong(world)
     world.declare(kopf.on.update, 'update')
     async with world.operator(lifecycle=kopf.lifecycles.all_at_once):
         await world.until_logged('Throttling for 999 seconds')
@@ -390,12 +395,7 @@ async def test_resuming_handlers_whose_changes_are_refused_run_again_beside_an_u
 @in_virtual_time
 async def test_changes_of_resuming_handlers_that_are_refused_in_an_update_repeat_these_handlers(world):
     world.settings.queueing.error_delays = [1, 999]
-    world.declare(kopf.on.create, 'create')
-    async with world.operator():
-        await world.create(spec={'field': 'wrong'})
-        await world.handled()
-    world.declare(kopf.on.resume, 'asking', does=put_value)
-    declare_effect(world, kopf.on.resume, 'other')
+    await resume_wrong(world)
     declare_effect(world, kopf.on.update, 'update', field='spec.x')
     world.sandbox.faults.error(500, times=1, method='PATCH')
     async with world.operator(lifecycle=kopf.lifecycles.all_at_once):
